@@ -1,0 +1,64 @@
+"""A transformer training engine in NumPy and Numba that runs on the CPU.
+
+    import smallmind
+
+    text = open("book.txt", encoding="utf-8").read()
+    tokenizer = smallmind.Tokenizer(text)
+    model = smallmind.TransformerModel(tokenizer.vocab_size, 64, 128, 4, 4)
+    training = smallmind.Training(model, tokenizer, text)
+    training.train(steps=500)
+    print(smallmind.generate(model, tokenizer, "The "))
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
+    from smallmind.generation import generate
+    from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
+    from smallmind.nn.transformer import TransformerModel
+    from smallmind.optim.adamw import AdamW
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.training import Training
+
+_HOMES = {
+    "AdamW": "smallmind.optim.adamw",
+    "InputError": "smallmind.config",
+    "ModelConfig": "smallmind.config",
+    "RunConfig": "smallmind.config",
+    "Tokenizer": "smallmind.text.tokenizer",
+    "Training": "smallmind.training.training",
+    "TrainingConfig": "smallmind.config",
+    "TransformerModel": "smallmind.nn.transformer",
+    "generate": "smallmind.generation",
+    "matmul": "smallmind.linalg",
+    "matmul_transpose_a": "smallmind.linalg",
+    "matmul_transpose_b": "smallmind.linalg",
+}
+
+__all__ = [
+    "AdamW",
+    "InputError",
+    "ModelConfig",
+    "RunConfig",
+    "Tokenizer",
+    "Training",
+    "TrainingConfig",
+    "TransformerModel",
+    "generate",
+    "matmul",
+    "matmul_transpose_a",
+    "matmul_transpose_b",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing a name only when it is used keeps `smallmind --help` quick.
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'smallmind' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,5 @@
+import sys
+
+from smallmind.cli import main
+
+sys.exit(main())

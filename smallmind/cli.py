@@ -1,0 +1,399 @@
+"""The command line: train, generate, evaluate. A caller of the library like any other."""
+
+import argparse
+import dataclasses
+import hashlib
+import math
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.console import Console, duration
+
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.nn.transformer import TransformerModel
+    from smallmind.text.dataset import Dataset
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.training import EvaluationRecord, StepRecord
+
+CONFIGS = (ModelConfig, TrainingConfig, RunConfig)
+FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
+SAMPLE_TOKENS = 400
+PLAIN_EVERY = 10  # records between lines where no line can be rewritten
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command-line arguments -> exit status: 0 done, 2 wrong input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.command(options) or 0)
+    except (InputError, FloatingPointError) as error:
+        print(f"smallmind: {error}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 1
+    except KeyboardInterrupt:
+        print("\nsmallmind: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has gone, as in `smallmind generate … | head`.
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="smallmind", description="Train a small transformer on the CPU, and let it talk."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train", help="train a model on a text", formatter_class=argparse.HelpFormatter
+    )
+    train.add_argument(
+        "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; without it, built-in stories"
+    )
+    for config in CONFIGS:
+        group = train.add_argument_group(f"{(config.__doc__ or '').splitlines()[0]}")
+        for field in dataclasses.fields(config):
+            if field.name not in FROM_TEXT:
+                _add_flag(group, field)
+    train.set_defaults(command=_train)
+
+    generate = commands.add_parser("generate", help="let a trained model write")
+    generate.add_argument("--run", required=True, metavar="DIR", help="the directory of the run")
+    generate.add_argument("--prompt", default="\n", metavar="TEXT", help="what it goes on from")
+    generate.add_argument("--max-tokens", type=int, default=500, metavar="N", help="(500)")
+    generate.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest (0.8)"
+    )
+    generate.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    generate.add_argument(
+        "--top-p", type=float, metavar="P", help="only the likeliest tokens that sum to P"
+    )
+    generate.add_argument("--seed", type=int, default=1337, metavar="N", help="(1337)")
+    generate.set_defaults(command=_generate)
+
+    evaluate = commands.add_parser("evaluate", help="measure a trained model on a whole text")
+    evaluate.add_argument("--run", required=True, metavar="DIR", help="the directory of the run")
+    evaluate.add_argument(
+        "text", nargs="?", metavar="TEXT", help="another text; without it, the run's held-out part"
+    )
+    evaluate.set_defaults(command=_evaluate)
+    return parser
+
+
+def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
+    flag = "--" + field.name.replace("_", "-")
+    default = "" if field.default is None else f" ({field.default})"
+    settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"] + default}
+    if field.type is bool:
+        settings["help"] = field.metadata["help"] + f" ({'yes' if field.default else 'no'})"
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
+        return
+    kind: Any = field.type
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
+    if field.metadata["choices"]:
+        settings["choices"] = field.metadata["choices"]
+    else:
+        settings["metavar"] = {int: "N", float: "X", str: "DIR"}[kind]
+    group.add_argument(flag, type=kind, **settings)
+
+
+def _config(kind: Any, options: argparse.Namespace, **known: Any) -> Any:
+    names = {field.name for field in dataclasses.fields(kind)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    return kind(**{**given, **known})
+
+
+# ---------------------------------------------------------------- train
+
+
+def _train(options: argparse.Namespace) -> int:
+    run_config = _config(RunConfig, options)
+    training_config = _config(TrainingConfig, options)
+    _config(ModelConfig, options)  # what is wrong with the flags comes before the work
+
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.run_directory import RunDirectory, default_directory
+
+    console = Console()
+    text, name = _read(run_config.text)
+    tokenizer = Tokenizer(text, run_config.tokenizer)
+    model_config = _config(ModelConfig, options, vocab_size=tokenizer.vocab_size)
+    _prepare_kernels(run_config, console)
+
+    from smallmind.nn.transformer import TransformerModel
+    from smallmind.training.training import Training
+
+    settings = dataclasses.asdict(model_config)
+    model = TransformerModel(**settings, seed=run_config.seed, backend=run_config.backend)
+    training = Training(
+        model, tokenizer, text, batch_size=run_config.batch_size, seed=run_config.seed
+    )
+    path = Path(run_config.out) if run_config.out else default_directory(name)
+    directory = RunDirectory.create(path)
+    run_config = dataclasses.replace(run_config, out=str(path), threads=_threads(run_config))
+    directory.save_config(model_config, training_config, run_config, _digest(text))
+    _describe_model(console, model)
+    _describe_data(console, name, text, tokenizer, training.dataset)
+    _describe_run(console, training_config, run_config, training.dataset.block_size)
+
+    interrupted = False
+    step = 0
+    try:
+        progress = _Progress(console, training_config.steps)
+        for record in training.steps(training_config):
+            step = record.step
+            directory.log(record)
+            progress.show(record)
+    except KeyboardInterrupt:
+        interrupted = True
+    directory.save_model(model, tokenizer)
+    if interrupted:
+        console.line(f"Interrupted after step {step}; the model as it is now was saved.")
+    else:
+        _show_result(console, model, tokenizer, text, training.dataset, run_config)
+        _show_sample(console, model, tokenizer, directory, training_config.steps, run_config.seed)
+    console.line(f"The run is in {path}")
+    console.line(f'Next: smallmind generate --run {path} --prompt "{_suggested_prompt(text)}"')
+    return 130 if interrupted else 0
+
+
+def _read(path: str | None) -> tuple[str, str]:
+    """Path of a text or None -> text and a name for it."""
+    if path is None:
+        from smallmind.text.corpus import built_in_text
+
+        return built_in_text(), "stories"
+    from smallmind.text.dataset import read_text
+
+    return read_text(path), Path(path).stem
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _prepare_kernels(config: RunConfig, console: Console) -> None:
+    """Sets the threads, and has the user told when kernels are compiled."""
+    if config.backend != "numba":
+        return
+    from smallmind.kernels import compilation
+
+    compilation.on_first_compile(
+        lambda: console.line("Compiling kernels for this CPU, once: about 15 seconds ...")
+    )
+    compilation.set_threads(_threads(config))
+
+
+def _threads(config: RunConfig) -> int:
+    if config.backend != "numba":
+        return 1
+    from smallmind.kernels import compilation
+
+    most = compilation.most_threads()
+    if config.threads is not None and config.threads > most:
+        raise InputError(f"threads={config.threads} must be at most {most}, the cores of this CPU")
+    return config.threads or most
+
+
+def _describe_model(console: Console, model: "TransformerModel") -> None:
+    rows: dict[str, list[Any]] = {}
+    for name, value in model.parameters.items():
+        # One row for what all blocks have in common.
+        words = name.split(".")
+        layer = f"{model.config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
+        row = rows.setdefault(layer.replace("_", " "), [[], 0])
+        if value.ndim == 2:
+            shape = f"{value.shape[0]} x {value.shape[1]}"
+            row[0] += [shape] if shape not in row[0] else []
+        row[1] += value.size
+    if model.config.tie_weights:
+        rows["head"] = [["the token embedding"], 0]
+    table = [[layer, ", ".join(shapes), f"{count:,}"] for layer, (shapes, count) in rows.items()]
+    total = sum(value.size for value in model.parameters.values())
+    console.table("Model", [*table, ["parameters", "", f"{total:,}"]])
+
+
+def _describe_data(
+    console: Console, name: str, text: str, tokenizer: "Tokenizer", dataset: "Dataset"
+) -> None:
+    kind = "characters" if tokenizer.kind == "char" else "bytes"
+    console.table(
+        "Data",
+        [
+            ["text", name],
+            ["characters", f"{len(text):,}"],
+            ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
+            ["vocabulary", f"{tokenizer.vocab_size} {kind}"],
+            ["trained on", f"{len(dataset.train):,} tokens"],
+            ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
+        ],
+    )
+
+
+def _describe_run(
+    console: Console, training: TrainingConfig, run: RunConfig, block_size: int
+) -> None:
+    windows = run.batch_size * training.grad_accum_steps
+    tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
+    rows = [["steps", f"{training.steps:,}"], ["tokens a step", tokens]]
+    if run.backend == "numba":
+        from smallmind.kernels import simd
+        from smallmind.kernels.compilation import threading_layer
+
+        rows += [
+            ["threads", f"{run.threads}"],
+            ["threading layer", threading_layer()],
+            ["instruction set", simd.ISA.name],
+        ]
+    else:
+        rows.append(["kernels", "plain NumPy"])
+    console.table("Run", [*rows, ["directory", str(run.out)]])
+
+
+class _Progress:
+    """One line that is rewritten on a terminal; some lines where there is none."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self.console = console
+        self.steps = steps
+        self.records = 0
+        self.first: StepRecord | None = None
+
+    def show(self, record: "StepRecord | EvaluationRecord") -> None:
+        width = len(str(self.steps))
+        place = f"step {record.step:{width}}/{self.steps}"
+        if hasattr(record, "val_loss"):
+            train, held_out = record.train_loss, record.val_loss  # type: ignore[union-attr]
+            self.console.line(f"{place}  training text {train:.4f}  held-out text {held_out:.4f}")
+            return
+        if self.first is None:
+            self.first = record  # it may have waited for kernels to compile
+        elapsed = record.elapsed_seconds - self.first.elapsed_seconds
+        left = elapsed / max(1, record.step - self.first.step) * (self.steps - record.step)
+        text = (
+            f"{place}  loss {record.loss:.4f}  lr {record.lr:.1e}  "
+            f"{record.tokens_per_second:,.0f} tokens/s"
+        )
+        if elapsed:
+            text += f"  {duration(left)} left"
+        if self.console.is_terminal:
+            self.console.live(text)
+        elif self.records % PLAIN_EVERY == 0:
+            self.console.line(text)
+        self.records += 1
+
+
+def _show_result(
+    console: Console,
+    model: "TransformerModel",
+    tokenizer: "Tokenizer",
+    text: str,
+    dataset: "Dataset",
+    run: RunConfig,
+) -> None:
+    """The loss over the whole held-out part, beside the floor where it is known."""
+    from smallmind.training.evaluation import evaluate
+
+    characters = len(tokenizer.decode(dataset.held_out))
+    result = evaluate(model, dataset.held_out, characters)
+    console.line(
+        f"Whole held-out text: {result.loss:.4f} nats a token, "
+        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.2f}"
+    )
+    if run.text is None:
+        from smallmind.text.corpus import entropy_per_character
+
+        floor = entropy_per_character()
+        excess = result.nats_per_character - floor
+        console.line(
+            f"The stories' own entropy is {floor:.4f} nats a character: "
+            f"{excess:.2f} nats above the best possible"
+        )
+
+
+def _show_sample(
+    console: Console,
+    model: "TransformerModel",
+    tokenizer: "Tokenizer",
+    directory: Any,
+    step: int,
+    seed: int,
+) -> None:
+    from smallmind.generation import generate
+
+    prompt = "\n" if "\n" in tokenizer.characters or tokenizer.kind == "byte" else " "
+    if tokenizer.kind == "char" and prompt not in tokenizer.characters:
+        prompt = tokenizer.characters[0]
+    sample = generate(model, tokenizer, prompt, SAMPLE_TOKENS, seed=seed)
+    directory.save_sample(step, sample)
+    console.line("\nIt writes:\n" + "\n".join("  | " + line for line in sample.strip().split("\n")))
+    console.line()
+
+
+def _suggested_prompt(text: str) -> str:
+    """The first word of the text."""
+    words = text[:200].split()
+    return "".join(c for c in words[0] if c.isalnum()) if words else text[0]
+
+
+# ---------------------------------------------------------------- generate, evaluate
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from smallmind.training.run_directory import RunDirectory
+
+    console = Console()
+    directory = RunDirectory(Path(options.run))
+    model, tokenizer = directory.load_model()
+    from smallmind.generation import stream
+
+    pieces = stream(
+        model, tokenizer, options.prompt, options.max_tokens, options.temperature,
+        options.top_k, options.top_p, options.seed,
+    )  # fmt: skip
+    console.piece(options.prompt)
+    for piece in pieces:
+        console.piece(piece)
+    console.line()
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from smallmind.text.dataset import HELD_OUT
+    from smallmind.training.evaluation import evaluate
+    from smallmind.training.run_directory import RunDirectory
+
+    console = Console()
+    directory = RunDirectory(Path(options.run))
+    model, tokenizer = directory.load_model()
+    config = directory.load_config()
+    text, name = _read(options.text or config["run"].text)
+    tokens = tokenizer.encode(text)
+    if _digest(text) == config["text_sha256"]:
+        tokens = tokens[len(tokens) - int(len(tokens) * HELD_OUT) :]
+        part = "the held-out part"
+    elif options.text is None:
+        raise InputError(f"{name} has changed since the run; name a TEXT to evaluate on")
+    else:
+        part = "all of it, as the run was on another text"
+    result = evaluate(model, tokens, len(tokenizer.decode(tokens)))
+    rows = [
+        ["text", f"{name}, {part}"],
+        ["tokens predicted", f"{result.tokens:,}"],
+        ["loss", f"{result.loss:.4f} nats a token"],
+        ["", f"{result.bits_per_character:.4f} bits a character"],
+        ["perplexity", f"{result.perplexity:.3f}"],
+    ]
+    if config["run"].text is None and options.text is None:
+        from smallmind.text.corpus import entropy_per_character
+
+        floor = entropy_per_character()
+        rows.append(["floor", f"{floor / math.log(2):.4f} bits a character"])
+        rows.append(["above the floor", f"{result.nats_per_character - floor:.4f} nats"])
+    console.table("Evaluation", rows)

@@ -1,0 +1,67 @@
+"""Everything that is printed: tables, the live line, and what a plain terminal gets instead."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+
+class Console:
+    """Prints to a stream that may be a terminal, a file or a pipe, in any encoding."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        if hasattr(self.stream, "reconfigure"):
+            # A sample may hold characters that this console does not have.
+            self.stream.reconfigure(errors="replace")
+        self.is_terminal = self.stream.isatty()
+        self._live_width = 0
+
+    def line(self, text: str = "") -> None:
+        """One line that stays."""
+        self._clear()
+        self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def live(self, text: str) -> None:
+        """A line that the next one replaces; only on a terminal."""
+        width = max(1, shutil.get_terminal_size().columns - 1)
+        text = text[:width]
+        self.stream.write("\r" + text.ljust(min(self._live_width, width)))
+        self.stream.flush()
+        self._live_width = len(text)
+
+    def piece(self, text: str) -> None:
+        """Part of a line, shown at once."""
+        self._clear()
+        self.stream.write(text)
+        self.stream.flush()
+
+    def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
+        """Rows of a name and values, the last column right-aligned, in a box under a title."""
+        # tabulate takes time to import, which --help does not need.
+        from tabulate import tabulate
+
+        style = "rounded_outline" if self._can_print("╭─┬╮│") else "outline"
+        align = ["left"] * (len(rows[0]) - 1) + ["right"]
+        self.line(f"{title}")
+        self.line(tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True))
+
+    def _can_print(self, text: str) -> bool:
+        try:
+            text.encode(getattr(self.stream, "encoding", None) or "ascii")
+        except (UnicodeEncodeError, LookupError):
+            return False
+        return True
+
+    def _clear(self) -> None:
+        if self._live_width:
+            self.stream.write("\r" + " " * self._live_width + "\r")
+            self._live_width = 0
+
+
+def duration(seconds: float) -> str:
+    """Seconds -> 0:07, 12:34 or 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,62 @@
+"""AdamW (Loshchilov & Hutter 2019) with clipping and clearing, in one pass over the vectors."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.simd import LANES, broadcast, fma, load, load_first, square_root
+from smallmind.kernels.simd import store, store_first
+
+
+def adamw(parameters, gradients, m, v, decayed, coefficients):
+    """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
+
+    g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+    p = p (1 - learning_rate weight_decay) - learning_rate m correction1 / (sqrt(v correction2) + eps)
+    Only the first `decayed` parameters decay. gradients end as zeros. coefficients:
+    reference.AdamWCoefficients.
+    """
+    _adamw(parameters, gradients, m, v, decayed, np.array(coefficients, np.float32), threads())
+
+
+@parallel_jit
+def _adamw(parameters, gradients, m, v, decayed, coefficients, workers):
+    for worker in prange(workers):
+        vectors = (parameters.size + LANES - 1) // LANES
+        first = vectors * worker // workers * LANES
+        last = min(parameters.size, vectors * (worker + 1) // workers * LANES)
+        split = min(max(decayed, first), last)
+        rate, decay = coefficients[0], coefficients[4]
+        _adamw_part(parameters, gradients, m, v, first, split, rate * decay, coefficients)
+        _adamw_part(parameters, gradients, m, v, split, last, np.float32(0), coefficients)
+
+
+@jit
+def _adamw_part(parameters, gradients, m, v, first, last, shrinkage, coefficients):
+    rate, beta1, beta2, epsilon, _, correction1, correction2, scale = (
+        coefficients[0], coefficients[1], coefficients[2], coefficients[3],
+        coefficients[4], coefficients[5], coefficients[6], coefficients[7],
+    )  # fmt: skip
+    keep = broadcast(np.float32(1) - shrinkage)
+    for i in range(first, last, LANES):
+        count = min(LANES, last - i)
+        if count == LANES:
+            p, g, mi, vi = load(parameters, i), load(gradients, i), load(m, i), load(v, i)
+        else:
+            p, g = load_first(parameters, i, count), load_first(gradients, i, count)
+            mi, vi = load_first(m, i, count), load_first(v, i, count)
+        g = g * scale
+        mi = fma(mi, broadcast(beta1), g * (np.float32(1) - beta1))
+        vi = fma(vi, broadcast(beta2), g * g * (np.float32(1) - beta2))
+        step = mi * (rate * correction1) / (square_root(vi * correction2) + epsilon)
+        p = p * keep - step
+        if count == LANES:
+            store(parameters, i, p)
+            store(m, i, mi)
+            store(v, i, vi)
+            store(gradients, i, broadcast(np.float32(0)))
+        else:
+            store_first(parameters, i, p, count)
+            store_first(m, i, mi, count)
+            store_first(v, i, vi, count)
+            store_first(gradients, i, broadcast(np.float32(0)), count)

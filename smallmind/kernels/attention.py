@@ -1,0 +1,299 @@
+"""Causal multi-head attention, fused: scores live only in tiles of scratch, never as T x T.
+
+Forward takes TILE_ROWS queries at a time, whose scores against all keys before them fit the cache,
+and keeps for the backward pass only the logarithm of each row's sum of exponentials (Dao et al.
+2022). Backward computes the probabilities again from it, ROWS queries at a time.
+"""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.dropout import dropout_threshold
+from smallmind.kernels.simd import (
+    LANES,
+    PANEL,
+    TILE_ROWS,
+    at,
+    broadcast,
+    dropout_factors,
+    exp,
+    fma,
+    keep_first,
+    lane_maximum,
+    lane_sum,
+    load,
+    load_first,
+    maximum,
+    multiply_tile,
+    null,
+    store,
+    transpose_tile,
+)
+
+ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
+_ODD = 16  # added to row strides, which as powers of two would fall into few sets of the cache
+
+
+@jit
+def _round_up(n, step):
+    return (n + step - 1) // step * step
+
+
+def attention(out, logsumexp, qkv, key=0, probability=0.0):
+    """qkv (B T, 3 C) -> out (B T, C); keeps logsumexp (B, H, T). Writes out, logsumexp.
+
+    The columns of qkv are queries, keys and values, each of H heads of C / H channels.
+    out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
+    the dropout mask follows from key (64 bits) and is off at probability 0.
+    """
+    threshold, factor = dropout_threshold(probability)
+    _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, threads())
+
+
+@parallel_jit
+def _attention(out, logsumexp, qkv, key, threshold, factor, workers):
+    heads = logsumexp.shape[0] * logsumexp.shape[1]
+    T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
+    for worker in prange(workers):
+        T_row = _round_up(T, PANEL) + _ODD
+        D_row = _round_up(D, LANES)
+        keys = np.empty(_round_up(T, PANEL) * D, np.float32)
+        values = np.empty(T * D_row, np.float32)
+        scores = np.empty(TILE_ROWS * T_row, np.float32)
+        for head in range(heads * worker // workers, heads * (worker + 1) // workers):
+            _attention_head(
+                out, logsumexp, qkv, head, keys, values, scores, (key, threshold, factor)
+            )
+
+
+@jit
+def _attention_head(out, logsumexp, qkv, head, keys, values, scores, mask):
+    H, T = logsumexp.shape[1:]
+    C = out.shape[1]
+    D = C // H
+    D_row, T_row = _round_up(D, LANES), scores.size // TILE_ROWS
+    b, h = head // H, head % H
+    query = b * T * 3 * C + h * D
+    target = b * T * C + h * D
+    scale = np.float32(1 / np.sqrt(D))
+    _pack_columns(keys, qkv, query + C, 3 * C, T, D)
+    _pack_rows(values, qkv, query + 2 * C, 3 * C, T, D)
+    for first in range(0, T, TILE_ROWS):
+        rows = min(TILE_ROWS, T - first)
+        seen = first + rows
+        for column in range(0, seen, PANEL):
+            width = min(PANEL, _round_up(seen - column, LANES))
+            multiply_tile(
+                at(qkv, query + first * 3 * C), 3 * C, 1, at(keys, column * D), PANEL,
+                at(scores, column), T_row, D, rows, width, null(), 0, null(),
+            )  # fmt: skip
+        for i in range(rows):
+            count = first + i + 1
+            s = i * T_row
+            logsumexp[b, h, first + i] = _softmax_row(
+                scores, s, count, _round_up(seen, LANES), scale, mask, (head * T + first + i) * T
+            )
+        for column in range(0, D, PANEL):
+            multiply_tile(
+                at(scores, 0), T_row, 1, at(values, column), D_row,
+                at(out, target + first * C + column), C, seen, rows, min(PANEL, D - column),
+                null(), 0, null(),
+            )  # fmt: skip
+
+
+@jit
+def _softmax_row(scores, s, count, width, scale, mask, counter):
+    """Turns `count` scores from s into dropped-out probabilities, zeros up to width.
+
+    Returns the logarithm of the sum of their exponentials.
+    """
+    key, threshold, factor = mask
+    whole = count // LANES * LANES
+    tail = count - whole
+    top = broadcast(scores[s])
+    for j in range(0, whole, LANES):
+        top = maximum(load(scores, s + j), top)
+    if tail:
+        last = load_first(scores, s + whole, tail) - scores[s]
+        top = maximum(keep_first(last, tail) + scores[s], top)
+    m = lane_maximum(top)
+    total = broadcast(np.float32(0))
+    for j in range(0, whole, LANES):
+        e = exp((load(scores, s + j) - m) * scale)
+        total = total + e
+        store(scores, s + j, e)
+    if tail:
+        e = keep_first(exp((load(scores, s + whole) - m) * scale), tail)
+        total = total + e
+        store(scores, s + whole, e)
+        whole += LANES
+    denominator = lane_sum(total)
+    inverse = np.float32(1) / denominator
+    for j in range(0, whole, LANES):
+        p = load(scores, s + j) * inverse
+        if threshold > 0:
+            p = p * dropout_factors(key, counter + j, threshold, factor)
+        store(scores, s + j, p)
+    for j in range(whole, width, LANES):
+        store(scores, s + j, broadcast(np.float32(0)))
+    return m * scale + np.log(denominator)
+
+
+def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
+    """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
+    threshold, factor = dropout_threshold(probability)
+    _attention_backward(
+        dqkv, dout, out, logsumexp, qkv, np.uint64(key), threshold, factor, threads()
+    )
+
+
+@parallel_jit
+def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor, workers):
+    heads = logsumexp.shape[0] * logsumexp.shape[1]
+    T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
+    for worker in prange(workers):
+        T_row = _round_up(T, PANEL) + _ODD
+        columns = np.empty((2, _round_up(T, PANEL) * D), np.float32)
+        rows = np.empty((3, T * _round_up(D, LANES)), np.float32)
+        tiles = np.empty((2, ROWS * T_row), np.float32)
+        for head in range(heads * worker // workers, heads * (worker + 1) // workers):
+            _attention_backward_head(
+                dqkv, dout, out, logsumexp, qkv, head, columns, rows, tiles,
+                (key, threshold, factor),
+            )  # fmt: skip
+
+
+@jit
+def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, rows, tiles, mask):
+    # forward: s = q k^T scale, p = exp(s - logsumexp), out = (p mask) v
+    # backward, with dp = (dout v^T) mask and the mean of dp under p, which is dout . out:
+    #   dv = (p mask)^T dout;  ds = p (dp - dout . out) scale;  dq = ds k;  dk = ds^T q
+    H, T = logsumexp.shape[1:]
+    C = out.shape[1]
+    D = C // H
+    D_row, T_row = _round_up(D, LANES), tiles.shape[1] // ROWS
+    b, h = head // H, head % H
+    query = b * T * 3 * C + h * D
+    target = b * T * C + h * D
+    scale = np.float32(1 / np.sqrt(D))
+    key_columns, value_columns = columns[0], columns[1]
+    query_rows, key_rows, dout_rows = rows[0], rows[1], rows[2]
+    p, ds = tiles[0], tiles[1]
+    _pack_columns(key_columns, qkv, query + C, 3 * C, T, D)
+    _pack_columns(value_columns, qkv, query + 2 * C, 3 * C, T, D)
+    _pack_rows(query_rows, qkv, query, 3 * C, T, D)
+    _pack_rows(key_rows, qkv, query + C, 3 * C, T, D)
+    _pack_rows(dout_rows, dout, target, C, T, D)
+    for first in range(0, T, ROWS):
+        last = min(T, first + ROWS)
+        for tile in range(first, last, TILE_ROWS):
+            count = min(TILE_ROWS, last - tile)
+            seen = tile + count
+            place = (tile - first) * T_row
+            for column in range(0, seen, PANEL):
+                width = min(PANEL, _round_up(seen - column, LANES))
+                multiply_tile(
+                    at(query_rows, tile * D_row), D_row, 1, at(key_columns, column * D), PANEL,
+                    at(p, place + column), T_row, D, count, width, null(), 0, null(),
+                )  # fmt: skip
+                multiply_tile(
+                    at(dout_rows, tile * D_row), D_row, 1, at(value_columns, column * D), PANEL,
+                    at(ds, place + column), T_row, D, count, width, null(), 0, null(),
+                )  # fmt: skip
+            for i in range(count):
+                row = tile + i
+                _softmax_backward_row(
+                    p, ds, place + i * T_row, row + 1, _round_up(last, LANES), scale,
+                    logsumexp[b, h, row], _dot(dout, out, target + row * C, D),
+                    mask, (head * T + row) * T,
+                )  # fmt: skip
+            for column in range(0, D, PANEL):
+                multiply_tile(
+                    at(ds, place), T_row, 1, at(key_rows, column), D_row,
+                    at(dqkv, query + tile * 3 * C + column), 3 * C, seen, count,
+                    min(PANEL, D - column), null(), 0, null(),
+                )  # fmt: skip
+        for tile in range(0, last, TILE_ROWS):
+            # Queries before the first key of the tile do not see it.
+            start = max(first, tile)
+            count = min(TILE_ROWS, last - tile)
+            place = (start - first) * T_row + tile
+            for column in range(0, D, PANEL):
+                width = min(PANEL, D - column)
+                dkey = at(dqkv, query + C + tile * 3 * C + column)
+                dvalue = at(dqkv, query + 2 * C + tile * 3 * C + column)
+                plus_dkey = dkey if tile < first else null()
+                plus_dvalue = dvalue if tile < first else null()
+                multiply_tile(
+                    at(ds, place), 1, T_row, at(query_rows, start * D_row + column), D_row,
+                    dkey, 3 * C, last - start, count, width, plus_dkey, 3 * C, null(),
+                )  # fmt: skip
+                multiply_tile(
+                    at(p, place), 1, T_row, at(dout_rows, start * D_row + column), D_row,
+                    dvalue, 3 * C, last - start, count, width, plus_dvalue, 3 * C, null(),
+                )  # fmt: skip
+
+
+@jit
+def _softmax_backward_row(p, ds, s, count, width, scale, logsumexp, delta, mask, counter):
+    """Scores in p -> probabilities after dropout; gradients of those in ds -> of the scores.
+
+    Columns from count up to width become zeros.
+    """
+    key, threshold, factor = mask
+    for j in range(0, width, LANES):
+        probability = broadcast(np.float32(0))
+        dscore = probability
+        if j < count:
+            valid = count - j
+            probability = keep_first(exp(load(p, s + j) * scale - logsumexp), valid)
+            dprobability = load(ds, s + j)
+            kept = probability
+            if threshold > 0:
+                factors = dropout_factors(key, counter + j, threshold, factor)
+                dprobability = dprobability * factors
+                kept = probability * factors
+            dscore = keep_first(probability * (dprobability - delta) * scale, valid)
+            probability = kept
+        store(p, s + j, probability)
+        store(ds, s + j, dscore)
+
+
+@jit
+def _dot(a, b, place, count):
+    """The dot product of the same `count` elements of two matrices."""
+    total = broadcast(np.float32(0))
+    for c in range(0, count, LANES):
+        n = min(LANES, count - c)
+        total = fma(load_first(a, place + c, n), load_first(b, place + c, n), total)
+    return lane_sum(total)
+
+
+@jit
+def _pack_columns(panels, x, place, stride, T, D):
+    """T rows of D elements -> their transpose as panels (D, PANEL); zeros in the columns past T."""
+    for t in range(0, _round_up(T, LANES), LANES):
+        panel, column = t // PANEL * PANEL * D, t % PANEL
+        whole = D - D % LANES if t + LANES <= T else 0
+        for d in range(0, whole, LANES):
+            transpose_tile(
+                at(x, place + t * stride + d), stride, at(panels, panel + d * PANEL + column), PANEL
+            )
+        flat = x.reshape(-1)
+        for d in range(whole, D):
+            for lane in range(LANES):
+                inside = t + lane < T
+                panels[panel + d * PANEL + column + lane] = (
+                    flat[place + (t + lane) * stride + d] if inside else np.float32(0)
+                )
+
+
+@jit
+def _pack_rows(rows, x, place, stride, T, D):
+    """T rows of D elements -> the same, contiguous, each padded with zeros to whole vectors."""
+    D_row = _round_up(D, LANES)
+    for t in range(T):
+        for d in range(0, D, LANES):
+            count = min(LANES, D - d)
+            store(rows, t * D_row + d, load_first(x, place + t * stride + d, count))

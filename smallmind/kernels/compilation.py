@@ -1,0 +1,105 @@
+"""How kernels are compiled, cached on disk and spread over threads.
+
+Import this before any kernel is defined: it points Numba's cache at a directory of its own.
+"""
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import llvmlite
+import numba
+import numpy
+from numba import njit
+from numba.core import event
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels live: one directory for each state of the kernels' source.
+
+    Numba notices an edit only in the file that holds the compiled function, not in the files whose
+    functions it calls. So the directory's name is a digest of all kernel sources and of the versions
+    that compile them: an edit or an upgrade starts a new directory, and stale code cannot be found.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    versions = (sys.version, numba.__version__, llvmlite.__version__, numpy.__version__)
+    target = (numba.config.CPU_NAME, numba.config.CPU_FEATURES, numba.config.THREADING_LAYER)
+    digest.update(repr(versions + target).encode())
+    for root in _cache_roots():
+        directory = root / "smallmind" / "kernels" / digest.hexdigest()[:16]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                return directory
+        except OSError:
+            continue
+    return Path(tempfile.mkdtemp(prefix="smallmind-kernels-"))
+
+
+def _cache_roots() -> list[Path]:
+    """Places for a cache, the user's own choice first; the last is writable nearly everywhere."""
+    roots = []
+    if "SMALLMIND_CACHE_DIR" in os.environ:
+        roots.append(Path(os.environ["SMALLMIND_CACHE_DIR"]))
+    if sys.platform == "win32" and "LOCALAPPDATA" in os.environ:
+        roots.append(Path(os.environ["LOCALAPPDATA"]))
+    elif "XDG_CACHE_HOME" in os.environ:
+        roots.append(Path(os.environ["XDG_CACHE_HOME"]))
+    else:
+        home = Path(os.path.expanduser("~"))
+        roots.append(home / ("Library/Caches" if sys.platform == "darwin" else ".cache"))
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    roots.append(Path(tempfile.gettempdir()) / f"smallmind-{user}")
+    return roots
+
+
+CACHE = cache_directory()
+numba.config.CACHE_DIR = str(CACHE)
+
+# Divisions follow IEEE 754 instead of raising, or each one carries a branch.
+jit = njit(error_model="numpy", cache=True)
+parallel_jit = njit(error_model="numpy", cache=True, parallel=True)
+
+
+def set_threads(count: int) -> None:
+    """Run the kernels on `count` threads; results do not depend on it."""
+    numba.set_num_threads(count)
+
+
+def threads() -> int:
+    """The number of threads that kernels run on."""
+    return int(numba.get_num_threads())
+
+
+def most_threads() -> int:
+    """The number of threads that kernels can run on."""
+    return int(numba.config.NUMBA_NUM_THREADS)
+
+
+def threading_layer() -> str:
+    """The library that runs the threads: omp, tbb or workqueue."""
+    set_threads(threads())  # starts the layer, which has no name before
+    return str(numba.threading_layer())
+
+
+class _FirstCompile(event.Listener):
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+
+    def on_start(self, event: event.Event) -> None:
+        action, self.action = self.action, None
+        if action:
+            action()
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+def on_first_compile(action: Callable[[], None]) -> None:
+    """Calls action once, when a kernel has to be compiled because the cache does not hold it."""
+    event.register("numba:compile", _FirstCompile(action))

@@ -1,0 +1,30 @@
+"""The compiled kernels under one name: the same functions, with the same arguments, as `reference`."""
+
+from smallmind.kernels.adamw import adamw
+from smallmind.kernels.attention import attention, attention_backward
+from smallmind.kernels.cross_entropy import cross_entropy
+from smallmind.kernels.dropout import dropout
+from smallmind.kernels.embedding import embedding, embedding_backward
+from smallmind.kernels.gelu import gelu_backward
+from smallmind.kernels.layernorm import layernorm, layernorm_backward
+from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
+from smallmind.kernels.reduce import column_sum, sum_of_squares
+
+__all__ = [
+    "adamw",
+    "attention",
+    "attention_backward",
+    "column_sum",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "embedding_backward",
+    "gelu_backward",
+    "layernorm",
+    "layernorm_backward",
+    "matmul",
+    "matmul_gelu",
+    "matmul_transpose_a",
+    "matmul_transpose_b",
+    "sum_of_squares",
+]

@@ -1,0 +1,72 @@
+"""Token and position embedding, and the scatter of their gradients."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.simd import LANES, load, load_first, store, store_first
+
+
+def embedding(out, token_weight, position_weight, ids, start=0):
+    """ids (B, T), token_weight (V, C), position_weight (P, C) -> out (B T, C). Writes out.
+
+    out[b, t] = token_weight[ids[b, t]] + position_weight[start + t].
+    """
+    _embedding(out, token_weight, position_weight, ids, start)
+
+
+@parallel_jit
+def _embedding(out, token_weight, position_weight, ids, start):
+    R = out.shape[0]
+    for chunk in prange((R + CHUNK - 1) // CHUNK):
+        _embedding_rows(out, token_weight, position_weight, ids, start, np.int64(chunk) * CHUNK)
+
+
+@jit
+def _embedding_rows(out, token_weight, position_weight, ids, start, first):
+    R, C = out.shape
+    T = ids.shape[1]
+    tail = C % LANES
+    for r in range(first, min(R, first + CHUNK)):
+        token, position = ids[r // T, r % T] * C, (start + r % T) * C
+        for c in range(0, C - tail, LANES):
+            total = load(token_weight, token + c) + load(position_weight, position + c)
+            store(out, r * C + c, total)
+        if tail:
+            c = C - tail
+            total = load_first(token_weight, token + c, tail)
+            total = total + load_first(position_weight, position + c, tail)
+            store_first(out, r * C + c, total, tail)
+
+
+@parallel_jit
+def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
+    """dout (B T, C), ids (B, T) -> adds to dtoken_weight (V, C) and dposition_weight (P, C).
+
+    Each iteration owns a range of channels and walks all rows, so equal ids never collide.
+    """
+    C = dout.shape[1]
+    for group in prange((C + LANES - 1) // LANES):
+        _embedding_backward_channels(dtoken_weight, dposition_weight, dout, ids, np.int64(group) * LANES)
+
+
+@jit
+def _embedding_backward_channels(dtoken_weight, dposition_weight, dout, ids, c):
+    # forward: out[b, t] = token_weight[ids[b, t]] + position_weight[t]
+    B, T = ids.shape
+    C = dout.shape[1]
+    count = min(LANES, C - c)
+    for b in range(B):
+        for t in range(T):
+            token, position = ids[b, t] * C + c, t * C + c
+            if count == LANES:
+                d = load(dout, (b * T + t) * C + c)
+                store(dtoken_weight, token, load(dtoken_weight, token) + d)
+                store(dposition_weight, position, load(dposition_weight, position) + d)
+            else:
+                d = load_first(dout, (b * T + t) * C + c, count)
+                total = load_first(dtoken_weight, token, count) + d
+                store_first(dtoken_weight, token, total, count)
+                total = load_first(dposition_weight, position, count) + d
+                store_first(dposition_weight, position, total, count)

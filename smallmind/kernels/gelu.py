@@ -1,0 +1,60 @@
+"""GELU in its tanh form (Hendrycks & Gimpel 2016), and its derivative.
+
+gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(z), z = 2 sqrt(2/pi) (x + ...):
+the same function with one exponential and no cancellation for negative x.
+"""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.simd import LANES, broadcast, exp, fma, load, load_first, store, store_first
+
+SLOPE = np.float32(2 * np.sqrt(2 / np.pi))
+CUBIC = np.float32(0.044715)
+
+
+@jit
+def _sigmoid(x):
+    """sigmoid(z(x)) of a Vector."""
+    z = x * fma(x * x, broadcast(SLOPE * CUBIC), broadcast(SLOPE))
+    return np.float32(1) / (exp(np.float32(0) - z) + np.float32(1))
+
+
+@jit
+def gelu_of(x):
+    """gelu of a Vector."""
+    return x * _sigmoid(x)
+
+
+@jit
+def gelu_derivative_of(x):
+    """gelu' of a Vector."""
+    # forward: y = x s, s = sigmoid(z), z = SLOPE (x + CUBIC x^3)
+    s = _sigmoid(x)
+    dz = fma(x * x, broadcast(np.float32(3) * SLOPE * CUBIC), broadcast(SLOPE))
+    return fma(x * s * (np.float32(1) - s), dz, s)
+
+
+def gelu_backward(dx, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x). Writes dx, which may be dy."""
+    _gelu_backward(dx, dy, x, threads())
+
+
+@parallel_jit
+def _gelu_backward(dx, dy, x, workers):
+    for worker in prange(workers):
+        _gelu_backward_part(dx, dy, x, np.int64(worker), workers)
+
+
+@jit
+def _gelu_backward_part(dx, dy, x, worker, workers):
+    vectors = x.size // LANES
+    for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
+        place = i * LANES
+        store(dx, place, load(dy, place) * gelu_derivative_of(load(x, place)))
+    tail = x.size % LANES
+    if tail and worker == workers - 1:
+        place = vectors * LANES
+        derivative = gelu_derivative_of(load_first(x, place, tail))
+        store_first(dx, place, load_first(dy, place, tail) * derivative, tail)

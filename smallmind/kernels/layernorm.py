@@ -1,0 +1,132 @@
+"""Layer normalisation (Ba, Kiros & Hinton 2016) over the last axis, and its backward pass."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.simd import LANES, broadcast, fma, lane_sum, load, load_first
+from smallmind.kernels.simd import keep_first, store, store_first
+
+EPSILON = np.float32(1e-5)
+_NO_VECTOR = np.empty(0, np.float32)
+_NO_MATRIX = np.empty((0, 0), np.float32)
+
+
+def layernorm(out, mean, rstd, x, weight, bias=None):
+    """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
+
+    Writes out, mean, rstd; rstd = 1 / sqrt(variance + 1e-5).
+    """
+    _layernorm(out, mean, rstd, x, weight, _NO_VECTOR if bias is None else bias)
+
+
+@parallel_jit
+def _layernorm(out, mean, rstd, x, weight, bias):
+    R = x.shape[0]
+    for chunk in prange((R + CHUNK - 1) // CHUNK):
+        _layernorm_rows(out, mean, rstd, x, weight, bias, np.int64(chunk) * CHUNK)
+
+
+@jit
+def _layernorm_rows(out, mean, rstd, x, weight, bias, first):
+    R, C = x.shape
+    tail = C % LANES
+    whole = C - tail
+    for r in range(first, min(R, first + CHUNK)):
+        row = r * C
+        total = broadcast(np.float32(0))
+        for c in range(0, whole, LANES):
+            total = total + load(x, row + c)
+        if tail:
+            total = total + load_first(x, row + whole, tail)
+        m = lane_sum(total) / np.float32(C)
+
+        squares = broadcast(np.float32(0))
+        for c in range(0, whole, LANES):
+            d = load(x, row + c) - m
+            squares = fma(d, d, squares)
+        if tail:
+            d = keep_first(load_first(x, row + whole, tail) - m, tail)
+            squares = fma(d, d, squares)
+        s = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(C) + EPSILON)
+
+        for c in range(0, whole, LANES):
+            y = (load(x, row + c) - m) * s * load(weight, c)
+            if bias.size > 0:
+                y = y + load(bias, c)
+            store(out, row + c, y)
+        if tail:
+            y = (load_first(x, row + whole, tail) - m) * s * load_first(weight, whole, tail)
+            if bias.size > 0:
+                y = y + load_first(bias, whole, tail)
+            store_first(out, row + whole, y, tail)
+        mean[r] = m
+        rstd[r] = s
+
+
+def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None):
+    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ plus (R, C), which may be dx].
+
+    Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
+    """
+    R, C = x.shape
+    partial = np.empty(((R + CHUNK - 1) // CHUNK, 2 * C), np.float32)
+    _layernorm_backward(
+        dx, partial, dy, x, mean, rstd, weight, _NO_MATRIX if plus is None else plus
+    )
+    add_column_sums(dweight, partial, 0)
+    if dbias is not None:
+        add_column_sums(dbias, partial, C)
+
+
+@parallel_jit
+def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, plus):
+    R = x.shape[0]
+    for chunk in prange((R + CHUNK - 1) // CHUNK):
+        _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, np.int64(chunk))
+
+
+@jit
+def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk):
+    # forward: xhat = (x - mean) rstd, y = xhat weight + bias
+    # backward, with dxhat = dy weight and means over a row:
+    #   dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat xhat))
+    R, C = x.shape
+    tail = C % LANES
+    whole = C - tail
+    dweight = chunk * 2 * C
+    dbias = dweight + C
+    partial[chunk, :] = np.float32(0)
+    for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
+        row, m, s = r * C, mean[r], rstd[r]
+        plain, weighted = broadcast(np.float32(0)), broadcast(np.float32(0))
+        for c in range(0, whole, LANES):
+            g, xhat = load(dy, row + c), (load(x, row + c) - m) * s
+            dxhat = g * load(weight, c)
+            plain, weighted = plain + dxhat, fma(dxhat, xhat, weighted)
+            store(partial, dweight + c, fma(g, xhat, load(partial, dweight + c)))
+            store(partial, dbias + c, load(partial, dbias + c) + g)
+        if tail:
+            c = whole
+            g, xhat = load_first(dy, row + c, tail), (load_first(x, row + c, tail) - m) * s
+            dxhat = g * load_first(weight, c, tail)
+            plain, weighted = plain + dxhat, fma(dxhat, xhat, weighted)
+            sums = fma(g, xhat, load_first(partial, dweight + c, tail))
+            store_first(partial, dweight + c, sums, tail)
+            store_first(partial, dbias + c, load_first(partial, dbias + c, tail) + g, tail)
+        a = broadcast(lane_sum(plain) / np.float32(C))
+        b = broadcast(lane_sum(weighted) / np.float32(C))
+        for c in range(0, whole, LANES):
+            xhat = (load(x, row + c) - m) * s
+            d = (load(dy, row + c) * load(weight, c) - a - xhat * b) * s
+            if plus.size > 0:
+                d = d + load(plus, row + c)
+            store(dx, row + c, d)
+        if tail:
+            c = whole
+            xhat = (load_first(x, row + c, tail) - m) * s
+            d = (load_first(dy, row + c, tail) * load_first(weight, c, tail) - a - xhat * b) * s
+            if plus.size > 0:
+                d = d + load_first(plus, row + c, tail)
+            store_first(dx, row + c, d, tail)

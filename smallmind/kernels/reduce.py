@@ -1,0 +1,87 @@
+"""Sums over rows and over everything, in chunks whose size and order no thread count changes."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.simd import LANES, broadcast, fma, lane_sum, load, load_first
+from smallmind.kernels.simd import store, store_first
+
+CHUNK = 64  # rows that are summed as one
+ELEMENTS = 8192  # elements whose squares are summed as one
+
+
+def column_sum(out, x):
+    """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
+    R, C = x.shape
+    partial = np.empty(((R + CHUNK - 1) // CHUNK, C), np.float32)
+    _column_sums(partial, x)
+    add_column_sums(out, partial, 0)
+
+
+@parallel_jit
+def _column_sums(partial, x):
+    for chunk in prange(partial.shape[0]):
+        _column_sums_chunk(partial, x, np.int64(chunk))
+
+
+@jit
+def _column_sums_chunk(partial, x, chunk):
+    R, C = x.shape
+    partial[chunk, :] = np.float32(0)
+    target = chunk * C
+    tail = C % LANES
+    for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
+        for c in range(0, C - tail, LANES):
+            store(partial, target + c, load(partial, target + c) + load(x, r * C + c))
+        if tail:
+            c = C - tail
+            total = load_first(partial, target + c, tail) + load_first(x, r * C + c, tail)
+            store_first(partial, target + c, total, tail)
+
+
+@jit
+def add_column_sums(out, partial, column):
+    """partial (P, W) -> out (C,) += the sums of columns column..column + C. Adds to out."""
+    W, C = partial.shape[1], out.size
+    tail = C % LANES
+    for c in range(0, C - tail, LANES):
+        total = load(out, c)
+        for chunk in range(partial.shape[0]):
+            total = total + load(partial, chunk * W + column + c)
+        store(out, c, total)
+    if tail:
+        c = C - tail
+        total = load_first(out, c, tail)
+        for chunk in range(partial.shape[0]):
+            total = total + load_first(partial, chunk * W + column + c, tail)
+        store_first(out, c, total, tail)
+
+
+def sum_of_squares(x):
+    """x (n,) -> the sum of the squares of its elements, as a float."""
+    partial = np.empty((x.size + ELEMENTS - 1) // ELEMENTS, np.float64)
+    _sums_of_squares(partial, x)
+    return float(partial.sum())
+
+
+@parallel_jit
+def _sums_of_squares(partial, x):
+    for chunk in prange(partial.size):
+        partial[chunk] = _sum_of_squares_chunk(x, np.int64(chunk) * ELEMENTS)
+
+
+@jit
+def _sum_of_squares_chunk(x, first):
+    last = min(x.size, first + ELEMENTS)
+    a, b = broadcast(np.float32(0)), broadcast(np.float32(0))
+    i = first
+    while i + 2 * LANES <= last:
+        u, v = load(x, i), load(x, i + LANES)
+        a, b = fma(u, u, a), fma(v, v, b)
+        i += 2 * LANES
+    while i < last:
+        u = load_first(x, i, min(LANES, last - i))
+        a = fma(u, u, a)
+        i += LANES
+    return np.float64(lane_sum(a + b))

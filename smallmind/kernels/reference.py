@@ -1,0 +1,214 @@
+"""Every kernel in plain NumPy: the textbook, and the oracle that the fast ones are held to.
+
+Same names and arguments as the compiled kernels; any float type. Read a backward function beside
+its forward function: each quotes the line that it differentiates.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+def _add(y, *terms):
+    for term in terms:
+        if term is not None:
+            y = y + term
+    return y
+
+
+def matmul(out, a, b, bias=None, plus=None):
+    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ plus (M, N)]. Writes out."""
+    out[...] = _add(a @ b, bias, plus)
+
+
+def matmul_gelu(out, before, a, b, bias=None):
+    """a (M, K), b (K, N) -> before (M, N) = a b [+ bias (N,)], out = gelu(before). Writes both."""
+    before[...] = _add(a @ b, bias)
+    # tanh form of Hendrycks & Gimpel (2016)
+    z = np.sqrt(2 / np.pi) * (before + 0.044715 * before**3)
+    out[...] = 0.5 * before * (1 + np.tanh(z))
+
+
+def gelu_backward(dx, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x). Writes dx, which may be dy."""
+    # forward: y = x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3)
+    tanh = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    dz = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    dx[...] = dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * dz)
+
+
+def matmul_transpose_a(out, a, b, plus=None):
+    """a (K, M), b (K, N) -> out (M, N) = a^T b [+ plus (M, N), which may be out]. Writes out."""
+    out[...] = _add(a.T @ b, plus)
+
+
+def matmul_transpose_b(out, a, b, plus=None):
+    """a (M, K), b (N, K) -> out (M, N) = a b^T [+ plus (M, N), which may be out]. Writes out."""
+    out[...] = _add(a @ b.T, plus)
+
+
+def column_sum(out, x):
+    """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
+    out += x.sum(axis=0)
+
+
+def layernorm(out, mean, rstd, x, weight, bias=None):
+    """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
+
+    Writes out, mean, rstd; rstd = 1 / sqrt(variance + 1e-5).
+    """
+    mean[...] = x.mean(axis=1)
+    rstd[...] = 1 / np.sqrt(x.var(axis=1) + 1e-5)
+    xhat = (x - mean[:, None]) * rstd[:, None]
+    out[...] = _add(xhat * weight, bias)
+
+
+def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None):
+    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ plus (R, C), which may be dx].
+
+    Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
+    """
+    # forward: xhat = (x - mean) rstd
+    xhat = (x - mean[:, None]) * rstd[:, None]
+    # forward: y = xhat weight + bias
+    dxhat = dy * weight
+    dweight += (dy * xhat).sum(axis=0)
+    if dbias is not None:
+        dbias += dy.sum(axis=0)
+    # xhat depends on x itself, on the mean and on the variance: three terms.
+    mean_dxhat = dxhat.mean(axis=1, keepdims=True)
+    mean_dxhat_xhat = (dxhat * xhat).mean(axis=1, keepdims=True)
+    dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], plus)
+
+
+def attention(out, logsumexp, qkv, key=0, probability=0.0):
+    """qkv (B T, 3 C) -> out (B T, C); keeps logsumexp (B, H, T). Writes out, logsumexp.
+
+    The columns of qkv are queries, keys and values, each of H heads of C / H channels.
+    out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
+    the dropout mask follows from key (64 bits) and is off at probability 0.
+    """
+    B, H, T = logsumexp.shape
+    q, k, v = _heads(qkv, 3, B, H, T)
+    scores = _causal_scores(q, k)
+    top = scores.max(axis=-1)
+    logsumexp[...] = top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))
+    p = np.exp(scores - logsumexp[..., None])
+    p = p * dropout_mask(p.shape, key, probability, p.dtype)
+    out[...] = (p @ v).transpose(0, 2, 1, 3).reshape(out.shape)
+
+
+def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
+    """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
+    B, H, T = logsumexp.shape
+    q, k, v = _heads(qkv, 3, B, H, T)
+    (d,) = _heads(dout, 1, B, H, T)
+    p = np.exp(_causal_scores(q, k) - logsumexp[..., None])
+    mask = dropout_mask(p.shape, key, probability, p.dtype)
+    # forward: out = (p mask) v
+    dv = (p * mask).swapaxes(-1, -2) @ d
+    dp = (d @ v.swapaxes(-1, -2)) * mask
+    # forward: p = softmax(s)
+    ds = p * (dp - (dp * p).sum(axis=-1, keepdims=True))
+    # forward: s = q k^T / sqrt(D)
+    ds = ds / np.sqrt(q.shape[-1])
+    dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q
+    dqkv[...] = np.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(dqkv.shape)
+
+
+def _heads(x, count, B, H, T):
+    """x (B T, count C) -> count views (B, H, T, C / H)."""
+    return x.reshape(B, T, count, H, -1).transpose(2, 0, 3, 1, 4)
+
+
+def _causal_scores(q, k):
+    """q, k (B, H, T, D) -> scores (B, H, T, T), -inf where the key comes after the query."""
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    return np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+
+
+def embedding(out, token_weight, position_weight, ids, start=0):
+    """ids (B, T), token_weight (V, C), position_weight (P, C) -> out (B T, C). Writes out.
+
+    out[b, t] = token_weight[ids[b, t]] + position_weight[start + t].
+    """
+    T = ids.shape[1]
+    out[...] = (token_weight[ids] + position_weight[start : start + T]).reshape(out.shape)
+
+
+def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
+    """dout (B T, C), ids (B, T) -> adds to dtoken_weight (V, C) and dposition_weight (P, C)."""
+    # forward: out[b, t] = token_weight[ids[b, t]] + position_weight[t]
+    B, T = ids.shape
+    np.add.at(dtoken_weight, ids.reshape(-1), dout)
+    dposition_weight[:T] += dout.reshape(B, T, -1).sum(axis=0)
+
+
+def dropout(out, x, key, probability, plus=None):
+    """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ plus (R, C)]. Writes out.
+
+    The mask follows from key, 64 bits. It is its own backward: dx = dropout(dy) with the same key.
+    """
+    out[...] = _add(x * dropout_mask(x.shape, key, probability, x.dtype), plus)
+
+
+def dropout_mask(shape, key, probability, dtype):
+    """The factors 0 or 1 / (1 - probability): a hash of key and flat position decides."""
+    x = np.arange(int(np.prod(shape)), dtype=np.uint64).astype(np.uint32)
+    low, high = np.uint32(int(key) & 0xFFFFFFFF), np.uint32(int(key) >> 32)
+    # The finaliser of MurmurHash3 (Appleby 2011), with both halves of the key mixed in.
+    x = x ^ low
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    x = ((x ^ (x >> np.uint32(13))) + high) * np.uint32(0xC2B2AE35)
+    x = x ^ (x >> np.uint32(16))
+    kept = x >= np.uint32(int(probability * 2**32))
+    return np.where(kept, 1 / (1 - probability), 0).astype(dtype).reshape(shape)
+
+
+def cross_entropy(losses, logits, targets, scale):
+    """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
+
+    Writes losses; overwrites logits with their gradient, scale (softmax(logits) - onehot(target)),
+    which for scale = 1/R is the gradient of the mean loss.
+    """
+    rows = np.arange(len(targets))
+    top = logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(logits - top)
+    sums = exponentials.sum(axis=1, keepdims=True)
+    losses[...] = (np.log(sums) + top)[:, 0] - logits[rows, targets]
+    logits[...] = exponentials / sums * scale
+    logits[rows, targets] -= scale
+
+
+def sum_of_squares(x):
+    """x (n,) -> the sum of the squares of its elements, as a float."""
+    return float(np.square(x, dtype=np.float64).sum())
+
+
+class AdamWCoefficients(NamedTuple):
+    """What one update of `adamw` needs."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    correction1: float  # 1 / (1 - beta1**step)
+    correction2: float  # 1 / (1 - beta2**step)
+    gradient_scale: float
+
+
+def adamw(parameters, gradients, m, v, decayed, coefficients):
+    """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
+
+    g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+    p = p (1 - learning_rate weight_decay) - learning_rate m correction1 / (sqrt(v correction2) + eps)
+    Only the first `decayed` parameters decay. gradients end as zeros.
+    """
+    c = coefficients
+    g = gradients * c.gradient_scale
+    m[...] = c.beta1 * m + (1 - c.beta1) * g
+    v[...] = c.beta2 * v + (1 - c.beta2) * g**2
+    parameters[:decayed] *= 1 - c.learning_rate * c.weight_decay
+    parameters -= c.learning_rate * (m * c.correction1) / (np.sqrt(v * c.correction2) + c.epsilon)
+    gradients[...] = 0

@@ -1,0 +1,51 @@
+"""The three matrix products, checked and allocated for whoever calls them by hand."""
+
+import numpy as np
+
+from smallmind.config import InputError
+from smallmind.kernels import matmul as kernels
+
+
+def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """a (M, K), b (K, N) -> a b (M, N), float32, in out where it is given.
+
+    InputError where shapes do not fit or out is not a C-contiguous float32 array apart from a and b.
+    """
+    return _product(kernels.matmul, a, b, out, rows=0, inner=(1, 0), columns=1)
+
+
+def matmul_transpose_a(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """a (K, M), b (K, N) -> a^T b (M, N), float32; no transposed copy of a is made.
+
+    InputError as for matmul.
+    """
+    return _product(kernels.matmul_transpose_a, a, b, out, rows=1, inner=(0, 0), columns=1)
+
+
+def matmul_transpose_b(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """a (M, K), b (N, K) -> a b^T (M, N), float32; no transposed copy of b is made.
+
+    InputError as for matmul.
+    """
+    return _product(kernels.matmul_transpose_b, a, b, out, rows=0, inner=(1, 1), columns=0)
+
+
+def _product(kernel, a, b, out, rows, inner, columns):
+    a, b = (np.ascontiguousarray(x, np.float32) for x in (a, b))
+    if a.ndim != 2 or b.ndim != 2 or a.shape[inner[0]] != b.shape[inner[1]]:
+        raise InputError(f"{kernel.__name__}: shapes {a.shape} and {b.shape} do not fit")
+    shape = a.shape[rows], b.shape[columns]
+    if out is None:
+        out = np.empty(shape, np.float32)
+    elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        raise InputError(
+            f"{kernel.__name__}: out must be C-contiguous float32 of shape {shape}, "
+            f"not {out.dtype} of {out.shape}"
+        )
+    elif np.may_share_memory(out, a) or np.may_share_memory(out, b):
+        raise InputError(f"{kernel.__name__}: out must not overlap a or b")
+    if not a.flags.writeable or not b.flags.writeable:
+        # Numba would compile the kernel once more for read-only arrays.
+        a, b = (x if x.flags.writeable else x.copy() for x in (a, b))
+    kernel(out, a, b)
+    return out

@@ -1,0 +1,1 @@
+"""Where arrays come from and how much memory they take."""

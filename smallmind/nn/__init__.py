@@ -1,0 +1,1 @@
+"""The transformer, layer by layer: each backward stands below its forward."""

@@ -1,0 +1,43 @@
+"""Layer normalisation."""
+
+import numpy as np
+
+from smallmind.nn.parameters import Parameters
+from smallmind.nn.workspace import Workspace
+
+
+class LayerNorm:
+    """A gain (C,) and, if the model has biases, a shift (C,)."""
+
+    def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
+        self.workspace = workspace
+        self.weight = parameters.value[f"{name}.weight"]
+        self.dweight = parameters.gradient[f"{name}.weight"]
+        self.bias = parameters.value.get(f"{name}.bias")
+        self.dbias = parameters.gradient.get(f"{name}.bias")
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> y (R, C); keeps x, y, and the mean and 1/deviation of each row."""
+        R, C = x.shape
+        self.x = x
+        self.y = self.workspace.rent(R, C)
+        self.mean, self.rstd = self.workspace.rent(R), self.workspace.rent(R)
+        self.workspace.kernels.layernorm(
+            self.y, self.mean, self.rstd, x, self.weight, self.bias
+        )
+        return self.y
+
+    def backward(self, dy: np.ndarray, dx: np.ndarray, plus: np.ndarray | None) -> None:
+        """dy (R, C) -> dx (R, C) [+ plus, the gradient that bypasses this norm]. Writes dx.
+
+        Adds to dweight and dbias.
+        """
+        # forward: y = (x - mean) rstd weight + bias
+        self.workspace.kernels.layernorm_backward(
+            dx, self.dweight, self.dbias, dy, self.x, self.mean, self.rstd, self.weight, plus
+        )
+        self.release()
+
+    def release(self) -> None:
+        self.workspace.release(self.y, self.mean, self.rstd)
+        del self.x, self.y, self.mean, self.rstd

@@ -1,0 +1,283 @@
+"""The whole model: embedding, blocks, final norm, head; and the same way back."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from smallmind import safetensors
+from smallmind.config import InputError, ModelConfig
+from smallmind.nn.block import DROPOUT_SITES, Block
+from smallmind.nn.dropout import Dropout
+from smallmind.nn.layernorm import LayerNorm
+from smallmind.nn.linear import Linear
+from smallmind.nn.parameters import Parameters
+from smallmind.nn.workspace import Workspace
+
+INITIAL_DEVIATION = 0.02  # GPT-2's
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """config -> name and shape of every parameter, in the order of the forward pass."""
+    C, V = config.n_embd, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embedding.weight": (V, C),
+        "position_embedding.weight": (config.block_size, C),
+    }
+
+    def linear(name: str, inputs: int, outputs: int) -> None:
+        shapes[f"{name}.weight"] = (inputs, outputs)
+        if config.bias:
+            shapes[f"{name}.bias"] = (outputs,)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"] = (C,)
+        if config.bias:
+            shapes[f"{name}.bias"] = (C,)
+
+    for i in range(config.n_layer):
+        norm(f"blocks.{i}.attention_norm")
+        linear(f"blocks.{i}.attention.qkv", C, 3 * C)
+        linear(f"blocks.{i}.attention.projection", C, C)
+        norm(f"blocks.{i}.mlp_norm")
+        linear(f"blocks.{i}.mlp.expansion", C, 4 * C)
+        linear(f"blocks.{i}.mlp.projection", 4 * C, C)
+    norm("final_norm")
+    if not config.tie_weights:
+        shapes["head.weight"] = (C, V)
+    return shapes
+
+
+class TransformerModel:
+    """A GPT-2 style language model (Radford et al. 2019) with manual backward passes.
+
+    vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads; learned positions,
+    pre-norm, tanh-GELU, MLP of 4C. `tie_weights` uses the token embedding as output matrix;
+    `bias=False` leaves biases out of linear layers and norms. `backend` is "numba" (compiled, float32)
+    or "numpy" (plain, `dtype` float32 or float64). Weights follow from `seed`: normal with deviation
+    0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1.
+
+    `parameters` and `gradients` map names to writable views of one flat vector each. Matrices are
+    (in, out). InputError where an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        block_size: int,
+        n_embd: int,
+        n_layer: int,
+        n_head: int,
+        dropout: float = 0.0,
+        seed: int = 42,
+        tie_weights: bool = True,
+        bias: bool = True,
+        backend: str = "numba",
+        dtype: Any = np.float32,
+    ) -> None:
+        self.config = ModelConfig(
+            vocab_size, block_size, n_layer, n_head, n_embd, dropout, tie_weights, bias
+        )
+        if backend not in ("numba", "numpy"):
+            raise InputError(f"backend={backend!r} must be numba or numpy")
+        if np.dtype(dtype) != np.float32 and (backend, np.dtype(dtype)) != ("numpy", np.float64):
+            raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
+        self.seed = seed
+        self.backend = backend
+        self.flat = Parameters(parameter_shapes(self.config), dtype)
+        self.parameters = self.flat.value
+        self.gradients = self.flat.gradient
+        self._initialise(seed)
+        self.workspace = Workspace(backend, dtype, dropout, seed)
+        self.passes = 0  # forward passes of training so far: the counter of dropout
+        self._build()
+
+    def _initialise(self, seed: int) -> None:
+        residual = INITIAL_DEVIATION / math.sqrt(2 * self.config.n_layer)
+        for index, (name, value) in enumerate(self.parameters.items()):
+            if value.ndim == 2:
+                # A stream for each matrix: its values do not depend on the ones before it.
+                stream = np.random.Generator(np.random.Philox(key=[seed, index]))
+                deviation = residual if "projection" in name else INITIAL_DEVIATION
+                value[...] = deviation * stream.standard_normal(value.shape)
+            elif name.endswith("weight"):
+                value[...] = 1
+
+    def _build(self) -> None:
+        config, workspace, flat = self.config, self.workspace, self.flat
+        self.embedding_dropout = Dropout(workspace, site=0)
+        self.blocks = [
+            Block(workspace, flat, f"blocks.{i}", config.n_head, site=1 + DROPOUT_SITES * i)
+            for i in range(config.n_layer)
+        ]
+        self.final_norm = LayerNorm(workspace, flat, "final_norm")
+        self.head = None if config.tie_weights else Linear(workspace, flat, "head")
+
+    # ------------------------------------------------------------ what users call
+
+    def forward(self, ids: np.ndarray) -> np.ndarray:
+        """ids (B, T) -> logits (B, T, V), a new array. Nothing is dropped out.
+
+        InputError where T is over block_size or an id is outside the vocabulary.
+        """
+        ids = self._checked(ids)
+        logits = self._forward(ids)
+        result = logits.reshape(*ids.shape, -1).copy()
+        self._release()
+        return result
+
+    def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
+        """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
+        ids, targets = self._checked(ids), self._checked(targets)
+        losses = self._cross_entropy(self._forward(ids), targets)
+        mean = float(losses.mean(dtype=np.float64))
+        self.workspace.release(losses)
+        self._release()
+        return mean
+
+    def losses(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
+        ids, targets = self._checked(ids), self._checked(targets)
+        losses = self._cross_entropy(self._forward(ids), targets)
+        result = losses.reshape(ids.shape).copy()
+        self.workspace.release(losses)
+        self._release()
+        return result
+
+    def loss_and_gradients(
+        self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0
+    ) -> float:
+        """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
+
+        What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
+        """
+        ids, targets = self._checked(ids), self._checked(targets)
+        self.workspace.pass_number = self.passes
+        self.passes += 1
+        logits = self._forward(ids)
+        losses = self._cross_entropy(logits, targets, scale)
+        mean = float(losses.mean(dtype=np.float64))
+        self.workspace.release(losses)
+        self._backward(logits)
+        self.workspace.pass_number = None
+        return mean
+
+    def zero_gradients(self) -> None:
+        """Sets all gradients to zero."""
+        self.flat.gradients[:] = 0
+
+    def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+        """Writes parameters and config to a safetensors file, replacing it whole or not at all."""
+        config = safetensors.to_json(dataclasses.asdict(self.config))
+        safetensors.write(path, self.parameters, {"config": config, **(metadata or {})})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
+        """The model that `save` wrote. InputError where the file is not one of its files."""
+        tensors, metadata = safetensors.read(path)
+        try:
+            config = ModelConfig(**safetensors.from_json(metadata["config"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
+        model = cls(**dataclasses.asdict(config), backend=backend)
+        if {name: value.shape for name, value in tensors.items()} != {
+            name: value.shape for name, value in model.parameters.items()
+        }:
+            raise InputError(f"{path} does not hold the parameters that its config describes")
+        for name, value in tensors.items():
+            model.parameters[name][...] = value
+        return model
+
+    # ------------------------------------------------------------ forward and its mirror
+
+    def _forward(self, ids: np.ndarray) -> np.ndarray:
+        """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
+        kernels, workspace = self.workspace.kernels, self.workspace
+        B, T = ids.shape
+        self.ids = ids
+        self.embedded = x = workspace.rent(B * T, self.config.n_embd)
+        kernels.embedding(
+            x,
+            self.parameters["token_embedding.weight"],
+            self.parameters["position_embedding.weight"],
+            ids,
+        )
+        self.dropped = workspace.drop_probability > 0
+        if self.dropped:
+            x = self.embedding_dropout.forward(x)
+        for block in self.blocks:
+            x = block.forward(x, T)
+        self.normed = self.final_norm.forward(x)
+        if self.head:
+            self.logits = self.head.forward(self.normed)
+        else:
+            self.logits = workspace.rent(B * T, self.config.vocab_size)
+            kernels.matmul_transpose_b(
+                self.logits, self.normed, self.parameters["token_embedding.weight"]
+            )
+        return self.logits
+
+    def _backward(self, dlogits: np.ndarray) -> None:
+        """dlogits (B T, V) -> adds to all gradients; returns all that forward rented."""
+        kernels, workspace = self.workspace.kernels, self.workspace
+        dtoken = self.gradients["token_embedding.weight"]
+        # forward: logits = normed head
+        if self.head:
+            dnormed = self.head.backward(dlogits)
+        else:
+            dnormed = workspace.rent(*self.normed.shape)
+            kernels.matmul(dnormed, dlogits, self.parameters["token_embedding.weight"])
+            kernels.matmul_transpose_a(dtoken, dlogits, self.normed, dtoken)
+            workspace.release(self.logits)
+        dx = workspace.rent(*dnormed.shape)
+        self.final_norm.backward(dnormed, dx, plus=None)
+        workspace.release(dnormed)
+        for block in reversed(self.blocks):
+            block.backward(dx)
+        if self.dropped:
+            dembedded = self.embedding_dropout.backward(dx)
+            workspace.release(dx)
+            dx = dembedded
+        # forward: x = token_embedding[ids] + position_embedding
+        dposition = self.gradients["position_embedding.weight"]
+        kernels.embedding_backward(dtoken, dposition, dx, self.ids)
+        workspace.release(dx, self.embedded)
+
+    def _cross_entropy(
+        self, logits: np.ndarray, targets: np.ndarray, scale: float = 1.0
+    ) -> np.ndarray:
+        """logits (B T, V), targets (B, T) -> losses (B T,), rented; logits become gradients."""
+        losses = self.workspace.rent(targets.size)
+        self.workspace.kernels.cross_entropy(
+            losses, logits, targets.reshape(-1), scale / targets.size
+        )
+        return losses
+
+    def _release(self) -> None:
+        """Returns all that forward rented, where no backward follows."""
+        if self.head:
+            self.head.release()
+        else:
+            self.workspace.release(self.logits)
+        self.final_norm.release()
+        for block in reversed(self.blocks):
+            block.release()
+        if self.dropped:
+            self.embedding_dropout.release()
+        self.workspace.release(self.embedded)
+
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
+        """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""
+        ids = np.ascontiguousarray(ids, np.int32)
+        if ids.ndim != 2 or ids.size == 0:
+            raise InputError(f"ids have shape {ids.shape}; they must be (B, T), not empty")
+        if ids.shape[1] > self.config.block_size:
+            raise InputError(
+                f"{ids.shape[1]} tokens are more than block_size={self.config.block_size}"
+            )
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            raise InputError(f"ids must be from 0 to vocab_size - 1 = {self.config.vocab_size - 1}")
+        return ids

@@ -1,0 +1,59 @@
+"""What all layers of a model share: kernels, rented memory, and the key of this pass's dropout."""
+
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from smallmind.kernels import reference
+from smallmind.memory.tensor_pool import TensorPool
+
+_WORD = 2**64 - 1
+
+
+def mix(*words: int) -> int:
+    """Some integers -> 64 bits that depend on all of them (SplitMix64; Steele et al. 2014)."""
+    x = 0
+    for word in words:
+        x = (x + word + 0x9E3779B97F4A7C15) & _WORD
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+        x ^= x >> 31
+    return x
+
+
+class Workspace:
+    """Hands layers their kernels and arrays."""
+
+    def __init__(self, backend: str, dtype: Any, dropout: float, seed: int) -> None:
+        self.kernels: Any = _kernels(backend)
+        self.pool = TensorPool.shared
+        self.dtype = dtype
+        self.dropout = dropout
+        self.seed = seed
+        self.pass_number: int | None = None  # None: evaluating, nothing is dropped
+
+    def rent(self, *shape: int) -> np.ndarray:
+        return self.pool.rent(math.prod(shape), self.dtype).reshape(shape)
+
+    def release(self, *arrays: np.ndarray) -> None:
+        for array in arrays:
+            self.pool.return_(array, clear=False)
+
+    @property
+    def drop_probability(self) -> float:
+        return 0.0 if self.pass_number is None else self.dropout
+
+    def dropout_key(self, site: int) -> int:
+        """The key of one place in the model: the same in the forward and backward of a pass."""
+        return mix(self.seed, self.pass_number or 0, site)
+
+
+def _kernels(backend: str) -> ModuleType:
+    if backend == "numpy":
+        return reference
+    # Numba takes a third of a second to import: only where it is used.
+    from smallmind.kernels import compiled
+
+    return compiled

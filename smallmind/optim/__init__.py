@@ -1,0 +1,1 @@
+"""What turns gradients into better weights."""

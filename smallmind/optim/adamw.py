@@ -1,0 +1,56 @@
+"""AdamW over the flat parameter vector."""
+
+import math
+
+import numpy as np
+
+from smallmind.kernels.reference import AdamWCoefficients
+from smallmind.nn.transformer import TransformerModel
+
+
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
+
+    Matrices decay, embeddings included; biases and norms do not. `m` and `v` are flat vectors beside
+    the model's; `learning_rate` may be set before each step.
+    """
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        learning_rate: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+    ) -> None:
+        self.model = model
+        self.learning_rate = learning_rate
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self.m = np.zeros_like(model.flat.values)
+        self.v = np.zeros_like(model.flat.values)
+
+    def step(self, max_grad_norm: float | None = None) -> float:
+        """One update -> the norm of the gradient before clipping. Clears the gradients.
+
+        Where the norm is over max_grad_norm, the gradient is scaled down to it (Pascanu et al. 2013).
+        """
+        flat, kernels = self.model.flat, self.model.workspace.kernels
+        norm = math.sqrt(kernels.sum_of_squares(flat.gradients))
+        scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
+        self.steps += 1
+        beta1, beta2 = self.betas
+        coefficients = AdamWCoefficients(
+            learning_rate=self.learning_rate,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=self.eps,
+            weight_decay=self.weight_decay,
+            correction1=1 / (1 - beta1**self.steps),
+            correction2=1 / (1 - beta2**self.steps),
+            gradient_scale=scale,
+        )
+        kernels.adamw(flat.values, flat.gradients, self.m, self.v, flat.decayed, coefficients)
+        return norm

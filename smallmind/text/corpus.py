@@ -1,0 +1,626 @@
+"""The built-in corpus: small stories that a seeded probabilistic grammar writes.
+
+Because the source of the text is known, so is its entropy: the loss in nats per character that
+no model can beat on average. `entropy_per_character` computes it from the grammar, exactly.
+"""
+
+import math
+import re
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from random import Random
+from typing import NamedTuple
+
+RULES = r"""
+story: <opening> <wish>\n<trip> <sight>\n<trouble {want}><problem {trouble}>
+    <talk> <attempt> <turn> <solution {trouble}>\n<ending> <moral {trait}>\n\n
+
+opening: <hero>{trait=<trait>}{hero} was a {trait} {child} with a <item>, a <item> and <herd>.
+    | <hero>{trait=<trait>}A {trait} {child} named {hero} had a <home>, <herd> and a <item>.
+    | <hero>{trait=<trait>}{hero}, a {trait} {child}, had a <beast>, <herd> and a <item>.
+hero: {hero=<boy>}{he=he}{his=his}{child=boy} | {hero=<girl>}{he=she}{his=her}{child=girl}
+boy: Tom | Ben | Sam | Max | Leo | Jack | Finn
+girl: Ann | Mia | Zoe | Lily | Nora | Rose | Ella
+trait: brave | kind | clever | patient
+
+wish: {want=<want>}{kin=<kin>}<deed {want}>{hero} <sought> a <look> {want} for {his} {kin} to
+    <use {deed}>.
+    | {want=<want>}{kin=<kin>}<deed {want}>"Find a <look> <colour> {want} to <use {deed}>," {his}
+    {kin} told {hero}.
+    | {want=<want>}{kin=<kin>}<deed {want}>{His} {kin} <sought> a <look> <colour> {want} to
+    <use {deed}>.
+want: kite | drum | bell | lamp | hat | cake | boat | book
+kin: mother | father | sister | brother
+sought: wanted | sought | needed
+deed kite: {deed=fly} | {deed=race}
+deed drum: {deed=beat} | {deed=drum}
+deed bell: {deed=ring} | {deed=hang}
+deed lamp: {deed=light} | {deed=shine}
+deed hat: {deed=wear} | {deed=fill}
+deed cake: {deed=eat} | {deed=share}
+deed boat: {deed=sail} | {deed=row}
+deed book: {deed=read} | {deed=draw}
+use fly: fly over a <home>
+use race: race with <herd>
+use beat: beat for a <beast>
+use drum: drum on with a <item>
+use ring: ring for <herd>
+use hang: hang on a <home>
+use light: light a <home>
+use shine: shine on a <beast>
+use wear: wear in a <home>
+use fill: fill with a <item>
+use eat: eat in a <home>
+use share: share with <herd>
+use sail: sail with a <beast>
+use row: row past a <home>
+use read: read to a <beast>
+use draw: draw <herd> in
+
+trip: One <weather> <time> {hero} took a <item> and a <mood> {friend=<friend>}{friend} to the
+    {place=<place>}{place}.
+    | At <time> {hero} and a <mood> {friend=<friend>}{friend} <went> past a <beast> to the
+    {place=<place>}{place}.
+    | So {hero} <went> with <herd> and a <mood> {friend=<friend>}{friend} to a <weather>
+    {place=<place>}{place}.
+friend: dog | hen | goat | pony | frog | lamb | crow | mule
+place: beach | forest | farm | market | river | castle | garden | mill
+sight: The {place} had <look> <sight {place}>, <herd> and a <beast>.
+    | A <beast>, a <beast> and <herd> <sat> by the <sight {place}>.
+    | A <beast> <sat> on the <look> <sight {place}> with a <item> and a <item>.
+    | <Two> <mood> <pets> <ran> from a <beast> to <two> <colour> <sight {place}>.
+sight beach: shells | waves | crabs | rocks
+sight forest: oaks | ferns | logs | roots
+sight farm: carts | sheds | sacks | barrels
+sight market: stalls | coins | melons | tents
+sight river: reeds | stones | rafts | otters
+sight castle: towers | walls | flags | knights
+sight garden: roses | beans | hedges | plums
+sight mill: sails | wheels | stairs | beams
+
+trouble kite: {trouble=high} | {trouble=taken} | {trouble=shut}
+trouble drum: {trouble=far} | {trouble=taken} | {trouble=shut}
+trouble bell: {trouble=high} | {trouble=deep} | {trouble=shut}
+trouble lamp: {trouble=deep} | {trouble=far} | {trouble=shut}
+trouble hat: {trouble=high} | {trouble=far} | {trouble=taken}
+trouble cake: {trouble=high} | {trouble=taken} | {trouble=shut}
+trouble boat: {trouble=far} | {trouble=deep} | {trouble=taken}
+trouble book: {trouble=far} | {trouble=taken} | {trouble=shut}
+problem high: {spot=<high>}A <look> <colour> {want} was up in a <look> {spot}!
+    | {spot=<high>}{hero} <found> a {want} high on a <look> <colour> {spot}.
+problem deep: {spot=<deep>}A <look> <colour> {want} was down in a <look> {spot}!
+    | {spot=<deep>}{hero} <found> a {want} deep in a <look> <colour> {spot}.
+problem far: {spot=<far>}A <look> <colour> {want} was across a <look> {spot}!
+    | {spot=<far>}{hero} <found> a {want} beyond a <look> <colour> {spot}.
+problem shut: {spot=<shut>}A <look> <colour> {want} was shut in a <look> {spot}!
+    | {spot=<shut>}{hero} <found> a {want} inside a <look> <colour> {spot}.
+problem taken: {spot=<taken>}A <look> <colour> {want} was held by a <mood> {spot}!
+    | {spot=<taken>}{hero} <found> a {want} under a <mood> <colour> {spot}.
+high: tree | tower | roof
+deep: well | pond | cave
+far: stream | lake | bog
+shut: shed | chest | cage
+taken: fox | rat | bear
+
+talk: "<Oh>, a <bad> {spot}!" <said> {hero} to <herd>.
+    | "<Oh>, what a <bad> {spot}!" <said> {hero} to a <mood> <colour> {friend}.
+    | The {friend} <cry {friend}> <loudly> at a <beast>. "<Oh>, a {spot}!" <said> {hero}.
+cry dog: barked | growled
+cry hen: clucked | pecked
+cry goat: bleated | butted
+cry pony: neighed | stamped
+cry mule: brayed | kicked
+cry frog: croaked | hopped
+cry lamb: baaed | skipped
+cry crow: cawed | flapped
+
+attempt: A <item> and a <item> <broke> at the {spot}.
+    | {hero} <loudly> threw a <item> at the {spot}, but it <broke>.
+turn: Then {hero} <found> a <look> <colour> {tool=<tool {trouble}>}{tool} by a <item>.
+    | Then a <beast> <gave> {hero} a <look> <colour> {tool=<tool {trouble}>}{tool}.
+    | The {friend} <found> a <look> <colour> {tool=<tool {trouble}>}{tool} under <herd>.
+tool high: ladder | rope | pole
+tool deep: bucket | hook | net
+tool far: raft | plank | barrel
+tool shut: key | hammer | wire
+tool taken: bun | fish | bone
+solution high: {hero} <loudly> climbed up it and got the {want}.
+    | {He} climbed up it and <loudly> got the {want}.
+solution deep: {hero} <loudly> let it down and got the {want}.
+    | {He} let it down and <loudly> got the {want}.
+solution far: {hero} <loudly> crossed on it and got the {want}.
+    | {He} crossed on it and <loudly> got the {want}.
+solution shut: {hero} <loudly> broke in with it and got the {want}.
+    | {He} broke in with it and <loudly> got the {want}.
+solution taken: {hero} <loudly> gave it away and got the {want}.
+    | {He} gave it away and <loudly> got the {want}.
+
+ending: At home {his} {kin} <smiled>, <did {deed}> and <gave> {hero} a <item>.
+    | {hero} <went> home. {His} {kin} <did {deed}> and <gave> {hero} a <item> and <herd>.
+    | {hero} left the {tool} with a <beast>. At home {his} {kin} <smiled> and <did {deed}>.
+did fly: flew it over a <home>
+did race: raced it with <herd>
+did beat: beat it for a <beast>
+did drum: drummed on it with a <item>
+did ring: rang it for <herd>
+did hang: hung it on a <home>
+did light: lit a <home>
+did shine: shone it on a <beast>
+did wear: wore it in a <home>
+did fill: filled it with a <item>
+did eat: ate it in a <home>
+did share: shared it with <herd>
+did sail: sailed it with a <beast>
+did row: rowed it past a <home>
+did read: read it to a <beast>
+did draw: drew <herd> in it
+moral brave: Be brave near a <beast> and <herd>.
+    | A brave {child} can face a <beast> and <herd>.
+moral kind: Be kind to a <beast> and <herd>.
+    | A kind {child} is loved by a <beast> and <herd>.
+moral clever: Be clever with a <item> and a <item>.
+    | A clever {child} can use a <item> and a <item>.
+moral patient: Be patient with a <beast> and <herd>.
+    | A patient {child} waits for a <beast> and <herd>.
+
+item: <look> <thing> | <colour> <thing> | 2 * <look> <colour> <thing>
+home: <look> <house> | <colour> <house> | 2 * <look> <colour> <house>
+beast: <mood> <creature> | <colour> <creature> | 2 * <mood> <colour> <creature>
+herd: <two> <mood> <pets> | <two> <colour> <pets>
+look: big | tiny | thin | wide | tall | long | flat | dark | wet | dry | warm | cold | soft
+    | hard | new | fine | bent | neat | rusty | dusty
+mood: bold | busy | calm | sad | fat | glad | happy | lazy | mad | shy | sly | wild | wise
+    | quick | young | jolly
+colour: red | blue | green | black | white | brown | grey | pink | gold | tan
+weather: sunny | windy | rainy | foggy | snowy | misty | hot | cool
+time: dawn | noon | dusk | night | lunch | supper
+two: two | three | four | five | six | seven | nine | ten
+Two: Two | Three | Four | Five | Six | Seven | Nine | Ten
+house: hut | tent | barn | shop | wall | gate | hill | wood | park | fort | lane | yard
+thing: cup | pan | bag | box | pin | ring | coin | nut | jug | rug | mat | fork | sock | pot
+    | jar | cap | pen | map | rag | shoe | tin | wig | bead | vest
+creature: toad | wolf | hare | swan | mole | wasp | seal | bat | bee | bull | cow | crab | deer
+    | gull | hawk | lion | slug | snake | yak | calf
+pets: pups | ants | cows | hens | pigs | rats | bats | kids | mice | owls | cats | ducks
+went: went | ran | rode | raced | crept | danced
+ran: ran | hopped | raced | jumped | leapt | slid
+sat: sat | slept | sang | stood | hid | lay
+found: found | saw | spotted
+gave: gave | sold | lent | threw
+Oh: Oh | Ah | Well | Look | Help | Hush
+bad: bad | nasty | silly | horrid | tricky | mean
+said: said | cried | called | sighed | laughed | yelled
+loudly: loudly | slowly | quickly | gently | sadly | gladly | calmly | boldly
+broke: broke | bounced | cracked | sank | split | bent | fell | stuck
+smiled: smiled | laughed | cheered | clapped | sang | danced
+"""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """`{slot}`: writes what the slot holds; `{Slot}` writes it with a capital first letter."""
+
+    name: str
+    capital: bool
+
+    def text(self, slots: Mapping[str, str]) -> str:
+        """Take the values of the slots; return the text to write."""
+        value = slots[self.name]
+        return value.capitalize() if self.capital else value
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`<rule>`: expands a rule; `<rule {slot}>` the rule whose last word is what the slot holds."""
+
+    rule: str
+    slot: str | None
+
+    def name(self, slots: Mapping[str, str]) -> str:
+        """Take the values of the slots; return the name of the rule to expand."""
+        return self.rule if self.slot is None else f"{self.rule} {slots[self.slot]}"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`{slot=value}`: expands the value, keeps its text in the slot and writes nothing."""
+
+    slot: str
+    value: "Symbols"
+
+
+Symbol = str | Slot | Reference | Assignment
+Symbols = tuple[Symbol, ...]
+
+# The part of the slots that matters somewhere, sorted by slot so that equal states compare equal.
+State = tuple[tuple[str, str], ...]
+Distribution = dict[State, float]
+
+# The slots at one place in a story: takes the names of the slots wanted, returns their joint
+# distribution. It sums to the probability that this place is reached.
+Marginals = Callable[[frozenset[str]], Distribution]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The alternatives of a rule, their probabilities and, for drawing one, the running sums."""
+
+    alternatives: tuple[Symbols, ...]
+    probabilities: tuple[float, ...]
+    thresholds: tuple[float, ...]
+
+    def choices(self) -> Iterator[tuple[Symbols, float]]:
+        """Yield each alternative with its probability."""
+        return zip(self.alternatives, self.probabilities, strict=True)
+
+
+class Effect(NamedTuple):
+    """The slots that symbols read before they set them, and the slots that they set."""
+
+    reads: frozenset[str]
+    sets: frozenset[str]
+
+
+class Measure(NamedTuple):
+    """The entropy in nats and the expected length in characters of what symbols derive."""
+
+    entropy: float
+    length: float
+
+
+class Match(NamedTuple):
+    """One derivation of the text up to `end`, with the slots it set and its ln probability."""
+
+    end: int
+    slots: Mapping[str, str]
+    log_probability: float
+
+
+def parse_symbols(template: str) -> Symbols:
+    """Take the text of one alternative; return its symbols. Raises ValueError if it is malformed.
+
+    Outside of `<...>` and `{...}` text stands for itself.
+    """
+    symbols: list[Symbol] = []
+    for token in re.findall(r"<[^<>]*>|\{(?:[^{}]|\{\w+\})*\}|[^<>{}]+|.", template):
+        if reference := re.fullmatch(r"<(\w+(?: \w+)*)(?: \{(\w+)\})?>", token):
+            symbols.append(Reference(reference[1], reference[2]))
+        elif assignment := re.fullmatch(r"\{([a-z]+)=(.+)\}", token):
+            symbols.append(Assignment(assignment[1], parse_symbols(assignment[2])))
+        elif slot := re.fullmatch(r"\{(\w+)\}", token):
+            symbols.append(Slot(slot[1].lower(), slot[1][0].isupper()))
+        elif token[0] in "<>{}":
+            raise ValueError(f"malformed {token!r} in {template!r}")
+        else:
+            symbols.append(token)
+    return tuple(symbols)
+
+
+def parse_rule(body: str) -> Rule:
+    """Take what follows `name:`; return the rule. Raises ValueError if it is malformed."""
+    weights, alternatives = [], []
+    for alternative in re.sub(r"\s+", " ", body).split(" | "):
+        weighted = re.fullmatch(r"(?:(\d+) \* )?(.+)", alternative.strip())
+        if weighted is None:
+            raise ValueError(f"empty alternative in {body!r}")
+        weights.append(int(weighted[1] or 1))
+        # Spaces beside a line break come from the layout of the rules and are not in the text.
+        alternatives.append(parse_symbols(re.sub(r" ?\\n ?", "\n", weighted[2])))
+    probabilities = tuple(weight / sum(weights) for weight in weights)
+    # Without the last sum, which may round to less than a number that is drawn.
+    thresholds = tuple(accumulate(probabilities))[:-1]
+    return Rule(tuple(alternatives), probabilities, thresholds)
+
+
+class Grammar:
+    """A probabilistic context-free grammar with slots, which make later choices fit earlier ones.
+
+    Takes the rules as text; the first is the start. A rule is `name: alternative | alternative`
+    and may go on in indented lines. Alternatives are equally likely unless one begins with a
+    weight, as in `3 * text`. In an alternative
+
+    - `<rule>` expands a rule, and `<rule {slot}>` the rule named by `rule` and the slot's value;
+    - `{slot=value}` expands the value (text and `<rule>`s) into a slot without writing it;
+    - `{slot}` writes the slot, `{Slot}` with a capital; it is no choice and has no entropy;
+    - a backslash and an n are a line break; all else stands for itself.
+
+    Raises ValueError if a rule is malformed, missing, contains itself, sets a slot in only some of
+    its alternatives (then a later use could find it empty), or if a slot is read before it is set.
+    """
+
+    def __init__(self, rules: str) -> None:
+        self._rules: dict[str, Rule] = {}
+        for line in re.sub(r"\n[ \t]+", " ", rules.strip()).splitlines():
+            if line:
+                name, colon, body = line.partition(": ")
+                if not colon or name in self._rules:
+                    raise ValueError(f"not a rule, or a second one of this name: {line!r}")
+                self._rules[name] = parse_rule(body)
+        self._start: Symbols = (Reference(next(iter(self._rules)), None),)
+        self._effects: dict[Symbol, Effect | None] = {}
+        self._measures: dict[Symbol, Measure] = {}
+        if unset := self._effect(self._start).reads:
+            raise ValueError(f"slots read before they are set: {sorted(unset)}")
+
+    def sample(self, random: Random) -> str:
+        """Take a source of random numbers; return the text of one derivation.
+
+        Only `random.random()` is used: unlike `choice`, its stream is the same in all versions
+        of Python.
+        """
+        pieces: list[str] = []
+        self._write(self._start, {}, random, pieces)
+        return "".join(pieces)
+
+    def entropy(self) -> float:
+        """Return the entropy of one derivation in nats, exactly.
+
+        By the chain rule (Cover & Thomas, Elements of Information Theory, theorem 2.2.1) it is
+        the sum over all choices of the expected entropy of the choice given those before it. It
+        is the entropy of the text if no text has two derivations.
+        """
+        return self._measure(self._start, no_slots).entropy
+
+    def expected_length(self) -> float:
+        """Return the expected number of characters of one derivation, exactly."""
+        return self._measure(self._start, no_slots).length
+
+    def derivations(self, text: str) -> int:
+        """Take a text; return how many derivations give exactly this text."""
+        return len(self._derive(text))
+
+    def log_probability(self, text: str) -> float:
+        """Take a text; return ln of its probability, minus infinity if nothing derives it."""
+        total = math.fsum(math.exp(match.log_probability) for match in self._derive(text))
+        return math.log(total) if total else -math.inf
+
+    def _write(
+        self, symbols: Symbols, slots: dict[str, str], random: Random, pieces: list[str]
+    ) -> None:
+        for symbol in symbols:
+            if isinstance(symbol, str):
+                pieces.append(symbol)
+            elif isinstance(symbol, Reference):
+                rule = self._rules[symbol.name(slots)]
+                drawn = rule.alternatives[bisect(rule.thresholds, random.random())]
+                self._write(drawn, slots, random, pieces)
+            elif isinstance(symbol, Slot):
+                pieces.append(symbol.text(slots))
+            else:
+                value: list[str] = []
+                self._write(symbol.value, slots, random, value)
+                slots[symbol.slot] = "".join(value)
+
+    def _effect(self, symbols: Symbols) -> Effect:
+        """Take symbols; return the slots that they read from before them and that they set."""
+        reads: set[str] = set()
+        sets: set[str] = set()
+        for symbol in symbols:
+            effect = self._effect_of(symbol)
+            reads |= effect.reads - sets
+            sets |= effect.sets
+        return Effect(frozenset(reads), frozenset(sets))
+
+    def _effect_of(self, symbol: Symbol) -> Effect:
+        if symbol not in self._effects:
+            self._effects[symbol] = None
+            self._effects[symbol] = self._find_effect(symbol)
+        effect = self._effects[symbol]
+        if effect is None:
+            raise ValueError(f"{symbol} contains itself")
+        return effect
+
+    def _find_effect(self, symbol: Symbol) -> Effect:
+        if isinstance(symbol, str):
+            return Effect(frozenset(), frozenset())
+        if isinstance(symbol, Slot):
+            return Effect(frozenset({symbol.name}), frozenset())
+        if isinstance(symbol, Assignment):
+            value = self._effect(symbol.value)
+            if value.sets:
+                raise ValueError(f"the value of {symbol.slot!r} sets {sorted(value.sets)}")
+            return Effect(value.reads, frozenset({symbol.slot}))
+        if symbol.slot is None:
+            rules = [rule for name, rule in self._rules.items() if name == symbol.rule]
+        else:
+            family = f"{symbol.rule} "
+            rules = [rule for name, rule in self._rules.items() if name.startswith(family)]
+        effects = [self._effect(symbols) for rule in rules for symbols in rule.alternatives]
+        if len({effect.sets for effect in effects}) != 1:
+            raise ValueError(f"no rule for {symbol}, or it does not always set the same slots")
+        reads = {symbol.slot} if symbol.slot else set()
+        reads = reads.union(*(effect.reads for effect in effects))
+        return Effect(frozenset(reads), effects[0].sets)
+
+    def _measure(self, symbols: Symbols, slots: Marginals) -> Measure:
+        """Take symbols and the slots before; return their entropy and length.
+
+        Expectations add up even where choices depend on each other, so each symbol only needs the
+        distribution of the slots that it reads itself, never that of all slots at once.
+        """
+        entropy = length = 0.0
+        for symbol in symbols:
+            inner = self._measure_symbol(symbol, slots)
+            entropy += inner.entropy
+            length += inner.length
+            slots = self._after(symbol, slots)
+        return Measure(entropy, length)
+
+    def _measure_symbol(self, symbol: Symbol, slots: Marginals) -> Measure:
+        reads = self._effect_of(symbol).reads
+        if reads:
+            return self._measure_anew(symbol, slots)
+        if symbol not in self._measures:
+            self._measures[symbol] = self._measure_anew(symbol, no_slots)
+        reached = sum(slots(reads).values())
+        entropy, length = self._measures[symbol]
+        return Measure(reached * entropy, reached * length)
+
+    def _measure_anew(self, symbol: Symbol, slots: Marginals) -> Measure:
+        if isinstance(symbol, str):
+            return Measure(0.0, len(symbol))
+        if isinstance(symbol, Slot):
+            states = slots(frozenset({symbol.name}))
+            return Measure(0.0, sum(p * len(symbol.text(dict(s))) for s, p in states.items()))
+        if isinstance(symbol, Assignment):
+            return Measure(self._measure(symbol.value, slots).entropy, 0.0)
+        entropy = length = 0.0
+        for symbols, probability, chosen in self._choices(symbol, slots):
+            inner = self._measure(symbols, chosen)
+            reached = sum(chosen(frozenset()).values())
+            entropy += probability * (inner.entropy - reached * math.log(probability))
+            length += probability * inner.length
+        return Measure(entropy, length)
+
+    def _choices(
+        self, reference: Reference, slots: Marginals
+    ) -> Iterator[tuple[Symbols, float, Marginals]]:
+        """Take a reference and the slots before it; yield all alternatives that it can become.
+
+        With each comes its probability once its rule is reached, and the slots where that is so.
+        """
+        reads = frozenset({reference.slot} if reference.slot else ())
+        for state in slots(reads):
+            chosen = given(slots, state) if state else slots
+            for symbols, probability in self._rules[reference.name(dict(state))].choices():
+                yield symbols, probability, chosen
+
+    def _after(self, symbol: Symbol, slots: Marginals) -> Marginals:
+        """Take a symbol and the slots before it; return the slots after it."""
+        reads, sets = self._effect_of(symbol)
+        if not sets:
+            return slots
+
+        @cache
+        def after(wanted: frozenset[str]) -> Distribution:
+            if not sets & wanted:
+                return slots(wanted)
+            weighted: list[tuple[State, float]] = []
+            if isinstance(symbol, Assignment):
+                for state, weight in slots(reads | (wanted - sets)).items():
+                    for value, probability in self._texts(symbol.value, dict(state)):
+                        outcome = restrict({**dict(state), symbol.slot: value}, wanted)
+                        weighted.append((outcome, weight * probability))
+            elif isinstance(symbol, Reference):
+                for symbols, probability, last in self._choices(symbol, slots):
+                    for inner in symbols:
+                        last = self._after(inner, last)
+                    weighted += [(state, probability * p) for state, p in last(wanted).items()]
+            return add_up(weighted)
+
+        return after
+
+    def _texts(self, symbols: Symbols, slots: Mapping[str, str]) -> list[tuple[str, float]]:
+        """Take symbols that set no slots; return text and probability of each derivation."""
+        texts = [("", 1.0)]
+        for symbol in symbols:
+            if isinstance(symbol, Reference):
+                rule = self._rules[symbol.name(slots)]
+                ends = [
+                    (text, share * probability)
+                    for symbols, share in rule.choices()
+                    for text, probability in self._texts(symbols, slots)
+                ]
+            elif isinstance(symbol, Slot):
+                ends = [(symbol.text(slots), 1.0)]
+            else:
+                ends = [(str(symbol), 1.0)]
+            texts = [(text + end, p * q) for text, p in texts for end, q in ends]
+        return texts
+
+    def _derive(self, text: str) -> list[Match]:
+        matches = self._match(self._start, text, Match(0, {}, 0.0))
+        return [match for match in matches if match.end == len(text)]
+
+    def _match(self, symbols: Symbols, text: str, match: Match) -> list[Match]:
+        """Take symbols and a match of all before them; return every way to go on with them."""
+        matches = [match]
+        for symbol in symbols:
+            matches = [longer for match in matches for longer in self._extend(symbol, text, match)]
+        return matches
+
+    def _extend(self, symbol: Symbol, text: str, match: Match) -> list[Match]:
+        end, slots, log_probability = match
+        if isinstance(symbol, Reference):
+            rule = self._rules[symbol.name(slots)]
+            return [
+                longer
+                for symbols, probability in rule.choices()
+                for longer in self._match(
+                    symbols, text, Match(end, slots, log_probability + math.log(probability))
+                )
+            ]
+        if isinstance(symbol, Assignment):
+            return [
+                Match(end, {**slots, symbol.slot: value}, log_probability + math.log(probability))
+                for value, probability in self._texts(symbol.value, slots)
+            ]
+        written = symbol.text(slots) if isinstance(symbol, Slot) else symbol
+        if not text.startswith(written, end):
+            return []
+        return [Match(end + len(written), slots, log_probability)]
+
+
+def restrict(slots: Mapping[str, str], wanted: frozenset[str]) -> State:
+    """Take slots and the names of some of them; return these, sorted by name."""
+    return tuple((name, slots[name]) for name in sorted(wanted))
+
+
+def no_slots(wanted: frozenset[str]) -> Distribution:
+    """Take no names; return the distribution at the start, where no slot is set."""
+    return {restrict({}, wanted): 1.0}
+
+
+def given(slots: Marginals, event: State) -> Marginals:
+    """Take slots and values of some of them; return the slots where these hold, and how often."""
+
+    @cache
+    def where(wanted: frozenset[str]) -> Distribution:
+        states = slots(wanted.union(dict(event))).items()
+        return add_up((restrict(dict(s), wanted), p) for s, p in states if set(event) <= set(s))
+
+    return where
+
+
+def add_up(weighted: Iterable[tuple[State, float]]) -> Distribution:
+    """Take states, some of them more than once, with probabilities; return the sum for each."""
+    distribution: Distribution = {}
+    for state, probability in weighted:
+        distribution[state] = distribution.get(state, 0.0) + probability
+    return distribution
+
+
+STORIES = Grammar(RULES)
+
+
+def built_in_text(characters: int = 1_000_000, seed: int = 1) -> str:
+    """Take a size in characters and a seed; return stories of at least this size.
+
+    Whole stories, each ending in an empty line, the last one reaching the size. The same seed
+    gives the same text on every machine and version of Python.
+    """
+    random = Random(seed)
+    stories: list[str] = []
+    written = 0
+    while written < characters:
+        stories.append(STORIES.sample(random))
+        written += len(stories[-1])
+    return "".join(stories)
+
+
+def entropy_per_character() -> float:
+    """Return the entropy rate of the endless stream of stories, in nats per character.
+
+    It is the entropy of a story over the expected length of a story. Stories are independent and
+    each ends in the only empty line in it, so the characters tell where every story ends (the
+    stream is self-delimiting) and, as no story has two derivations (the grammar is unambiguous),
+    which choices made it. The first n stories therefore carry exactly n times the entropy of one.
+    By the law of large numbers their length over n tends to the expected length, so the quotient
+    is the entropy per character in the limit (a renewal argument; the entropy rate is that of
+    Shannon, A Mathematical Theory of Communication, 1948, and of Cover & Thomas, chapter 4). No
+    model that predicts the next character from the text before it has a smaller expected loss.
+    """
+    return STORIES.entropy() / STORIES.expected_length()

@@ -1,0 +1,74 @@
+"""Texts from files, their split, and the batches that are drawn from them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from smallmind.config import InputError
+
+HELD_OUT = 0.1  # the share at the end of a text that is never trained on
+
+
+def read_text(path: str) -> str:
+    """path -> its text. InputError, one line, where there is none that can be read as UTF-8."""
+    try:
+        data = Path(path).read_bytes()
+    except IsADirectoryError:
+        raise InputError(f"{path} is a directory; give a text file in it") from None
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; give the path of a UTF-8 text file") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
+            "convert it, for example with iconv -t utf-8"
+        ) from None
+    if not text:
+        raise InputError(f"{path} is empty; give a file with text in it")
+    return text
+
+
+class Dataset:
+    """The tokens of a text, the last tenth held out, and batches of windows from either part.
+
+    A batch is a function of the seed and its number: it does not matter which were drawn before.
+    """
+
+    def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
+        held_out = int(len(tokens) * HELD_OUT)
+        self.train = tokens[: len(tokens) - held_out]
+        self.held_out = tokens[len(tokens) - held_out :]
+        if len(self.train) <= block_size or held_out < 2:
+            needed = max(20, -(-(block_size + 1) * 10 // 9))
+            raise InputError(
+                f"block_size={block_size} needs at least {needed} tokens, a tenth of them held "
+                f"out; the text has {len(tokens)}: give a longer text or a smaller block_size"
+            )
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
+
+    def batch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """number -> ids, targets, int32 (B, T): windows of the training part."""
+        return self._windows(self.train, stream=0, number=number)
+
+    def evaluation_batch(self, part: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """part "train" or "held_out", number -> ids, targets: the same at every evaluation."""
+        return self._windows(getattr(self, part), stream=1 + (part == "train"), number=number)
+
+    def _windows(
+        self, tokens: np.ndarray, stream: int, number: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # A held-out part shorter than a window still counts, in shorter windows.
+        T = min(self.block_size, len(tokens) - 1)
+        counter = [0, 0, stream, number]
+        random = np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
+        starts = random.integers(0, len(tokens) - T, self.batch_size)
+        windows = tokens[starts[:, None] + np.arange(T + 1)]
+        return (
+            np.ascontiguousarray(windows[:, :-1], np.int32),
+            np.ascontiguousarray(windows[:, 1:], np.int32),
+        )

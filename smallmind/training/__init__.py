@@ -1,0 +1,1 @@
+"""The loop that trains a model, and what it leaves on disk."""
