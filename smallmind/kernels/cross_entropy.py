@@ -52,7 +52,7 @@ def _cross_entropy_rows(losses, logits, targets, scale, first):
             total = total + e
             store_first(logits, row + whole, e, tail)
         s = lane_sum(total)
-        losses[r] = np.log(s) + m - target_logit
+        losses[r] = np.log(s) + (m - target_logit)
 
         # backward: d loss / d logit = softmax - onehot
         inverse = scale / s

@@ -175,7 +175,7 @@ def cross_entropy(losses, logits, targets, scale):
     top = logits.max(axis=1, keepdims=True)
     exponentials = np.exp(logits - top)
     sums = exponentials.sum(axis=1, keepdims=True)
-    losses[...] = (np.log(sums) + top)[:, 0] - logits[rows, targets]
+    losses[...] = np.log(sums[:, 0]) + (top[:, 0] - logits[rows, targets])
     logits[...] = exponentials / sums * scale
     logits[rows, targets] -= scale
 

@@ -15,187 +15,130 @@ from random import Random
 from typing import NamedTuple
 
 RULES = r"""
-story: <opening> <wish>\n<trip> <sight>\n<trouble {want}><problem {trouble}>
-    <talk> <attempt> <turn> <solution {trouble}>\n<ending> <moral {trait}>\n\n
+story: <opening> <wish>\n<trip> <sight>\n<trouble {want}><problem {trouble}> <talk> <attempt>\n
+    <help> <solution {trouble}> <ending> <moral {trait}>\n\n
 
-opening: <hero>{trait=<trait>}{hero} was a {trait} {child} with a <item>, a <item> and <herd>.
-    | <hero>{trait=<trait>}A {trait} {child} named {hero} had a <home>, <herd> and a <item>.
-    | <hero>{trait=<trait>}{hero}, a {trait} {child}, had a <beast>, <herd> and a <item>.
+opening: <hero>{trait=<trait>}{hero} was a {trait} {child} with <find>, <find> and <find>.
+    | <hero>{trait=<trait>}A {trait} {child} named {hero} had <find>, <find> and <find>.
 hero: {hero=<boy>}{he=he}{his=his}{child=boy} | {hero=<girl>}{he=she}{his=her}{child=girl}
-boy: Tom | Ben | Sam | Max | Leo | Jack | Finn
-girl: Ann | Mia | Zoe | Lily | Nora | Rose | Ella
+boy: Finn | Gus | Jack | Leo | Max | Paul | Rob
+girl: Dora | Ella | Ivy | Kate | Nora | Vera | Zoe
 trait: brave | kind | clever | patient
 
-wish: {want=<want>}{kin=<kin>}<deed {want}>{hero} <sought> a <look> {want} for {his} {kin} to
-    <use {deed}>.
-    | {want=<want>}{kin=<kin>}<deed {want}>"Find a <look> <colour> {want} to <use {deed}>," {his}
-    {kin} told {hero}.
-    | {want=<want>}{kin=<kin>}<deed {want}>{His} {kin} <sought> a <look> <colour> {want} to
-    <use {deed}>.
-want: kite | drum | bell | lamp | hat | cake | boat | book
+wish: {want=<want>}{kin=<kin>}{His} {kin} <sought> a <look> {want} to <use {want}>.
+    | {want=<want>}{kin=<kin>}"Find a <look> {want} to <use {want}>," said {his} {kin}.
+sought: wanted | needed | missed
 kin: mother | father | sister | brother
-sought: wanted | sought | needed
-deed kite: {deed=fly} | {deed=race}
-deed drum: {deed=beat} | {deed=drum}
-deed bell: {deed=ring} | {deed=hang}
-deed lamp: {deed=light} | {deed=shine}
-deed hat: {deed=wear} | {deed=fill}
-deed cake: {deed=eat} | {deed=share}
-deed boat: {deed=sail} | {deed=row}
-deed book: {deed=read} | {deed=draw}
-use fly: fly over a <home>
-use race: race with <herd>
-use beat: beat for a <beast>
-use drum: drum on with a <item>
-use ring: ring for <herd>
-use hang: hang on a <home>
-use light: light a <home>
-use shine: shine on a <beast>
-use wear: wear in a <home>
-use fill: fill with a <item>
-use eat: eat in a <home>
-use share: share with <herd>
-use sail: sail with a <beast>
-use row: row past a <home>
-use read: read to a <beast>
-use draw: draw <herd> in
+want: kite | drum | bell | lamp | hat | cake | sled | poem
+use kite: fly over <find>
+use drum: beat for <find>
+use bell: ring for <find>
+use lamp: shine on <find>
+use hat: wear near <find>
+use cake: eat with <find>
+use sled: ride with <find>
+use poem: read to <find>
 
-trip: One <weather> <time> {hero} took a <item> and a <mood> {friend=<friend>}{friend} to the
-    {place=<place>}{place}.
-    | At <time> {hero} and a <mood> {friend=<friend>}{friend} <went> past a <beast> to the
-    {place=<place>}{place}.
-    | So {hero} <went> with <herd> and a <mood> {friend=<friend>}{friend} to a <weather>
-    {place=<place>}{place}.
+trip: One <weather> <time> {hero} <went> past <find> and <find> to the {place=<place>}{place}.
+    | At <time> {hero} took <find>, <find> and <find> to the {place=<place>}{place}.
 friend: dog | hen | goat | pony | frog | lamb | crow | mule
-place: beach | forest | farm | market | river | castle | garden | mill
-sight: The {place} had <look> <sight {place}>, <herd> and a <beast>.
-    | A <beast>, a <beast> and <herd> <sat> by the <sight {place}>.
-    | A <beast> <sat> on the <look> <sight {place}> with a <item> and a <item>.
-    | <Two> <mood> <pets> <ran> from a <beast> to <two> <colour> <sight {place}>.
-sight beach: shells | waves | crabs | rocks
-sight forest: oaks | ferns | logs | roots
-sight farm: carts | sheds | sacks | barrels
-sight market: stalls | coins | melons | tents
-sight river: reeds | stones | rafts | otters
-sight castle: towers | walls | flags | knights
-sight garden: roses | beans | hedges | plums
-sight mill: sails | wheels | stairs | beams
+place: beach | forest | market | river | castle | garden
+sight: There {he} saw <sight {place}>, <find> and <find>.
+    | By the <sight {place}> {he} <found> <find>, <find> and <find>.
+sight beach: shells | waves | rocks
+sight forest: oaks | ferns | logs
+sight market: stalls | tents | carts
+sight river: reeds | boats | stones
+sight castle: towers | walls | flags
+sight garden: roses | beans | plums
 
-trouble kite: {trouble=high} | {trouble=taken} | {trouble=shut}
-trouble drum: {trouble=far} | {trouble=taken} | {trouble=shut}
-trouble bell: {trouble=high} | {trouble=deep} | {trouble=shut}
-trouble lamp: {trouble=deep} | {trouble=far} | {trouble=shut}
-trouble hat: {trouble=high} | {trouble=far} | {trouble=taken}
-trouble cake: {trouble=high} | {trouble=taken} | {trouble=shut}
-trouble boat: {trouble=far} | {trouble=deep} | {trouble=taken}
-trouble book: {trouble=far} | {trouble=taken} | {trouble=shut}
-problem high: {spot=<high>}A <look> <colour> {want} was up in a <look> {spot}!
-    | {spot=<high>}{hero} <found> a {want} high on a <look> <colour> {spot}.
-problem deep: {spot=<deep>}A <look> <colour> {want} was down in a <look> {spot}!
-    | {spot=<deep>}{hero} <found> a {want} deep in a <look> <colour> {spot}.
-problem far: {spot=<far>}A <look> <colour> {want} was across a <look> {spot}!
-    | {spot=<far>}{hero} <found> a {want} beyond a <look> <colour> {spot}.
-problem shut: {spot=<shut>}A <look> <colour> {want} was shut in a <look> {spot}!
-    | {spot=<shut>}{hero} <found> a {want} inside a <look> <colour> {spot}.
-problem taken: {spot=<taken>}A <look> <colour> {want} was held by a <mood> {spot}!
-    | {spot=<taken>}{hero} <found> a {want} under a <mood> <colour> {spot}.
-high: tree | tower | roof
+trouble kite: {trouble=high} | {trouble=taken}
+trouble drum: {trouble=shut} | {trouble=far}
+trouble bell: {trouble=high} | {trouble=deep}
+trouble lamp: {trouble=deep} | {trouble=shut}
+trouble hat: {trouble=high} | {trouble=far}
+trouble cake: {trouble=shut} | {trouble=taken}
+trouble sled: {trouble=far} | {trouble=deep}
+trouble poem: {trouble=far} | {trouble=taken}
+problem high: {spot=<high>}A <look> {want} was up on a <look> {spot}!
+problem deep: {spot=<deep>}A <look> {want} was deep in a <look> {spot}!
+problem far: {spot=<far>}A <look> {want} was across a <look> {spot}!
+problem shut: {spot=<shut>}A <look> {want} was shut in a <look> {spot}!
+problem taken: {spot=<taken>}A <look> {want} was held by a <mood> {spot}!
+high: tree | roof | mast
 deep: well | pond | cave
-far: stream | lake | bog
+far: lake | bog | ditch
 shut: shed | chest | cage
-taken: fox | rat | bear
+taken: fox | bear | wolf
 
-talk: "<Oh>, a <bad> {spot}!" <said> {hero} to <herd>.
-    | "<Oh>, what a <bad> {spot}!" <said> {hero} to a <mood> <colour> {friend}.
-    | The {friend} <cry {friend}> <loudly> at a <beast>. "<Oh>, a {spot}!" <said> {hero}.
+talk: "<Oh>, how <bad>!" <said> {hero} to a <mood> <creature>.
+    | "<Oh>!" <said> {hero}. "How <bad>, like <find>!\"
 cry dog: barked | growled
 cry hen: clucked | pecked
 cry goat: bleated | butted
 cry pony: neighed | stamped
-cry mule: brayed | kicked
 cry frog: croaked | hopped
 cry lamb: baaed | skipped
 cry crow: cawed | flapped
+cry mule: brayed | kicked
 
-attempt: A <item> and a <item> <broke> at the {spot}.
-    | {hero} <loudly> threw a <item> at the {spot}, but it <broke>.
-turn: Then {hero} <found> a <look> <colour> {tool=<tool {trouble}>}{tool} by a <item>.
-    | Then a <beast> <gave> {hero} a <look> <colour> {tool=<tool {trouble}>}{tool}.
-    | The {friend} <found> a <look> <colour> {tool=<tool {trouble}>}{tool} under <herd>.
+attempt: {He} <loudly> threw <find> and <find> at the {spot}.
+    | With <find> and <find> {he} <loudly> ran to the {spot}.
 tool high: ladder | rope | pole
+help: A <mood> {friend=<friend>}{friend} <cry {friend}> and <found> <find> and a <look> <tool {trouble}>.
+    | Then a <mood> {friend=<friend>}{friend} <cry {friend}> by <find> and a <look> <tool {trouble}>.
 tool deep: bucket | hook | net
 tool far: raft | plank | barrel
 tool shut: key | hammer | wire
-tool taken: bun | fish | bone
-solution high: {hero} <loudly> climbed up it and got the {want}.
-    | {He} climbed up it and <loudly> got the {want}.
-solution deep: {hero} <loudly> let it down and got the {want}.
-    | {He} let it down and <loudly> got the {want}.
-solution far: {hero} <loudly> crossed on it and got the {want}.
-    | {He} crossed on it and <loudly> got the {want}.
-solution shut: {hero} <loudly> broke in with it and got the {want}.
-    | {He} broke in with it and <loudly> got the {want}.
-solution taken: {hero} <loudly> gave it away and got the {want}.
-    | {He} gave it away and <loudly> got the {want}.
+tool taken: bun | fish | pie
+solution high: {He} <loudly> climbed up it and got the {want}.
+solution deep: {He} <loudly> let it down and got the {want}.
+solution far: {He} <loudly> crossed on it and got the {want}.
+solution shut: {He} <loudly> broke in with it and got the {want}.
+solution taken: {He} <loudly> gave it away and got the {want}.
 
-ending: At home {his} {kin} <smiled>, <did {deed}> and <gave> {hero} a <item>.
-    | {hero} <went> home. {His} {kin} <did {deed}> and <gave> {hero} a <item> and <herd>.
-    | {hero} left the {tool} with a <beast>. At home {his} {kin} <smiled> and <did {deed}>.
-did fly: flew it over a <home>
-did race: raced it with <herd>
-did beat: beat it for a <beast>
-did drum: drummed on it with a <item>
-did ring: rang it for <herd>
-did hang: hung it on a <home>
-did light: lit a <home>
-did shine: shone it on a <beast>
-did wear: wore it in a <home>
-did fill: filled it with a <item>
-did eat: ate it in a <home>
-did share: shared it with <herd>
-did sail: sailed it with a <beast>
-did row: rowed it past a <home>
-did read: read it to a <beast>
-did draw: drew <herd> in it
-moral brave: Be brave near a <beast> and <herd>.
-    | A brave {child} can face a <beast> and <herd>.
-moral kind: Be kind to a <beast> and <herd>.
-    | A kind {child} is loved by a <beast> and <herd>.
-moral clever: Be clever with a <item> and a <item>.
-    | A clever {child} can use a <item> and a <item>.
-moral patient: Be patient with a <beast> and <herd>.
-    | A patient {child} waits for a <beast> and <herd>.
+ending: At home {his} {kin} <smiled> and <did {want}>. {hero} got <find> and <find>.
+    | {His} {kin} <smiled> and <did {want}>. That was better than <find> and <find>.
+did kite: flew it over <find>
+did drum: beat it for <find>
+did bell: rang it for <find>
+did lamp: shone it on <find>
+did hat: wore it near <find>
+did cake: ate it with <find>
+did sled: rode it with <find>
+did poem: read it to <find>
+moral brave: Be brave, and you can face <find>.
+    | A brave {child} is not afraid of <find>.
+moral kind: Be kind, and you can win <find>.
+    | A kind {child} is good to <find>.
+moral clever: Be clever, and you can use <find>.
+    | A clever {child} learns from <find>.
+moral patient: Be patient, and you can have <find>.
+    | A patient {child} waits for <find>.
 
-item: <look> <thing> | <colour> <thing> | 2 * <look> <colour> <thing>
-home: <look> <house> | <colour> <house> | 2 * <look> <colour> <house>
-beast: <mood> <creature> | <colour> <creature> | 2 * <mood> <colour> <creature>
-herd: <two> <mood> <pets> | <two> <colour> <pets>
-look: big | tiny | thin | wide | tall | long | flat | dark | wet | dry | warm | cold | soft
-    | hard | new | fine | bent | neat | rusty | dusty
-mood: bold | busy | calm | sad | fat | glad | happy | lazy | mad | shy | sly | wild | wise
-    | quick | young | jolly
-colour: red | blue | green | black | white | brown | grey | pink | gold | tan
-weather: sunny | windy | rainy | foggy | snowy | misty | hot | cool
-time: dawn | noon | dusk | night | lunch | supper
+find: a <look> <thing> | a <look> <colour> <thing> | a <mood> <creature>
+    | <two> <colour> <thing>s | <two> <mood> <creature>s
+look: big | cold | dusty | flat | grand | hard | long | mossy | new | pale | rusty | soft | tiny
+    | wide | broken | damp | fine | heavy | plain | shiny
+mood: bold | calm | dizzy | fussy | glad | happy | jolly | keen | lazy | mad | noisy | proud
+    | quick | sad | tired | wise | young | shy | funny | busy
+colour: red | blue | green | white | pink | yellow | silver | black | golden | cream
 two: two | three | four | five | six | seven | nine | ten
-Two: Two | Three | Four | Five | Six | Seven | Nine | Ten
-house: hut | tent | barn | shop | wall | gate | hill | wood | park | fort | lane | yard
-thing: cup | pan | bag | box | pin | ring | coin | nut | jug | rug | mat | fork | sock | pot
-    | jar | cap | pen | map | rag | shoe | tin | wig | bead | vest
-creature: toad | wolf | hare | swan | mole | wasp | seal | bat | bee | bull | cow | crab | deer
-    | gull | hawk | lion | slug | snake | yak | calf
-pets: pups | ants | cows | hens | pigs | rats | bats | kids | mice | owls | cats | ducks
-went: went | ran | rode | raced | crept | danced
-ran: ran | hopped | raced | jumped | leapt | slid
-sat: sat | slept | sang | stood | hid | lay
+thing: bag | bead | bowl | cap | coin | cup | doll | fan | fork | gem | glove | hoop | jar | jug
+    | kettle | lid | map | mug | nail | nut | pan | pin | pot | ring | rug | sock | tub | vase
+    | wig | belt | comb | apple
+creature: bat | bee | crab | cow | cub | duck | dove | eel | gull | hawk | jay | kid | lion | mole
+    | moth | newt | owl | pig | rat | robin | seal | snail | swan | toad | vole | wasp | yak | ant
+    | kitten | tiger | rabbit | zebra
+weather: sunny | windy | rainy | foggy | misty | cool
+time: dawn | noon | dusk | night
+went: went | ran | rode | crept
+Oh: Oh | Look | Help | Dear me
+bad: bad | nasty | silly | tricky
+said: said | cried | laughed | yelled
+loudly: loudly | slowly | quickly | gently | bravely | calmly | proudly | madly
 found: found | saw | spotted
-gave: gave | sold | lent | threw
-Oh: Oh | Ah | Well | Look | Help | Hush
-bad: bad | nasty | silly | horrid | tricky | mean
-said: said | cried | called | sighed | laughed | yelled
-loudly: loudly | slowly | quickly | gently | sadly | gladly | calmly | boldly
-broke: broke | bounced | cracked | sank | split | bent | fell | stuck
-smiled: smiled | laughed | cheered | clapped | sang | danced
+smiled: smiled | laughed | cheered | danced
 """
 
 

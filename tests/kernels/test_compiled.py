@@ -1,0 +1,250 @@
+"""The compiled kernels against the reference, at awkward sizes, between guard values."""
+
+import functools
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+
+from smallmind.kernels import compiled, reference
+from tests.guards import Guarded
+
+SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
+ROWS_AND_CHANNELS = [*itertools.product((1, 3, 64, 129), (1, 5, 16, 63, 65)), (65, 128), (2, 300)]
+KEY = (0xABCD1234 << 32) + 0x9876FEDC
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(11)
+
+
+def normal(random, *shape):
+    return random.standard_normal(shape, dtype=np.float32)
+
+
+def run_both(name, outputs, *inputs):
+    """Runs both kernels; outputs are shapes (start as NaN) or arrays (are added to or rewritten).
+
+    Returns the pairs (compiled, reference) of outputs. Inputs must come out as they were.
+    """
+    shaped = [output if isinstance(output, tuple) else output.shape for output in outputs]
+    starts = [None if isinstance(output, tuple) else output for output in outputs]
+    fast = [Guarded(shape, values=start) for shape, start in zip(shaped, starts, strict=True)]
+    slow = [
+        np.full(shape, np.nan) if start is None else start.astype(np.float64)
+        for shape, start in zip(shaped, starts, strict=True)
+    ]
+
+    def widen(x):
+        is_float = isinstance(x, np.ndarray) and x.dtype == np.float32
+        return x.astype(np.float64) if is_float else x
+
+    copies = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
+    getattr(compiled, name)(*(guarded.array for guarded in fast), *inputs)
+    getattr(reference, name)(*slow, *(widen(x) for x in copies))
+    for guarded in fast:
+        guarded.assert_intact()
+    for before, after in zip(copies, inputs, strict=True):
+        np.testing.assert_array_equal(before, after)
+    return [(guarded.array, exact) for guarded, exact in zip(fast, slow, strict=True)]
+
+
+def assert_close(pairs, tolerance=2e-6, least_scale=1e-3):
+    """The error of each output against its largest element, or least_scale where that is larger."""
+    for actual, exact in pairs:
+        scale = max(np.abs(exact).max(initial=0), least_scale)
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * scale)
+
+
+def test_both_backends_have_the_same_kernels_with_the_same_arguments():
+    for name in compiled.__all__:
+        fast = inspect.signature(getattr(compiled, name))
+        slow = inspect.signature(getattr(reference, name))
+        assert fast == slow, name
+        assert getattr(compiled, name).__doc__.split("\n")[0] == (
+            getattr(reference, name).__doc__.split("\n")[0]
+        ), name
+
+
+@pytest.mark.parametrize("M", SIZES)
+def test_products(random, M):
+    for K, N in itertools.product(SIZES, SIZES):
+        a, b = normal(random, M, K), normal(random, K, N)
+        a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+        bias, plus = normal(random, N), normal(random, M, N)
+        out = (M, N)
+        # Terms of size 1 may cancel: the error is one of the terms, not of what is left.
+        check = functools.partial(assert_close, least_scale=np.sqrt(K))
+        check(run_both("matmul", [out], a, b))
+        check(run_both("matmul", [out], a, b, bias))
+        check(run_both("matmul", [out], a, b, bias, plus))
+        check(run_both("matmul_transpose_a", [out], a_t, b))
+        check(run_both("matmul_transpose_a", [out], a_t, b, plus))
+        check(run_both("matmul_transpose_b", [out], a, b_t))
+        check(run_both("matmul_transpose_b", [out], a, b_t, plus))
+        check(run_both("matmul_gelu", [out, out], a, b, bias))
+
+
+@pytest.mark.parametrize("K", [255, 256, 257, 511, 700])
+def test_products_over_several_blocks_of_depth(random, K):
+    M, N = 70, 65
+    a, b, bias = normal(random, M, K), normal(random, K, N), normal(random, N)
+    assert_close(run_both("matmul", [(M, N)], a, b, bias, normal(random, M, N)))
+    assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
+    a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b))
+    assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
+
+
+def test_products_with_many_rows(random):
+    M, K, N = 1000, 33, 40  # several strips
+    a, b = normal(random, M, K), normal(random, K, N)
+    assert_close(run_both("matmul", [(M, N)], a, b))
+    assert_close(run_both("matmul_transpose_a", [(M, N)], np.ascontiguousarray(a.T), b))
+
+
+def test_a_product_may_add_to_its_own_output(random):
+    a, b, start = normal(random, 65, 7), normal(random, 65, 9), normal(random, 7, 9)
+    out = start.copy()
+    compiled.matmul_transpose_a(out, a, b, out)
+    np.testing.assert_allclose(out, start + a.T.astype(np.float64) @ b, atol=2e-5)
+
+
+@pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
+def test_layernorm(random, R, C):
+    x, weight, bias, dy = (normal(random, *s) for s in ((R, C), (C,), (C,), (R, C)))
+    for shift in (bias, None):
+        pairs = run_both("layernorm", [(R, C), (R,), (R,)], x, weight, shift)
+        assert_close(pairs, 1e-5)
+    mean, rstd = (exact.astype(np.float32) for _, exact in pairs[1:])
+    dweight, dbias = normal(random, C), normal(random, C)
+    for plus in (normal(random, R, C), None):
+        pairs = run_both(
+            "layernorm_backward", [(R, C), dweight, dbias], dy, x, mean, rstd, weight, plus
+        )
+        assert_close(pairs, 1e-5)
+
+
+def test_layernorm_backward_in_place(random):
+    R, C = 5, 33
+    x, dy, residual, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
+    out, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
+    compiled.layernorm(out, mean, rstd, x, weight)
+    results = []
+    for dx in (np.empty_like(x), residual.copy()):
+        plus = dx if results else residual
+        compiled.layernorm_backward(
+            dx, np.zeros(C, np.float32), None, dy, x, mean, rstd, weight, plus
+        )
+        results.append(dx)
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
+def test_rows_and_elements(random, R, C):
+    x, dy = 3 * normal(random, R, C), normal(random, R, C)
+    assert_close(run_both("gelu_backward", [(R, C)], dy, x))
+    assert_close(run_both("column_sum", [normal(random, C)], x))
+    for plus in (normal(random, R, C), None):
+        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, plus))
+    exact = float(np.square(x, dtype=np.float64).sum())
+    assert compiled.sum_of_squares(x.reshape(-1)) == pytest.approx(exact, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 15, 8191, 8192, 8193, 30001])
+def test_sum_of_squares(random, n):
+    x = normal(random, n)
+    assert compiled.sum_of_squares(x) == pytest.approx(reference.sum_of_squares(x), rel=1e-6)
+
+
+@pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
+@pytest.mark.parametrize("R", [1, 3, 65])
+def test_cross_entropy(random, R, V):
+    logits, targets = 5 * normal(random, R, V), random.integers(0, V, R).astype(np.int32)
+    assert_close(run_both("cross_entropy", [(R,), logits], targets, 1 / R), 1e-5)
+
+
+def test_cross_entropy_of_huge_logits(random):
+    logits = np.array([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], np.float32)
+    targets = np.array([1, 0], np.int32)
+    pairs = run_both("cross_entropy", [(2,), logits], targets, 1.0)
+    np.testing.assert_allclose(*pairs[0], rtol=1e-6)
+    np.testing.assert_allclose(*pairs[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("C", [1, 5, 16, 63, 65])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 3), (3, 65)])
+def test_embedding(random, B, T, C):
+    V = 11
+    ids = random.integers(0, V, (B, T)).astype(np.int32)
+    token, position = normal(random, V, C), normal(random, T + 3, C)
+    assert_close(run_both("embedding", [(B * T, C)], token, position, ids))
+    assert_close(run_both("embedding", [(B * T, C)], token, position, ids, 3))
+    assert_close(run_both("embedding_backward", [token, position], normal(random, B * T, C), ids))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("B", "H", "T", "D"),
+    [(1, 1, 1, 1), (2, 3, 5, 7), (1, 2, 64, 32), (2, 2, 65, 16), (1, 2, 129, 33), (1, 1, 200, 80)],
+)
+def test_attention(random, B, H, T, D, probability):
+    R, C = B * T, H * D
+    qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
+    shapes = [(R, C), (B, H, T)]
+    pairs = run_both("attention", shapes, qkv, KEY, probability)
+    assert_close(pairs, 3e-6)
+    out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
+    pairs = run_both(
+        "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
+    )
+    assert_close(pairs, 5e-6)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
+def test_adamw(random, n):
+    p, g, m = (normal(random, n) for _ in range(3))
+    v = np.abs(normal(random, n))
+    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    pairs = run_both("adamw", [p, g, m, v], n // 2, coefficients)
+    assert_close(pairs)
+    assert not pairs[1][0].any()
+
+
+def test_results_do_not_depend_on_the_number_of_threads(random):
+    from smallmind.kernels import compilation
+
+    R, C = 129, 65
+    x, w, dy = normal(random, R, C), normal(random, C, 2 * C), normal(random, R, 2 * C)
+    qkv, ids = normal(random, 3 * 43, 3 * 60), random.integers(0, 9, (3, 43)).astype(np.int32)
+    before = compilation.threads()
+
+    def results():
+        out, dx, dw = np.empty_like(dy), np.empty_like(x), np.zeros_like(w)
+        compiled.matmul(out, x, w)
+        compiled.matmul_transpose_b(dx, dy, w)
+        compiled.matmul_transpose_a(dw, x, dy)
+        heads, sums = np.empty((129, 60), np.float32), np.empty((3, 4, 43), np.float32)
+        compiled.attention(heads, sums, qkv, KEY, 0.2)
+        dqkv = np.empty_like(qkv)
+        compiled.attention_backward(dqkv, heads, heads, sums, qkv, KEY, 0.2)
+        y, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
+        compiled.layernorm(y, mean, rstd, x, x[0].copy())
+        dn, dgain, dshift = np.empty_like(x), np.zeros(C, np.float32), np.zeros(C, np.float32)
+        compiled.layernorm_backward(dn, dgain, dshift, y, x, mean, rstd, x[0].copy())
+        dtoken, dposition = np.zeros((9, C), np.float32), np.zeros((43, C), np.float32)
+        compiled.embedding_backward(dtoken, dposition, x, ids)
+        norm = np.array(compiled.sum_of_squares(np.tile(dy, (5, 1)).reshape(-1)))
+        arrays = (out, dx, dw, heads, dqkv, y, dn, dgain, dshift, dtoken, dposition, norm)
+        return [array.tobytes() for array in arrays]
+
+    try:
+        compilation.set_threads(1)
+        alone = results()
+        for count in range(2, compilation.most_threads() + 1):
+            compilation.set_threads(count)
+            assert results() == alone
+    finally:
+        compilation.set_threads(before)

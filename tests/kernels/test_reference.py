@@ -1,0 +1,182 @@
+"""Every backward pass of the reference kernels against finite differences, in float64."""
+
+import numpy as np
+import pytest
+
+from smallmind.kernels import reference
+from tests.gradcheck import assert_gradients
+
+R, C, K = 5, 6, 4
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(7)
+
+
+def nan(*shape):
+    return np.full(shape, np.nan)
+
+
+def test_matmul_and_its_two_backward_products(random):
+    x, weight, u = (random.standard_normal(s) for s in ((R, K), (K, C), (R, C)))
+    dx, dweight = nan(R, K), nan(K, C)
+    reference.matmul_transpose_b(dx, u, weight)
+    reference.matmul_transpose_a(dweight, x, u)
+
+    def f(x, weight):
+        out = nan(R, C)
+        reference.matmul(out, x, weight)
+        return float((out * u).sum())
+
+    assert_gradients(f, [dx, dweight], [x, weight])
+
+
+def test_bias(random):
+    x, weight, bias, u = (random.standard_normal(s) for s in ((R, K), (K, C), (C,), (R, C)))
+    dbias = np.zeros(C)
+    reference.column_sum(dbias, u)
+
+    def f(bias):
+        out = nan(R, C)
+        reference.matmul(out, x, weight, bias)
+        return float((out * u).sum())
+
+    assert_gradients(f, [dbias], [bias])
+
+
+def test_gelu(random):
+    x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, C))
+    dx = nan(R, C)
+    reference.gelu_backward(dx, u, x)
+
+    def f(x):
+        out, before = nan(R, C), nan(R, C)
+        reference.matmul_gelu(out, before, x, np.eye(C))
+        return float((out * u).sum())
+
+    assert_gradients(f, [dx], [x])
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_layernorm(random, with_bias):
+    x, weight, u = (random.standard_normal(s) for s in ((R, C), (C,), (R, C)))
+    arrays = [x, weight] + ([random.standard_normal(C)] if with_bias else [])
+    mean, rstd, out, dx = nan(R), nan(R), nan(R, C), nan(R, C)
+    dweight, dbias = np.zeros(C), np.zeros(C) if with_bias else None
+    reference.layernorm(out, mean, rstd, *arrays)
+    reference.layernorm_backward(dx, dweight, dbias, u, x, mean, rstd, weight)
+
+    def f(*arrays):
+        out = nan(R, C)
+        reference.layernorm(out, nan(R), nan(R), *arrays)
+        return float((out * u).sum())
+
+    assert_gradients(f, [dx, dweight] + ([dbias] if with_bias else []), arrays)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.4])
+def test_attention(random, probability):
+    B, H, T, D = 2, 3, 5, 4
+    qkv, u = random.standard_normal((B * T, 3 * H * D)), random.standard_normal((B * T, H * D))
+    key = (12345 << 32) + 678
+
+    def forward(qkv):
+        out, logsumexp = nan(B * T, H * D), nan(B, H, T)
+        reference.attention(out, logsumexp, qkv, key, probability)
+        return out, logsumexp
+
+    dqkv = nan(*qkv.shape)
+    reference.attention_backward(dqkv, u, *forward(qkv), qkv, key, probability)
+    assert_gradients(lambda qkv: float((forward(qkv)[0] * u).sum()), [dqkv], [qkv])
+
+
+def test_attention_sees_no_later_token(random):
+    T, C = 6, 4
+    qkv = random.standard_normal((T, 3 * C))
+    outs = []
+    for changed in (0.0, 1.0):
+        qkv[4:] += changed
+        out = nan(T, C)
+        reference.attention(out, nan(1, 2, T), qkv)
+        outs.append(out)
+    np.testing.assert_array_equal(outs[0][:4], outs[1][:4])
+    assert np.abs(outs[0][4:] - outs[1][4:]).min() > 0
+
+
+def test_embedding(random):
+    B, T, V = 2, 3, 5
+    ids = np.array([[1, 1, 4], [0, 1, 4]], np.int32)
+    arrays = [random.standard_normal((V, C)), random.standard_normal((T + 2, C))]
+    u = random.standard_normal((B * T, C))
+    gradients = [np.zeros((V, C)), np.zeros((T + 2, C))]
+    reference.embedding_backward(*gradients, u, ids)
+
+    def f(token_weight, position_weight):
+        out = nan(B * T, C)
+        reference.embedding(out, token_weight, position_weight, ids)
+        return float((out * u).sum())
+
+    assert_gradients(f, gradients, arrays)
+
+
+def test_dropout(random):
+    x, u, dx = random.standard_normal((R, C)), random.standard_normal((R, C)), nan(R, C)
+    reference.dropout(dx, u, 99, 0.3)
+
+    def f(x):
+        out = nan(R, C)
+        reference.dropout(out, x, 99, 0.3)
+        return float((out * u).sum())
+
+    assert_gradients(f, [dx], [x])
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    x = np.ones((1000, 100))
+    out = nan(1000, 100)
+    reference.dropout(out, x, 5, 0.25)
+    assert abs((out == 0).mean() - 0.25) < 0.006  # four standard errors
+    assert set(np.unique(out)) == {0, 1 / 0.75}
+
+
+def test_dropout_masks_of_neighbouring_keys_are_unrelated():
+    x = np.ones((1000, 100))
+    first, second = nan(1000, 100), nan(1000, 100)
+    reference.dropout(first, x, 5, 0.5)
+    reference.dropout(second, x, 6, 0.5)
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.013
+
+
+def test_cross_entropy(random):
+    V = 7
+    logits, targets = 3 * random.standard_normal((R, V)), random.integers(0, V, R)
+    dlogits = logits.copy()
+    reference.cross_entropy(nan(R), dlogits, targets, 1 / R)
+
+    def f(logits):
+        losses = nan(R)
+        reference.cross_entropy(losses, logits.copy(), targets, 1.0)
+        return float(losses.mean())
+
+    assert_gradients(f, [dlogits], [logits])
+
+
+def test_cross_entropy_of_equal_logits_is_the_logarithm_of_their_number():
+    losses = nan(2)
+    reference.cross_entropy(losses, np.full((2, 10), 3.0), np.array([0, 9]), 1.0)
+    np.testing.assert_allclose(losses, np.log(10))
+
+
+def test_adamw_by_hand():
+    p, g, m, v = (np.array(x, np.float64) for x in ([1.0, 1.0], [2.0, 2.0], [0, 0], [0, 0]))
+    beta1, beta2, rate, decay = 0.9, 0.99, 0.1, 0.5
+    coefficients = reference.AdamWCoefficients(
+        rate, beta1, beta2, 1e-8, decay, 1 / (1 - beta1), 1 / (1 - beta2), gradient_scale=0.5
+    )
+    reference.adamw(p, g, m, v, 1, coefficients)
+    # The first step of Adam is the learning rate whatever the gradient; only the first decays.
+    np.testing.assert_allclose(p, [1 - rate * decay - rate, 1 - rate])
+    np.testing.assert_allclose(m, [0.1, 0.1])
+    np.testing.assert_allclose(v, [0.01, 0.01])
+    assert not g.any()

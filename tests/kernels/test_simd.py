@@ -1,0 +1,67 @@
+"""Vector functions over their whole range."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from smallmind.kernels import simd
+from smallmind.kernels.gelu import gelu_derivative_of, gelu_of
+
+
+def apply(function):
+    @njit(error_model="numpy")
+    def loop(y, x):
+        for i in range(0, x.size, simd.LANES):
+            simd.store(y, i, function(simd.load(x, i)))
+
+    def applied(x):
+        y = np.empty_like(x)
+        loop(y, x)
+        return y
+
+    return applied
+
+
+def test_exp_over_its_whole_range():
+    x = np.linspace(-87.3, 88.7, 1 << 20).astype(np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert np.abs(apply(simd.exp)(x) / exact - 1).max() < 2e-7
+
+
+def test_exp_at_its_ends():
+    x = np.zeros(16, np.float32)
+    x[:6] = np.nan, np.inf, -np.inf, 1000, -1000, 0
+    np.testing.assert_array_equal(apply(simd.exp)(x)[:6], [np.nan, np.inf, 0, np.inf, 0, 1])
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_gelu_and_its_derivative_over_their_whole_range():
+    for start, stop in ((-12, 12), (-1e4, 1e4)):
+        x = np.linspace(start, stop, 1 << 20).astype(np.float32)
+        z = x.astype(np.float64)
+        tanh = np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))
+        exact = 0.5 * z * (1 + tanh)
+        slope = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z**2)
+        derivative = 0.5 * (1 + tanh) + 0.5 * z * (1 - tanh**2) * slope
+        assert (np.abs(apply(gelu_of)(x) - exact) <= 4e-7 * np.maximum(np.abs(z), 1)).all()
+        assert np.abs(apply(gelu_derivative_of)(x) - derivative).max() < 2e-6
+
+
+@pytest.mark.parametrize(
+    ("architecture", "features", "name"),
+    [
+        ("x86_64", {"avx512f": True, "avx2": True, "fma": True}, "AVX-512"),
+        ("x86_64", {"avx512f": False, "avx2": True, "fma": True}, "AVX2"),
+        ("x86_64", {"avx2": True, "fma": False}, "x86_64"),
+        ("x86_64", {}, "x86_64"),
+        ("aarch64", {}, "NEON"),
+        ("arm64", {}, "NEON"),
+    ],
+)
+def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
+    isa = simd.instruction_set(architecture, features)
+    registers = {"AVX-512": 32, "AVX2": 16, "NEON": 32, "x86_64": 16}[name]
+    accumulators = isa.tile_rows * isa.tile_vectors
+    assert isa.name == name
+    assert accumulators + isa.tile_vectors + 1 <= registers
+    assert accumulators >= registers // 2
