@@ -131,7 +131,7 @@ class TransformerModel:
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
-        ids, targets = self._checked(ids), self._checked(targets)
+        ids, targets = self._checked_pair(ids, targets)
         losses = self._cross_entropy(self._forward(ids), targets)
         mean = float(losses.mean(dtype=np.float64))
         self.workspace.release(losses)
@@ -140,7 +140,7 @@ class TransformerModel:
 
     def losses(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
-        ids, targets = self._checked(ids), self._checked(targets)
+        ids, targets = self._checked_pair(ids, targets)
         losses = self._cross_entropy(self._forward(ids), targets)
         result = losses.reshape(ids.shape).copy()
         self.workspace.release(losses)
@@ -154,7 +154,7 @@ class TransformerModel:
 
         What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
         """
-        ids, targets = self._checked(ids), self._checked(targets)
+        ids, targets = self._checked_pair(ids, targets)
         self.workspace.pass_number = self.passes
         self.passes += 1
         logits = self._forward(ids)
@@ -281,3 +281,11 @@ class TransformerModel:
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise InputError(f"ids must be from 0 to vocab_size - 1 = {self.config.vocab_size - 1}")
         return ids
+
+    def _checked_pair(
+        self, ids: np.ndarray, targets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        ids, targets = self._checked(ids), self._checked(targets)
+        if ids.shape != targets.shape:
+            raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
+        return ids, targets

@@ -42,15 +42,17 @@ use poem: read to <find>
 trip: One <weather> <time> {hero} <went> past <find> and <find> to the {place=<place>}{place}.
     | At <time> {hero} took <find>, <find> and <find> to the {place=<place>}{place}.
 friend: dog | hen | goat | pony | frog | lamb | crow | mule
-place: beach | forest | market | river | castle | garden
+place: beach | forest | market | river | castle | garden | farm | hill
 sight: There {he} saw <sight {place}>, <find> and <find>.
     | By the <sight {place}> {he} <found> <find>, <find> and <find>.
-sight beach: shells | waves | rocks
-sight forest: oaks | ferns | logs
-sight market: stalls | tents | carts
-sight river: reeds | boats | stones
-sight castle: towers | walls | flags
-sight garden: roses | beans | plums
+sight beach: shells | waves
+sight forest: oaks | ferns
+sight market: stalls | tents
+sight river: reeds | stones
+sight castle: towers | walls
+sight garden: roses | plums
+sight farm: carts | sacks
+sight hill: rocks | thorns
 
 trouble kite: {trouble=high} | {trouble=taken}
 trouble drum: {trouble=shut} | {trouble=far}
@@ -65,32 +67,33 @@ problem deep: {spot=<deep>}A <look> {want} was deep in a <look> {spot}!
 problem far: {spot=<far>}A <look> {want} was across a <look> {spot}!
 problem shut: {spot=<shut>}A <look> {want} was shut in a <look> {spot}!
 problem taken: {spot=<taken>}A <look> {want} was held by a <mood> {spot}!
-high: tree | roof | mast
-deep: well | pond | cave
-far: lake | bog | ditch
-shut: shed | chest | cage
-taken: fox | bear | wolf
+high: tree | roof
+deep: well | pond
+far: lake | bog
+shut: shed | chest
+taken: fox | bear
 
 talk: "<Oh>, how <bad>!" <said> {hero} to a <mood> <creature>.
-    | "<Oh>!" <said> {hero}. "How <bad>, like <find>!\"
-cry dog: barked | growled
-cry hen: clucked | pecked
-cry goat: bleated | butted
-cry pony: neighed | stamped
-cry frog: croaked | hopped
-cry lamb: baaed | skipped
-cry crow: cawed | flapped
-cry mule: brayed | kicked
+    | "<Oh>, how <bad>, like <find>!" <said> {hero}.
+cry dog: barked
+cry hen: clucked
+cry goat: bleated
+cry pony: neighed
+cry frog: croaked
+cry lamb: baaed
+cry crow: cawed
+cry mule: brayed
 
 attempt: {He} <loudly> threw <find> and <find> at the {spot}.
     | With <find> and <find> {he} <loudly> ran to the {spot}.
-tool high: ladder | rope | pole
-help: A <mood> {friend=<friend>}{friend} <cry {friend}> and <found> <find> and a <look> <tool {trouble}>.
+tool high: ladder | rope
+help: A <mood> {friend=<friend>}{friend} <cry {friend}> and <found> <find> and a <look>
+    <tool {trouble}>.
     | Then a <mood> {friend=<friend>}{friend} <cry {friend}> by <find> and a <look> <tool {trouble}>.
-tool deep: bucket | hook | net
-tool far: raft | plank | barrel
-tool shut: key | hammer | wire
-tool taken: bun | fish | pie
+tool deep: bucket | net
+tool far: raft | plank
+tool shut: key | hammer
+tool taken: pie | fish
 solution high: {He} <loudly> climbed up it and got the {want}.
 solution deep: {He} <loudly> let it down and got the {want}.
 solution far: {He} <loudly> crossed on it and got the {want}.
@@ -107,29 +110,25 @@ did hat: wore it near <find>
 did cake: ate it with <find>
 did sled: rode it with <find>
 did poem: read it to <find>
-moral brave: Be brave, and you can face <find>.
-    | A brave {child} is not afraid of <find>.
-moral kind: Be kind, and you can win <find>.
-    | A kind {child} is good to <find>.
-moral clever: Be clever, and you can use <find>.
-    | A clever {child} learns from <find>.
-moral patient: Be patient, and you can have <find>.
-    | A patient {child} waits for <find>.
+moral brave: Be brave, and you can face <find>. | A brave {child} can face <find>.
+moral kind: Be kind, and you can help <find>. | A kind {child} can help <find>.
+moral clever: Be clever, and you can use <find>. | A clever {child} can use <find>.
+moral patient: Be patient, and you can get <find>. | A patient {child} can wait for <find>.
 
 find: a <look> <thing> | a <look> <colour> <thing> | a <mood> <creature>
     | <two> <colour> <thing>s | <two> <mood> <creature>s
 look: big | cold | dusty | flat | grand | hard | long | mossy | new | pale | rusty | soft | tiny
-    | wide | broken | damp | fine | heavy | plain | shiny
+    | wide | bent | damp | fine | heavy | plain | shiny
 mood: bold | calm | dizzy | fussy | glad | happy | jolly | keen | lazy | mad | noisy | proud
     | quick | sad | tired | wise | young | shy | funny | busy
-colour: red | blue | green | white | pink | yellow | silver | black | golden | cream
-two: two | three | four | five | six | seven | nine | ten
-thing: bag | bead | bowl | cap | coin | cup | doll | fan | fork | gem | glove | hoop | jar | jug
-    | kettle | lid | map | mug | nail | nut | pan | pin | pot | ring | rug | sock | tub | vase
-    | wig | belt | comb | apple
-creature: bat | bee | crab | cow | cub | duck | dove | eel | gull | hawk | jay | kid | lion | mole
-    | moth | newt | owl | pig | rat | robin | seal | snail | swan | toad | vole | wasp | yak | ant
-    | kitten | tiger | rabbit | zebra
+colour: red | blue | green | white | pink | tan | black | gold | cream | brown
+two: two | four | five | six | nine | ten | some | many
+thing: bag | bead | bowl | cap | coin | cup | doll | fan | fork | gem | glove | hoop | jar | jug | keg
+    | lid | map | mug | nail | nut | pan | pin | pot | ring | rug | sock | tub | vase | wig | belt
+    | comb | axe
+creature: bat | bee | crab | cow | cub | duck | dove | eel | gull | hawk | jay | kid | lion | mole | moth
+    | newt | owl | pig | rat | robin | seal | snail | swan | toad | vole | wasp | yak | ant | elk
+    | hog | pup | ram
 weather: sunny | windy | rainy | foggy | misty | cool
 time: dawn | noon | dusk | night
 went: went | ran | rode | crept

@@ -42,7 +42,7 @@ class Dataset:
         self.train = tokens[: len(tokens) - held_out]
         self.held_out = tokens[len(tokens) - held_out :]
         if len(self.train) <= block_size or held_out < 2:
-            needed = max(20, -(-(block_size + 1) * 10 // 9))
+            needed = max(20, block_size + 1 + block_size // 9)
             raise InputError(
                 f"block_size={block_size} needs at least {needed} tokens, a tenth of them held "
                 f"out; the text has {len(tokens)}: give a longer text or a smaller block_size"

@@ -1,0 +1,275 @@
+"""The whole model: gradients, PyTorch's numbers, both backends, what users may do wrong."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import safetensors
+from smallmind.config import ModelConfig
+from tests.gradcheck import random_direction
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+BACKENDS = ("numba", "numpy")
+
+
+def small_model(**settings):
+    defaults = {"vocab_size": 11, "block_size": 7, "n_embd": 12, "n_layer": 2, "n_head": 3}
+    return smallmind.TransformerModel(**{**defaults, **settings})
+
+
+def batch(model, B=2, T=None, seed=0):
+    random = np.random.default_rng(seed)
+    T = model.config.block_size if T is None else T
+    data = random.integers(0, model.config.vocab_size, (B, T + 1)).astype(np.int32)
+    return data[:, :-1], data[:, 1:]
+
+
+def training_loss(model, ids, targets, passes):
+    """The loss with the dropout masks of pass number `passes`; gradients are added and ignored."""
+    model.passes = passes
+    return model.loss_and_gradients(ids, targets)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("tie_weights", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradient_of_every_parameter(dropout, tie_weights, bias):
+    model = small_model(
+        dropout=dropout, tie_weights=tie_weights, bias=bias, backend="numpy", dtype=np.float64
+    )
+    # Away from the initialisation, where gains are 1 and biases 0.
+    random = np.random.default_rng(1)
+    for value in model.parameters.values():
+        value += 0.3 * random.standard_normal(value.shape)
+    ids, targets = batch(model, T=6)
+    training_loss(model, ids, targets, passes=5)
+    gradients = {name: gradient.copy() for name, gradient in model.gradients.items()}
+    h = 1e-5
+    for name, value in model.parameters.items():
+        direction = random_direction(random, value)
+        losses = []
+        for sign in (1, -2):
+            value += sign * h * direction
+            losses.append(training_loss(model, ids, targets, passes=5))
+        value += h * direction
+        numerical = (losses[0] - losses[1]) / (2 * h)
+        actual = float(np.vdot(gradients[name], direction))
+        scale = max(abs(numerical), np.linalg.norm(gradients[name]) / np.sqrt(value.size))
+        assert abs(actual - numerical) <= 1e-6 * scale, name
+
+
+def load_golden(name, backend, dtype=np.float32):
+    tensors, metadata = safetensors.read(GOLDEN / f"{name}.safetensors")
+    config = ModelConfig(**safetensors.from_json(metadata["config"]))
+    model = smallmind.TransformerModel(
+        **dataclasses.asdict(config), backend=backend, dtype=dtype
+    )
+    for parameter, value in model.parameters.items():
+        value[...] = tensors[f"parameters/{parameter}"]
+    return model, tensors
+
+
+def relative_error(actual, expected):
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_pytorch_gives_the_same_logits_loss_and_gradients(name, backend):
+    model, golden = load_golden(name, backend)
+    ids, targets = golden["ids"], golden["targets"]
+    assert relative_error(model.forward(ids), golden["logits"].reshape(*ids.shape, -1)) < 1e-5
+    assert model.loss(ids, targets) == pytest.approx(golden["loss"][0], rel=1e-5)
+    assert model.loss_and_gradients(ids, targets) == pytest.approx(golden["loss"][0], rel=1e-5)
+    for parameter, gradient in model.gradients.items():
+        assert relative_error(gradient, golden[f"gradients/{parameter}"]) < 1e-5, parameter
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_pytorch_gives_the_same_ten_losses_of_training(name, backend):
+    model, golden = load_golden(name, backend)
+    optimizer = smallmind.AdamW(model, 1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    losses = []
+    for _ in golden["losses"]:
+        losses.append(model.loss_and_gradients(golden["ids"], golden["targets"]))
+        optimizer.step(max_grad_norm=1.0)
+    np.testing.assert_allclose(losses, golden["losses"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_both_backends_train_alike(dropout):
+    losses = {}
+    for backend in BACKENDS:
+        model = small_model(dropout=dropout, backend=backend, seed=3)
+        optimizer = smallmind.AdamW(model, 1e-2)
+        losses[backend] = []
+        for step in range(20):
+            losses[backend].append(model.loss_and_gradients(*batch(model, seed=step)))
+            optimizer.step(1.0)
+    np.testing.assert_allclose(losses["numba"], losses["numpy"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("tie_weights", [True, False])
+def test_the_first_loss_is_that_of_guessing(tie_weights):
+    model = smallmind.TransformerModel(65, 32, 64, 2, 4, tie_weights=tie_weights)
+    assert model.loss(*batch(model, B=8)) == pytest.approx(math.log(65), abs=0.1)
+
+
+def test_sixteen_samples_are_memorised():
+    model = smallmind.TransformerModel(20, 16, 64, 2, 4)
+    ids, targets = batch(model, B=16)
+    # Later tokens are a function of what comes before only if no two samples begin alike.
+    ids[:, 0] = np.arange(16)
+    optimizer = smallmind.AdamW(model, 3e-3, weight_decay=0.0)
+    for _ in range(200):
+        model.loss_and_gradients(ids, targets)
+        optimizer.step(1.0)
+    assert model.loss(ids, targets) < 0.05
+
+
+def test_gradients_are_added_and_cleared():
+    model = small_model()
+    ids, targets = batch(model)
+    model.loss_and_gradients(ids, targets)
+    once = {name: gradient.copy() for name, gradient in model.gradients.items()}
+    model.loss_and_gradients(ids, targets)
+    for name, gradient in model.gradients.items():
+        np.testing.assert_allclose(gradient, 2 * once[name], rtol=1e-4, atol=1e-7)
+    model.zero_gradients()
+    assert not any(gradient.any() for gradient in model.gradients.values())
+
+
+def test_scale_multiplies_the_gradients_and_not_the_loss():
+    model = small_model(backend="numpy", dtype=np.float64)
+    ids, targets = batch(model)
+    loss = model.loss_and_gradients(ids, targets)
+    once = model.flat.gradients.copy()
+    model.zero_gradients()
+    assert model.loss_and_gradients(ids, targets, scale=0.25) == loss
+    np.testing.assert_allclose(model.flat.gradients, 0.25 * once, atol=1e-15)
+
+
+def test_parameters_and_gradients_are_views_of_one_flat_vector_each():
+    model = small_model()
+    for mapping, flat in (
+        (model.parameters, model.flat.values),
+        (model.gradients, model.flat.gradients),
+    ):
+        for name, array in mapping.items():
+            assert np.shares_memory(array, flat), name
+            assert array.dtype == np.float32
+            assert array.ctypes.data % 64 == flat.ctypes.data % 64
+        flat[:] = 7
+        assert all((array == 7).all() for array in mapping.values())
+        next(iter(mapping.values()))[...] = 8
+        assert (flat == 8).any()
+
+
+def test_a_step_returns_every_array_that_it_rents():
+    model = small_model(dropout=0.1)
+    pool = model.workspace.pool
+    ids, targets = batch(model)
+    rented = len(pool._rented)
+    for call in (model.loss_and_gradients, model.loss, model.losses):
+        call(ids, targets)
+        assert len(pool._rented) == rented
+    model.forward(ids)
+    assert len(pool._rented) == rented
+    misses = pool.misses
+    model.loss_and_gradients(ids, targets)
+    assert pool.misses == misses
+
+
+def test_stale_memory_is_never_read():
+    losses = []
+    for poison in (0.0, np.nan):
+        model = small_model(dropout=0.2)
+        pool = model.workspace.pool
+        for _ in range(2):
+            model.passes = 0
+            model.zero_gradients()
+            for arrays in pool._free.values():
+                for array in arrays:
+                    array[:] = poison
+            loss = model.loss_and_gradients(*batch(model))
+        losses.append((loss, model.flat.gradients.tobytes()))
+    assert losses[0] == losses[1]
+
+
+def test_dropout_is_off_outside_training_and_new_at_every_pass():
+    model = small_model(dropout=0.5)
+    ids, targets = batch(model)
+    assert model.loss(ids, targets) == model.loss(ids, targets)
+    losses = [model.loss_and_gradients(ids, targets) for _ in range(3)]
+    assert len({*losses, model.loss(ids, targets)}) == 4
+
+
+def test_weights_follow_from_the_seed():
+    values = [small_model(seed=seed).flat.values.tobytes() for seed in (1, 1, 2)]
+    assert values[0] == values[1] != values[2]
+
+
+def test_logits_do_not_depend_on_later_tokens():
+    model = small_model()
+    ids, _ = batch(model, B=1)
+    changed = ids.copy()
+    changed[0, 4:] = (changed[0, 4:] + 1) % 11
+    before, after = model.forward(ids), model.forward(changed)
+    np.testing.assert_array_equal(before[0, :4], after[0, :4])
+    assert (before[0, 4:] != after[0, 4:]).any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"tie_weights": False, "bias": False}])
+def test_save_and_load(tmp_path, settings):
+    model = small_model(seed=9, **settings)
+    model.save(tmp_path / "model.safetensors")
+    loaded = smallmind.TransformerModel.load(tmp_path / "model.safetensors")
+    assert loaded.config == model.config
+    assert loaded.flat.values.tobytes() == model.flat.values.tobytes()
+
+
+def test_loading_another_file_is_one_clear_line(tmp_path):
+    safetensors.write(tmp_path / "other", {"x": np.zeros(3, np.float32)}, {})
+    with pytest.raises(smallmind.InputError, match="not a model saved by smallmind"):
+        smallmind.TransformerModel.load(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.zeros((1, 8), int), "8 tokens are more than block_size=7"),
+        (np.zeros(3, int), r"\(3,\); they must be \(B, T\)"),
+        (np.zeros((0, 3), int), "not empty"),
+        (np.full((1, 3), 11), "from 0 to vocab_size - 1 = 10"),
+        (np.full((1, 3), -1), "from 0 to vocab_size - 1 = 10"),
+    ],
+)
+def test_wrong_ids_are_refused(ids, message):
+    with pytest.raises(smallmind.InputError, match=message):
+        small_model().forward(ids)
+
+
+def test_targets_of_another_shape_are_refused():
+    model = small_model()
+    with pytest.raises(smallmind.InputError, match=r"targets have shape \(2, 5\), ids \(2, 7\)"):
+        model.loss_and_gradients(batch(model)[0], batch(model, T=5)[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_embd": 13}, "n_embd=13 must be a multiple of n_head=3, for example 12"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0.0 and below 1.0"),
+        ({"n_layer": 0}, "n_layer=0 must be at least 1"),
+        ({"backend": "cuda"}, "backend='cuda' must be numba or numpy"),
+        ({"dtype": np.float64}, "needs backend='numpy'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(smallmind.InputError, match=message):
+        small_model(**settings)

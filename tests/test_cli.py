@@ -1,0 +1,195 @@
+"""The commands as a user types them, in processes of their own where that matters."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from smallmind import safetensors
+from smallmind.cli import main
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+SMALL = [
+    "--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2", "--batch-size", "4",
+    "--steps", "30", "--val-every", "20", "--val-batches", "2", "--warmup-steps", "5",
+]  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "cats.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The directory of a finished run."""
+    root = tmp_path_factory.mktemp("cli")
+    (root / "cats.txt").write_text(TEXT, encoding="utf-8")
+    assert main(["train", str(root / "cats.txt"), *SMALL, "--out", str(root / "run")]) == 0
+    return root / "run"
+
+
+def test_train_tells_what_it_does(text, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["train", text, *SMALL, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "Model", "token embedding", "parameters", "Data", "2,880", "vocabulary", "held out", "Run",
+        "tokens a step", "threads", "instruction set", "step 30/30", "held-out text",
+        "bits a character", "It writes:", f"The run is in {out}",
+        f'Next: smallmind generate --run {out} --prompt "the"',
+    ):  # fmt: skip
+        assert words in printed, words
+    assert "\r" not in printed  # no terminal, no line that is rewritten
+
+
+def test_the_run_directory_is_readable_by_other_programs(run):
+    names = {path.name for path in run.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "model.safetensors", "samples.txt"}
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
+    assert config["training"]["steps"] == 30 and config["training"]["learning_rate"] == 1e-3
+    assert config["run"]["batch_size"] == 4 and config["run"]["out"] == str(run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "lr" in line]
+    evaluations = [line for line in lines if "val_loss" in line]
+    assert [line["step"] for line in steps] == [1, 10, 20, 30]
+    assert [line["step"] for line in evaluations] == [20, 30]
+    assert set(steps[0]) == {
+        "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds",
+    }  # fmt: skip
+    assert set(evaluations[0]) == {"step", "train_loss", "val_loss"}
+    tensors, metadata = safetensors.read(run / "model.safetensors")
+    assert tensors["blocks.0.attention.qkv.weight"].shape == (16, 48)
+    assert json.loads(metadata["config"])["n_layer"] == 1
+    assert json.loads(metadata["tokenizer"])["kind"] == "char"
+    assert (run / "samples.txt").read_text(encoding="utf-8").startswith("--- step 30\n")
+
+
+def test_generate_streams_the_same_text_for_the_same_seed(run, capsys):
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert main(["generate", "--run", str(run), "--prompt", "the ", "--seed", seed]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("the ")
+    assert len(texts[0]) == len("the ") + 500 + 1
+
+
+def test_evaluate_measures_the_held_out_part(run, capsys):
+    assert main(["evaluate", "--run", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "cats, the held-out part" in printed and " 287 " in printed
+    for words in ("nats a token", "bits a character", "perplexity"):
+        assert words in printed
+    assert "floor" not in printed
+
+
+def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
+    (tmp_path / "other.txt").write_text("the mat sat on the cat.\n", encoding="utf-8")
+    assert main(["evaluate", "--run", str(run), str(tmp_path / "other.txt")]) == 0
+    printed = capsys.readouterr().out
+    assert "other, all of it" in printed and " 23 " in printed
+
+
+def test_numpy_and_bytes(text, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    options = ["--backend", "numpy", "--tokenizer", "byte", "--no-bias", "--no-tie-weights"]
+    assert main(["train", text, *SMALL, *options, "--dropout", "0.1", "--out", out]) == 0
+    assert "plain NumPy" in capsys.readouterr().out
+    assert main(["generate", "--run", out, "--prompt", "é", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("é")
+
+
+def test_the_default_directory_is_new_each_time(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["train", text, *SMALL]) == 0
+    capsys.readouterr()
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names[0].endswith("-cats") and names[1].endswith("-cats-2")
+
+
+def assert_refused(capsys, arguments, message):
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1 and "Traceback" not in printed.err
+
+
+def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_text("too short", encoding="utf-8")
+    (tmp_path / "binary").write_bytes(b"ab\xfe")
+    cases = [
+        (["train", str(tmp_path / "none")], "does not exist"),
+        (["train", str(tmp_path)], "is a directory"),
+        (["train", str(tmp_path / "empty")], "is empty"),
+        (["train", str(tmp_path / "short")], "block_size=64 needs at least 72 tokens"),
+        (["train", str(tmp_path / "binary")], "byte 0xfe at offset 2"),
+        (["train", text, "--out", str(run)], "already holds a run"),
+        (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
+        (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
+        (["generate", "--run", str(tmp_path / "none")], "is not the directory of a run"),
+        (["generate", "--run", str(tmp_path)], "cannot read"),
+        (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
+        (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be above 0"),
+        (["evaluate", "--run", str(tmp_path)], "cannot read"),
+        (["evaluate", "--run", str(run), str(tmp_path / "none")], "does not exist"),
+    ]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for arguments, message in cases:
+        assert_refused(capsys, arguments, message)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_every_field_of_the_configs_is_a_flag(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--help"])
+    assert exit_.value.code == 0
+    printed = capsys.readouterr().out
+    for flag in (
+        "--block-size", "--batch-size", "--n-layer", "--n-head", "--n-embd", "--dropout",
+        "--steps", "--learning-rate", "--min-lr", "--warmup-steps", "--weight-decay", "--beta1",
+        "--beta2", "--max-grad-norm", "--grad-accum-steps", "--val-every", "--val-batches",
+        "--seed", "--tie-weights", "--no-tie-weights", "--bias", "--no-bias", "--threads",
+        "--backend", "--tokenizer", "--out", "--log-every",
+    ):  # fmt: skip
+        assert flag in printed, flag
+
+
+def command(*arguments, **settings):
+    environment = {**os.environ, **settings.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "smallmind", *arguments],
+        capture_output=True, env=environment, timeout=300, check=False, **settings,
+    )  # fmt: skip
+
+
+def test_a_console_without_unicode(tmp_path):
+    text = tmp_path / "greek.txt"
+    text.write_text("αβγδε αβγδε\n" * 50, encoding="utf-8")
+    result = command(
+        "train", str(text), *SMALL, "--out", str(tmp_path / "run"),
+        env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert b"+---" in result.stdout and result.stdout.isascii()
+
+
+def test_a_reader_that_goes_away(run):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smallmind", "generate", "--run", str(run), "--max-tokens", "3000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert b"Traceback" not in errors

@@ -1,0 +1,37 @@
+import dataclasses
+
+import pytest
+
+from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
+
+
+@pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig])
+def test_defaults_are_allowed_and_frozen(config):
+    made = config()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, dataclasses.fields(config)[0].name, 1)
+    assert all(field.metadata["help"] for field in dataclasses.fields(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "message"),
+    [
+        (ModelConfig, {"n_head": 0}, "n_head=0 must be at least 1"),
+        (ModelConfig, {"n_embd": 130}, "n_embd=130 must be a multiple of n_head=4, for example 128"),
+        (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
+        (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0.0 and below 1.0"),
+        (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),
+        (TrainingConfig, {"learning_rate": float("nan")}, "learning_rate=nan must be at least 0"),
+        (TrainingConfig, {"learning_rate": float("inf")}, "learning_rate=inf must be at least 0"),
+        (TrainingConfig, {"min_lr": 0.1}, "min_lr=0.1 must be at most learning_rate=0.001"),
+        (TrainingConfig, {"beta1": 1.0}, "beta1=1.0 must be at least 0.0 and below 1.0"),
+        (TrainingConfig, {"steps": -1}, "steps=-1 must be at least 0"),
+        (RunConfig, {"tokenizer": "word"}, "tokenizer='word' must be one of char, byte"),
+        (RunConfig, {"seed": -1}, "seed=-1 must be at least 0"),
+        (RunConfig, {"threads": 0}, "threads=0 must be at least 1"),
+    ],
+)
+def test_what_is_out_of_range_is_named_with_its_value_and_range(config, settings, message):
+    with pytest.raises(InputError) as error:
+        config(**settings)
+    assert str(error.value).startswith(message)

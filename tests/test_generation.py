@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+
+from smallmind import InputError, Tokenizer, Training, TransformerModel, generate
+from smallmind.generation import choose, stream
+
+TEXT = "abcdefgh" * 200
+
+
+@pytest.fixture(scope="module")
+def trained():
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 12, 32, 1, 2)
+    Training(model, tokenizer, TEXT, batch_size=8).train(
+        steps=150, learning_rate=5e-3, warmup_steps=10, val_every=0
+    )
+    return model, tokenizer
+
+
+def test_greedy_goes_on_as_the_text_does_past_the_block_size(trained):
+    text = generate(*trained, prompt="cde", max_tokens=40, temperature=0)
+    assert text == ("abcdefgh" * 6)[2 : 2 + 43]
+
+
+def test_a_prompt_longer_than_the_block_size(trained):
+    prompt = "abcdefgh" * 4 + "abc"
+    assert generate(*trained, prompt=prompt, max_tokens=3, temperature=0) == prompt + "def"
+
+
+def test_the_same_seed_gives_the_same_text(trained):
+    def text(seed):
+        return generate(*trained, prompt="a", max_tokens=50, temperature=3.0, seed=seed)
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_top_k_of_one_is_greedy(trained):
+    text = generate(*trained, prompt="a", max_tokens=30, temperature=5.0, top_k=1)
+    assert text == generate(*trained, prompt="a", max_tokens=30, temperature=0)
+
+
+def test_stream_yields_piece_by_piece(trained):
+    pieces = list(stream(*trained, prompt="ab", max_tokens=5, temperature=0))
+    assert pieces == list("cdefg")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": "abX"}, "never seen the character 'X'"),
+        ({"max_tokens": -1}, "max_tokens=-1 must be at least 0"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
+        ({"temperature": float("nan")}, "temperature=nan must be at least 0"),
+        ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
+    ],
+)
+def test_wrong_settings_are_refused(trained, settings, message):
+    with pytest.raises(InputError, match=message):
+        generate(*trained, **{"prompt": "a", **settings})
+
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+
+
+def frequencies(n=4000, **settings):
+    settings = {"temperature": 1.0, "top_k": None, "top_p": None, **settings}
+    drawn = [choose(LOGITS, **settings, uniform=(i + 0.5) / n) for i in range(n)]
+    return np.bincount(drawn, minlength=4) / n
+
+
+def test_tokens_are_drawn_with_their_probabilities():
+    np.testing.assert_allclose(frequencies(), [0.1, 0.4, 0.2, 0.3], atol=1e-3)
+
+
+def test_temperature_sharpens_and_flattens():
+    np.testing.assert_allclose(
+        frequencies(temperature=0.5), np.array([1, 16, 4, 9]) / 30, atol=1e-3
+    )
+    np.testing.assert_allclose(frequencies(temperature=1e6), 0.25, atol=1e-3)
+    np.testing.assert_allclose(frequencies(temperature=1e-6), [0, 1, 0, 0])
+
+
+def test_top_k_keeps_the_likeliest():
+    np.testing.assert_allclose(frequencies(top_k=2), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
+    np.testing.assert_allclose(frequencies(top_k=99), frequencies())
+
+
+def test_top_p_keeps_the_fewest_that_reach_it():
+    np.testing.assert_allclose(frequencies(top_p=0.3), [0, 1, 0, 0])
+    np.testing.assert_allclose(frequencies(top_p=0.6), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
+    np.testing.assert_allclose(frequencies(top_p=1.0), frequencies())

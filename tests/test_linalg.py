@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError
+
+random = np.random.default_rng(0)
+A = random.standard_normal((5, 7), dtype=np.float32)
+B = random.standard_normal((7, 9), dtype=np.float32)
+CASES = [
+    (smallmind.matmul, A, B),
+    (smallmind.matmul_transpose_a, np.ascontiguousarray(A.T), B),
+    (smallmind.matmul_transpose_b, A, np.ascontiguousarray(B.T)),
+]
+
+
+@pytest.mark.parametrize(("product", "a", "b"), CASES)
+def test_products(product, a, b):
+    np.testing.assert_allclose(product(a, b), A @ B, rtol=1e-5, atol=1e-5)
+    out = np.full((5, 9), np.nan, np.float32)
+    assert product(a, b, out=out) is out
+    np.testing.assert_allclose(out, A @ B, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("product", "a", "b"), CASES)
+def test_other_layouts_and_types_are_converted(product, a, b):
+    for given_a in (np.asfortranarray(a), a.astype(np.float64), np.repeat(a, 2, axis=1)[:, ::2]):
+        np.testing.assert_allclose(product(given_a, b), A @ B, rtol=1e-5, atol=1e-5)
+    frozen = a.copy()
+    frozen.flags.writeable = False
+    np.testing.assert_allclose(product(frozen, b), A @ B, rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_named():
+    with pytest.raises(InputError, match=r"matmul: shapes \(5, 7\) and \(5, 7\) do not fit"):
+        smallmind.matmul(A, A)
+    with pytest.raises(InputError, match=r"matmul_transpose_b: shapes \(5, 7\) and \(7, 9\)"):
+        smallmind.matmul_transpose_b(A, B)
+    with pytest.raises(InputError, match="do not fit"):
+        smallmind.matmul(A[0], B)
+
+
+@pytest.mark.parametrize(
+    "out", [np.zeros((5, 8), "f"), np.zeros((5, 9)), np.zeros((9, 5), "f").T]
+)
+def test_a_wrong_out_is_refused(out):
+    with pytest.raises(InputError, match=r"out must be C-contiguous float32 of shape \(5, 9\)"):
+        smallmind.matmul(A, B, out=out)
+
+
+def test_an_out_that_overlaps_is_refused():
+    square = np.eye(4, dtype=np.float32)
+    with pytest.raises(InputError, match="must not overlap"):
+        smallmind.matmul(square, square, out=square)

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smallmind import InputError, Tokenizer
+
+
+def test_characters_are_sorted():
+    tokenizer = Tokenizer("banana!")
+    assert tokenizer.characters == "!abn"
+    assert tokenizer.vocab_size == 4
+    ids = tokenizer.encode("nab")
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [3, 1, 2]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_what_is_encoded_decodes_to_itself(text):
+    for tokenizer in (Tokenizer(text), Tokenizer(kind="byte")):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_state_makes_the_same_tokenizer(text):
+    for tokenizer in (Tokenizer(text), Tokenizer(kind="byte")):
+        again = Tokenizer.from_state(tokenizer.state())
+        assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+def test_an_unknown_character_is_named():
+    for unknown in ("é", "a", "😀"):
+        with pytest.raises(InputError, match=f"never seen the character '{unknown}' .*position 2"):
+            Tokenizer("xyz").encode("xy" + unknown)
+
+
+def test_bytes_stream_as_whole_characters():
+    tokenizer = Tokenizer(kind="byte")
+    assert tokenizer.vocab_size == 256
+    pieces = list(tokenizer.stream(tokenizer.encode("é€")))
+    assert pieces == ["", "é", "", "", "€", ""]
+
+
+def test_bytes_that_are_no_character_are_replaced():
+    assert Tokenizer(kind="byte").decode([0xE2, 0x82, 65]) == "\ufffdA"
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(InputError, match="tokenizer='word' must be one of char, byte"):
+        Tokenizer("", kind="word")

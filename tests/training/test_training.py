@@ -1,0 +1,199 @@
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.training.evaluation import evaluate
+from smallmind.training.training import EvaluationRecord, StepRecord
+
+TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
+SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
+
+
+def small_training(batch_size=4, seed=1, **settings):
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, seed=seed, **settings)
+    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=seed)
+
+
+def test_records_and_a_falling_loss():
+    config = TrainingConfig(
+        steps=60, warmup_steps=5, learning_rate=3e-3, val_every=25, val_batches=2, log_every=20
+    )
+    records = list(small_training().steps(config))
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    evaluations = [record for record in records if isinstance(record, EvaluationRecord)]
+    assert [record.step for record in steps] == [1, 20, 40, 60]
+    assert [record.step for record in evaluations] == [25, 50, 60]
+    assert steps[0].loss == pytest.approx(math.log(len(set(TEXT))), abs=0.1)
+    assert evaluations[-1].val_loss < evaluations[0].val_loss < steps[0].loss
+    assert evaluations[-1].val_loss < 1.5
+    assert all(record.grad_norm > 0 and record.tokens_per_second > 0 for record in steps)
+    elapsed = [record.elapsed_seconds for record in steps]
+    assert elapsed == sorted(elapsed)
+    assert steps[-1].lr < steps[1].lr
+
+
+def test_the_same_seed_gives_the_same_bits():
+    weights = []
+    for seed in (1, 1, 2):
+        training = small_training(seed=seed, dropout=0.1)
+        training.train(steps=5, val_every=2, val_batches=1)
+        weights.append(training.model.flat.values.tobytes())
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_evaluations_do_not_change_what_is_learnt():
+    weights = []
+    for every in (0, 1):
+        training = small_training(dropout=0.1)
+        training.train(steps=5, val_every=every, val_batches=2)
+        weights.append(training.model.flat.values.tobytes())
+    assert weights[0] == weights[1]
+
+
+def test_accumulated_batches_equal_one_large_batch():
+    tokenizer = Tokenizer(TEXT)
+    one, four = (
+        TransformerModel(
+            tokenizer.vocab_size, 16, 32, 1, 2, backend="numpy", dtype=np.float64
+        )
+        for _ in range(2)
+    )
+    training = Training(four, tokenizer, TEXT, batch_size=4)
+    loss = training._accumulate(step=3, batches=4)
+    batches = [training.dataset.batch(number) for number in range(8, 12)]
+    ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
+    np.testing.assert_allclose(four.flat.gradients, one.flat.gradients, atol=1e-14)
+
+
+def test_the_caller_may_stop_and_keep_the_model():
+    training = small_training()
+    for record in training.steps(TrainingConfig(steps=1000, log_every=1, val_every=0)):
+        if record.step == 3:
+            break
+    assert training.model.passes == 3
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoilt():
+    training = small_training()
+    training.model.parameters["final_norm.weight"][0] = np.nan
+    before = training.model.flat.values.copy()
+    with pytest.raises(FloatingPointError, match="loss became nan at step 1: lower the learning"):
+        training.train(steps=3)
+    np.testing.assert_array_equal(training.model.flat.values, before)
+
+
+def test_what_does_not_fit_is_refused():
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2)
+    with pytest.raises(InputError, match="block_size=17 must be at most the model's, 16"):
+        Training(model, tokenizer, TEXT, block_size=17)
+    with pytest.raises(InputError, match="block_size=16 needs at least"):
+        Training(model, tokenizer, "the cat")
+    with pytest.raises(InputError, match="never seen the character 'X'"):
+        Training(model, tokenizer, TEXT + "X")
+    with pytest.raises(InputError, match=r"the tokenizer has 256 tokens, the model only"):
+        Training(model, Tokenizer(kind="byte"), TEXT)
+
+
+def test_training_on_shorter_windows_than_the_model_has():
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2)
+    training = Training(model, tokenizer, TEXT, block_size=8, batch_size=2)
+    assert training.dataset.batch(0)[0].shape == (2, 8)
+    training.train(steps=2, val_batches=1)
+
+
+def test_adamw_decays_matrices_and_nothing_else():
+    model = TransformerModel(5, 4, 8, 1, 2)
+    for value in model.parameters.values():
+        value[...] = 1
+    optimizer = smallmind.AdamW(model, learning_rate=0.1, weight_decay=0.5)
+    norm = optimizer.step()  # all gradients are zero: decay alone
+    assert norm == 0
+    for name, value in model.parameters.items():
+        expected = 0.95 if value.ndim == 2 else 1.0
+        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
+    assert model.parameters["token_embedding.weight"][0, 0] == np.float32(0.95)
+
+
+def test_adamw_returns_the_norm_and_clips_to_it():
+    updates = []
+    for scale in (1.0, 1000.0):
+        model = TransformerModel(5, 4, 8, 1, 2)
+        before = model.flat.values.copy()
+        random = np.random.default_rng(0)
+        for gradient in model.gradients.values():
+            gradient[...] = scale * random.standard_normal(gradient.shape)
+        expected = np.linalg.norm(model.flat.gradients)
+        optimizer = smallmind.AdamW(model, weight_decay=0.0, eps=1.0)
+        assert optimizer.step(max_grad_norm=1.0) == pytest.approx(expected, rel=1e-6)
+        assert not model.flat.gradients.any()
+        assert np.linalg.norm(optimizer.m) == pytest.approx(0.1, rel=1e-4)
+        updates.append(model.flat.values - before)
+    # Clipped to the same norm, both are the same step.
+    np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
+
+
+class CountingModel:
+    """Predicts nothing; its loss of a token is the number of tokens before it in the window."""
+
+    def __init__(self, block_size):
+        self.config = dataclasses.make_dataclass("C", ["block_size"])(block_size)
+        self.seen = []
+
+    def losses(self, ids, targets):
+        np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
+        self.seen += [list(row) for row in targets]
+        return np.tile(np.arange(ids.shape[1], dtype=np.float32), (len(ids), 1))
+
+
+@pytest.mark.parametrize("n", [2, 3, 9, 10, 11, 40, 41, 43, 44])
+def test_evaluation_counts_every_token_once_with_half_a_window_before_it(n):
+    model = CountingModel(block_size=8)
+    tokens = np.arange(n)
+    result = evaluate(model, tokens, characters=n, batch_size=3)
+    assert result.tokens == n - 1
+    # The first window counts whole, later ones only what was not counted: at least 4 tokens in.
+    first = min(8, n - 1)
+    total, counted = sum(range(first)), first
+    places = []
+    for row in model.seen[1:]:
+        fresh = [place for place, token in enumerate(row) if token > counted]
+        places += fresh
+        total += sum(fresh)
+        counted += len(fresh)
+    assert counted == n - 1
+    assert all(place >= 4 for place in places)
+    assert result.loss == pytest.approx(total / (n - 1))
+
+
+def test_evaluation_in_other_units():
+    model = CountingModel(block_size=1)
+    result = dataclasses.replace(
+        evaluate(model, np.arange(9), characters=9), loss=math.log(2), tokens=8, characters=4
+    )
+    assert result.bits_per_character == pytest.approx(2)
+    assert result.perplexity == pytest.approx(2)
+    with pytest.raises(InputError, match="at least 2 tokens; the text has 1"):
+        evaluate(model, np.arange(1), characters=1)
+
+
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")
+def test_shakespeare_is_learnt():
+    text = SHAKESPEARE.read_text(encoding="utf-8")
+    tokenizer = Tokenizer(text)
+    model = TransformerModel(
+        tokenizer.vocab_size, 64, 128, 4, 4, seed=1337, bias=False, tie_weights=True
+    )
+    training = Training(model, tokenizer, text)
+    records = training.train(steps=250, val_every=0, learning_rate=1e-3, min_lr=1e-4)
+    assert training.evaluate(250, 20).val_loss < 2.45
+    assert records[-1].step == 250
