@@ -1,13 +1,13 @@
 """A transformer training engine in NumPy and Numba that runs on the CPU.
 
-    import smallmind
+import smallmind
 
-    text = open("book.txt", encoding="utf-8").read()
-    tokenizer = smallmind.Tokenizer(text)
-    model = smallmind.TransformerModel(tokenizer.vocab_size, 64, 128, 4, 4)
-    training = smallmind.Training(model, tokenizer, text)
-    training.train(steps=500)
-    print(smallmind.generate(model, tokenizer, "The "))
+text = open("book.txt", encoding="utf-8").read()
+tokenizer = smallmind.Tokenizer(text)
+model = smallmind.TransformerModel(tokenizer.vocab_size, 64, 128, 4, 4)
+training = smallmind.Training(model, tokenizer, text)
+training.train(steps=500)
+print(smallmind.generate(model, tokenizer, "The "))
 """
 
 import importlib

@@ -157,7 +157,7 @@ def _train(options: argparse.Namespace) -> int:
     if interrupted:
         console.line(f"Interrupted after step {step}; the model as it is now was saved.")
     else:
-        _show_result(console, model, tokenizer, text, training.dataset, run_config)
+        _show_result(console, model, tokenizer, training.dataset, run_config)
         _show_sample(console, model, tokenizer, directory, training_config.steps, run_config.seed)
     console.line(f"The run is in {path}")
     console.line(f'Next: smallmind generate --run {path} --prompt "{_suggested_prompt(text)}"')
@@ -294,7 +294,6 @@ def _show_result(
     console: Console,
     model: "TransformerModel",
     tokenizer: "Tokenizer",
-    text: str,
     dataset: "Dataset",
     run: RunConfig,
 ) -> None:

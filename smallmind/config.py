@@ -28,13 +28,15 @@ def setting(
 
 
 def _check(config: Any) -> None:
-    """Raises InputError naming field, value and what is allowed, for the first field that is wrong."""
+    """InputError naming field, value and what is allowed, for the first field that is wrong."""
     for field in dataclasses.fields(config):
         value, limits = getattr(config, field.name), field.metadata
         if value is None:
             continue
         if limits["choices"] and value not in limits["choices"]:
-            raise InputError(f"{field.name}={value!r} must be one of {', '.join(limits['choices'])}")
+            raise InputError(
+                f"{field.name}={value!r} must be one of {', '.join(limits['choices'])}"
+            )
         if field.type in (int, int | None) and (isinstance(value, bool) or int(value) != value):
             raise InputError(f"{field.name}={value!r} must be a whole number")
         low, high, below = limits["low"], limits["high"], limits["below"]
@@ -78,7 +80,8 @@ class ModelConfig:
         if self.n_embd % self.n_head:
             near = max(1, round(self.n_embd / self.n_head)) * self.n_head
             raise InputError(
-                f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, for example {near}"
+                f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
+                f"for example {near}"
             )
 
 

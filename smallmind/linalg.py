@@ -9,7 +9,7 @@ from smallmind.kernels import matmul as kernels
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """a (M, K), b (K, N) -> a b (M, N), float32, in out where it is given.
 
-    InputError where shapes do not fit or out is not a C-contiguous float32 array apart from a and b.
+    InputError where shapes do not fit, or out is not C-contiguous float32 or overlaps a or b.
     """
     return _product(kernels.matmul, a, b, out, rows=0, inner=(1, 0), columns=1)
 

@@ -17,7 +17,11 @@ def test_defaults_are_allowed_and_frozen(config):
     ("config", "settings", "message"),
     [
         (ModelConfig, {"n_head": 0}, "n_head=0 must be at least 1"),
-        (ModelConfig, {"n_embd": 130}, "n_embd=130 must be a multiple of n_head=4, for example 128"),
+        (
+            ModelConfig,
+            {"n_embd": 130},
+            "n_embd=130 must be a multiple of n_head=4, for example 128",
+        ),
         (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
         (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0.0 and below 1.0"),
         (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),

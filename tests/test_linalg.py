@@ -40,9 +40,7 @@ def test_shapes_that_do_not_fit_are_named():
         smallmind.matmul(A[0], B)
 
 
-@pytest.mark.parametrize(
-    "out", [np.zeros((5, 8), "f"), np.zeros((5, 9)), np.zeros((9, 5), "f").T]
-)
+@pytest.mark.parametrize("out", [np.zeros((5, 8), "f"), np.zeros((5, 9)), np.zeros((9, 5), "f").T])
 def test_a_wrong_out_is_refused(out):
     with pytest.raises(InputError, match=r"out must be C-contiguous float32 of shape \(5, 9\)"):
         smallmind.matmul(A, B, out=out)

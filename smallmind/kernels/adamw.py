@@ -4,15 +4,24 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import LANES, broadcast, fma, load, load_first, square_root
-from smallmind.kernels.simd import store, store_first
+from smallmind.kernels.simd import (
+    LANES,
+    broadcast,
+    fma,
+    load,
+    load_first,
+    square_root,
+    store,
+    store_first,
+)
 
 
 def adamw(parameters, gradients, m, v, decayed, coefficients):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
     g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-    p = p (1 - learning_rate weight_decay) - learning_rate m correction1 / (sqrt(v correction2) + eps)
+    p = p (1 - learning_rate weight_decay)
+        - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
     Only the first `decayed` parameters decay. gradients end as zeros. coefficients:
     reference.AdamWCoefficients.
     """

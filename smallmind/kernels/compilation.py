@@ -21,8 +21,9 @@ def cache_directory() -> Path:
     """Where compiled kernels live: one directory for each state of the kernels' source.
 
     Numba notices an edit only in the file that holds the compiled function, not in the files whose
-    functions it calls. So the directory's name is a digest of all kernel sources and of the versions
-    that compile them: an edit or an upgrade starts a new directory, and stale code cannot be found.
+    functions it calls. So the directory's name is a digest of all kernel sources and of the
+    versions that compile them: an edit or an upgrade starts a new directory, and stale code cannot
+    be found.
     """
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):

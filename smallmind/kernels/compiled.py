@@ -1,4 +1,4 @@
-"""The compiled kernels under one name: the same functions, with the same arguments, as `reference`."""
+"""The compiled kernels under one name: the same functions and arguments as `reference`."""
 
 from smallmind.kernels.adamw import adamw
 from smallmind.kernels.attention import attention, attention_backward

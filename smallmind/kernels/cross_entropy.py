@@ -5,8 +5,19 @@ from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit
 from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import LANES, broadcast, exp, keep_first, lane_maximum, lane_sum
-from smallmind.kernels.simd import load, load_first, maximum, store, store_first
+from smallmind.kernels.simd import (
+    LANES,
+    broadcast,
+    exp,
+    keep_first,
+    lane_maximum,
+    lane_sum,
+    load,
+    load_first,
+    maximum,
+    store,
+    store_first,
+)
 
 
 def cross_entropy(losses, logits, targets, scale):

@@ -48,7 +48,9 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     """
     C = dout.shape[1]
     for group in prange((C + LANES - 1) // LANES):
-        _embedding_backward_channels(dtoken_weight, dposition_weight, dout, ids, np.int64(group) * LANES)
+        _embedding_backward_channels(
+            dtoken_weight, dposition_weight, dout, ids, np.int64(group) * LANES
+        )
 
 
 @jit

@@ -5,8 +5,17 @@ from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit
 from smallmind.kernels.reduce import CHUNK, add_column_sums
-from smallmind.kernels.simd import LANES, broadcast, fma, lane_sum, load, load_first
-from smallmind.kernels.simd import keep_first, store, store_first
+from smallmind.kernels.simd import (
+    LANES,
+    broadcast,
+    fma,
+    keep_first,
+    lane_sum,
+    load,
+    load_first,
+    store,
+    store_first,
+)
 
 EPSILON = np.float32(1e-5)
 _NO_VECTOR = np.empty(0, np.float32)

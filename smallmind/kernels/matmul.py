@@ -1,9 +1,9 @@
 """Matrix products in three variants, one micro-kernel: a b, a^T b and a b^T.
 
-The result is cut into tiles that stay in registers (`simd.multiply_tile`). What differs between the
-variants is only how memory is walked: a panel of b, DEPTH x PANEL, is packed so that a tile reads it
-front to back; where a is transposed, a strip of it is packed too. A panel and a strip are scratch of
-bounded size, so no transposed copy of a matrix ever exists.
+The result is cut into tiles that stay in registers (`simd.multiply_tile`). What differs between
+the variants is only how memory is walked: a panel of b, DEPTH x PANEL, is packed so that a tile
+reads it front to back; where a is transposed, a strip of it is packed too. A panel and a strip are
+scratch of bounded size, so no transposed copy of a matrix ever exists.
 """
 
 import threading
@@ -82,7 +82,9 @@ def _product(out, activated, a, b, bias, plus, variant):
 @parallel_jit
 def _product_parallel(out, activated, a, b, bias, plus, variant, scratch, workers):
     for worker in prange(workers):
-        _product_part(out, activated, a, b, bias, plus, variant, scratch[worker], np.int64(worker), workers)
+        _product_part(
+            out, activated, a, b, bias, plus, variant, scratch[worker], np.int64(worker), workers
+        )
 
 
 @jit
@@ -93,8 +95,9 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
     panels = (vectors + TILE_VECTORS - 1) // TILE_VECTORS
     tiles = (M + TILE_ROWS - 1) // TILE_ROWS
     if tiles >= 8 * workers or tiles >= panels:
-        first, last = TILE_ROWS * (tiles * worker // workers), TILE_ROWS * (
-            tiles * (worker + 1) // workers
+        first, last = (
+            TILE_ROWS * (tiles * worker // workers),
+            TILE_ROWS * (tiles * (worker + 1) // workers),
         )
         first_panel, last_panel = 0, panels
     else:
@@ -111,7 +114,7 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     """Rows first..last and some panels of the result, block after block along K."""
     first, last, first_panel, last_panel, panels = part
-    M, N = out.shape
+    N = out.shape[1]
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     vectors = (N + LANES - 1) // LANES
     packed = last - first >= PACK_FROM or variant == TRANSPOSE_B

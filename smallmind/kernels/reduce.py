@@ -4,8 +4,16 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit
-from smallmind.kernels.simd import LANES, broadcast, fma, lane_sum, load, load_first
-from smallmind.kernels.simd import store, store_first
+from smallmind.kernels.simd import (
+    LANES,
+    broadcast,
+    fma,
+    lane_sum,
+    load,
+    load_first,
+    store,
+    store_first,
+)
 
 CHUNK = 64  # rows that are summed as one
 ELEMENTS = 8192  # elements whose squares are summed as one

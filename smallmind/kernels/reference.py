@@ -103,13 +103,15 @@ def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
     (d,) = _heads(dout, 1, B, H, T)
+    (o,) = _heads(out, 1, B, H, T)
     p = np.exp(_causal_scores(q, k) - logsumexp[..., None])
     mask = dropout_mask(p.shape, key, probability, p.dtype)
     # forward: out = (p mask) v
     dv = (p * mask).swapaxes(-1, -2) @ d
     dp = (d @ v.swapaxes(-1, -2)) * mask
     # forward: p = softmax(s)
-    ds = p * (dp - (dp * p).sum(axis=-1, keepdims=True))
+    # whose mean of dp under p is dout . out
+    ds = p * (dp - (d * o).sum(axis=-1, keepdims=True))
     # forward: s = q k^T / sqrt(D)
     ds = ds / np.sqrt(q.shape[-1])
     dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q
@@ -202,7 +204,8 @@ def adamw(parameters, gradients, m, v, decayed, coefficients):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
     g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-    p = p (1 - learning_rate weight_decay) - learning_rate m correction1 / (sqrt(v correction2) + eps)
+    p = p (1 - learning_rate weight_decay)
+        - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
     Only the first `decayed` parameters decay. gradients end as zeros.
     """
     c = coefficients

@@ -7,6 +7,7 @@ micro-kernel of every matrix product: it holds a tile of the result in registers
 
 import operator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -336,7 +337,7 @@ def _define_operator(function, instruction):
     """Lets Numba code write `a + b` with Vectors, or with a Vector and a float32."""
 
     class Template(ConcreteTemplate):
-        cases = [
+        cases: ClassVar = [
             signature(vector, vector, vector),
             signature(vector, vector, types.float32),
             signature(vector, types.float32, vector),
@@ -476,7 +477,7 @@ def _tile_function(module, rows, vectors):
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
 
     builder.position_at_end(done)
-    result = []
+    result: list[list[ir.Value]] = []
     for i in range(rows):
         result.append([])
         for v in range(vectors):
@@ -490,14 +491,17 @@ def _tile_function(module, rows, vectors):
         for branch, partial in ((plain, False), (edge, True)):
             with branch:
                 _finish_tile(
-                    builder, result, (bias, plus, plus_row, c, c_row), remaining if partial else None
+                    builder,
+                    result,
+                    (bias, plus, plus_row, c, c_row),
+                    remaining if partial else None,
                 )
     builder.ret_void()
     return function
 
 
 def _finish_tile(builder, result, operands, remaining):
-    """Adds bias and plus to the sums and writes them; `remaining` lanes count in the last column."""
+    """Adds bias and plus to the sums, writes them; `remaining` lanes count in the last column."""
     bias, plus, plus_row, c, c_row = operands
     vectors = len(result[0])
 
@@ -513,13 +517,15 @@ def _finish_tile(builder, result, operands, remaining):
         with builder.if_then(given):
             added = [
                 [
-                    builder.fadd(value, read(builder.gep(pointer, [builder.mul(row_stride, I64(i))]), v))
+                    builder.fadd(
+                        value, read(builder.gep(pointer, [builder.mul(row_stride, I64(i))]), v)
+                    )
                     for v, value in enumerate(row)
                 ]
                 for i, row in enumerate(values)
             ]
             inside = builder.block
-        merged = []
+        merged: list[list[ir.Value]] = []
         for row, row_added in zip(values, added, strict=True):
             merged.append([])
             for value, value_added in zip(row, row_added, strict=True):
@@ -557,7 +563,9 @@ def _choose_tile(typingctx, operands):
 
     def codegen(context, builder, sig, args):
         unpacked = cgutils.unpack_tuple(builder, args[0])
-        a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias = unpacked
+        a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias = (
+            unpacked
+        )
         vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
         shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
         end = builder.append_basic_block("tile_done")
@@ -570,7 +578,20 @@ def _choose_tile(typingctx, operands):
                 with builder.goto_block(block):
                     builder.call(
                         function,
-                        [a, a_row, a_column, b, b_row, c, c_row, depth, columns, plus, plus_row, bias],
+                        [
+                            a,
+                            a_row,
+                            a_column,
+                            b,
+                            b_row,
+                            c,
+                            c_row,
+                            depth,
+                            columns,
+                            plus,
+                            plus_row,
+                            bias,
+                        ],
                     )
                     builder.branch(end)
         builder.position_at_end(end)
@@ -603,6 +624,7 @@ multiply_tile = types.ExternalFunction("smallmind_multiply_tile", _TILE)
 
 
 # ---------------------------------------------------------------- functions of Vectors
+
 
 @jit
 def exp(x):

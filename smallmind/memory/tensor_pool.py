@@ -41,7 +41,7 @@ class TensorPool:
         self.misses = 0
 
     def rent(self, n: int, dtype: Any = np.float32) -> np.ndarray:
-        """n elements of dtype -> a 1-D array of them, aligned to 64 bytes; its contents are stale."""
+        """n elements of dtype -> a 1-D array of them, aligned to 64 bytes, with stale contents."""
         key = (bucket_size(n), dtype)
         with self._lock:
             free = self._free[key]
@@ -56,9 +56,10 @@ class TensorPool:
         ValueError for an array that is not rented from this pool, or was returned already.
         """
         with self._lock:
-            key, whole = self._rented.pop(id(array.base), (None, None))
-        if whole is None:
+            rented = self._rented.pop(id(array.base), None)
+        if rented is None:
             raise ValueError("this array is not rented from this pool: returned twice, or foreign")
+        key, whole = rented
         if clear:
             whole[:] = 0
         with self._lock:

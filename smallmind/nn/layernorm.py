@@ -22,9 +22,7 @@ class LayerNorm:
         self.x = x
         self.y = self.workspace.rent(R, C)
         self.mean, self.rstd = self.workspace.rent(R), self.workspace.rent(R)
-        self.workspace.kernels.layernorm(
-            self.y, self.mean, self.rstd, x, self.weight, self.bias
-        )
+        self.workspace.kernels.layernorm(self.y, self.mean, self.rstd, x, self.weight, self.bias)
         return self.y
 
     def backward(self, dy: np.ndarray, dx: np.ndarray, plus: np.ndarray | None) -> None:

@@ -9,9 +9,7 @@ from smallmind.nn.workspace import Workspace
 
 
 class MLP:
-    def __init__(
-        self, workspace: Workspace, parameters: Parameters, name: str, site: int
-    ) -> None:
+    def __init__(self, workspace: Workspace, parameters: Parameters, name: str, site: int) -> None:
         self.workspace = workspace
         self.expansion = Linear(workspace, parameters, f"{name}.expansion")
         self.projection = Projection(workspace, parameters, f"{name}.projection", site)

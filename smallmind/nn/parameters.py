@@ -24,8 +24,8 @@ class Parameters:
             size += -(-math.prod(shape) // ALIGNED) * ALIGNED
             if len(shape) >= 2:
                 self.decayed = size
-        self.values = np.zeros(size, dtype)
-        self.gradients = np.zeros(size, dtype)
+        self.values: np.ndarray = np.zeros(size, dtype)
+        self.gradients: np.ndarray = np.zeros(size, dtype)
         self.count = sum(math.prod(shape) for shape in shapes.values())
 
         def views(flat: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -56,9 +56,9 @@ class TransformerModel:
 
     vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads; learned positions,
     pre-norm, tanh-GELU, MLP of 4C. `tie_weights` uses the token embedding as output matrix;
-    `bias=False` leaves biases out of linear layers and norms. `backend` is "numba" (compiled, float32)
-    or "numpy" (plain, `dtype` float32 or float64). Weights follow from `seed`: normal with deviation
-    0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1.
+    `bias=False` leaves biases out of linear layers and norms. `backend` is "numba" (compiled,
+    float32) or "numpy" (plain, `dtype` float32 or float64). Weights follow from `seed`: normal with
+    deviation 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1.
 
     `parameters` and `gradients` map names to writable views of one flat vector each. Matrices are
     (in, out). InputError where an argument is out of its range.
@@ -147,9 +147,7 @@ class TransformerModel:
         self._release()
         return result
 
-    def loss_and_gradients(
-        self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0
-    ) -> float:
+    def loss_and_gradients(self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
 
         What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
@@ -282,9 +280,7 @@ class TransformerModel:
             raise InputError(f"ids must be from 0 to vocab_size - 1 = {self.config.vocab_size - 1}")
         return ids
 
-    def _checked_pair(
-        self, ids: np.ndarray, targets: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _checked_pair(self, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, targets = self._checked(ids), self._checked(targets)
         if ids.shape != targets.shape:
             raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")

@@ -11,8 +11,8 @@ from smallmind.nn.transformer import TransformerModel
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
-    Matrices decay, embeddings included; biases and norms do not. `m` and `v` are flat vectors beside
-    the model's; `learning_rate` may be set before each step.
+    Matrices decay, embeddings included; biases and norms do not. `m` and `v` are flat vectors
+    beside the model's; `learning_rate` may be set before each step.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class AdamW:
     def step(self, max_grad_norm: float | None = None) -> float:
         """One update -> the norm of the gradient before clipping. Clears the gradients.
 
-        Where the norm is over max_grad_norm, the gradient is scaled down to it (Pascanu et al. 2013).
+        A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013).
         """
         flat, kernels = self.model.flat, self.model.workspace.kernels
         norm = math.sqrt(kernels.sum_of_squares(flat.gradients))

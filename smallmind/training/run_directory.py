@@ -48,7 +48,9 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             (path / METRICS).touch()
         except OSError as error:
-            raise InputError(f"cannot write to {path}: {error.strerror}; choose another --out")
+            raise InputError(
+                f"cannot write to {path}: {error.strerror}; choose another --out"
+            ) from None
         return cls(path)
 
     def save_config(
@@ -71,9 +73,7 @@ class RunDirectory:
             file.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer) -> None:
-        model.save(
-            self.path / MODEL, {"tokenizer": safetensors.to_json(tokenizer.state())}
-        )
+        model.save(self.path / MODEL, {"tokenizer": safetensors.to_json(tokenizer.state())})
 
     def save_sample(self, step: int, text: str) -> None:
         """Appends a sample of generated text."""

@@ -91,9 +91,7 @@ class Training:
             if step % config.log_every == 0 or step in (1, config.steps):
                 now = time.perf_counter()
                 speed = (step - last_step) * tokens_per_step / (now - last_time)
-                yield StepRecord(
-                    step, loss, optimizer.learning_rate, norm, speed, now - start
-                )
+                yield StepRecord(step, loss, optimizer.learning_rate, norm, speed, now - start)
                 last_time, last_step = now, step
             if config.val_every and (step % config.val_every == 0 or step == config.steps):
                 before = time.perf_counter()

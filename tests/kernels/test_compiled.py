@@ -63,8 +63,9 @@ def test_both_backends_have_the_same_kernels_with_the_same_arguments():
         fast = inspect.signature(getattr(compiled, name))
         slow = inspect.signature(getattr(reference, name))
         assert fast == slow, name
-        assert getattr(compiled, name).__doc__.split("\n")[0] == (
-            getattr(reference, name).__doc__.split("\n")[0]
+        assert (
+            getattr(compiled, name).__doc__.split("\n")[0]
+            == (getattr(reference, name).__doc__.split("\n")[0])
         ), name
 
 

@@ -65,9 +65,7 @@ def test_gradient_of_every_parameter(dropout, tie_weights, bias):
 def load_golden(name, backend, dtype=np.float32):
     tensors, metadata = safetensors.read(GOLDEN / f"{name}.safetensors")
     config = ModelConfig(**safetensors.from_json(metadata["config"]))
-    model = smallmind.TransformerModel(
-        **dataclasses.asdict(config), backend=backend, dtype=dtype
-    )
+    model = smallmind.TransformerModel(**dataclasses.asdict(config), backend=backend, dtype=dtype)
     for parameter, value in model.parameters.items():
         value[...] = tensors[f"parameters/{parameter}"]
     return model, tensors

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from smallmind import TrainingConfig
@@ -9,7 +11,7 @@ CONFIG = TrainingConfig(steps=1000, warmup_steps=100, learning_rate=1e-3, min_lr
 def test_warmup_rises_in_equal_steps_from_above_zero():
     rates = [learning_rate(step, CONFIG) for step in range(101)]
     assert rates[0] > 0
-    differences = [b - a for a, b in zip(rates, rates[1:], strict=False)]
+    differences = [b - a for a, b in itertools.pairwise(rates)]
     assert differences == pytest.approx([differences[0]] * 100)
     assert rates[100] == pytest.approx(1e-3)
 

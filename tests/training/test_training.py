@@ -59,9 +59,7 @@ def test_evaluations_do_not_change_what_is_learnt():
 def test_accumulated_batches_equal_one_large_batch():
     tokenizer = Tokenizer(TEXT)
     one, four = (
-        TransformerModel(
-            tokenizer.vocab_size, 16, 32, 1, 2, backend="numpy", dtype=np.float64
-        )
+        TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, backend="numpy", dtype=np.float64)
         for _ in range(2)
     )
     training = Training(four, tokenizer, TEXT, batch_size=4)
