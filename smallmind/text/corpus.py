@@ -119,16 +119,16 @@ find: a <look> <thing> | a <look> <colour> <thing> | a <mood> <creature>
     | <two> <colour> <thing>s | <two> <mood> <creature>s
 look: big | cold | dusty | flat | grand | hard | long | mossy | new | pale | rusty | soft | tiny
     | wide | bent | damp | fine | heavy | plain | shiny
-mood: bold | calm | dizzy | fussy | glad | happy | jolly | keen | lazy | mad | noisy | proud
-    | quick | sad | tired | wise | young | shy | funny | busy
+mood: bold | calm | dizzy | fussy | glad | happy | jolly | keen | lazy | mad | noisy | proud | quick
+    | sad | tired | wise | young | shy | funny | busy
 colour: red | blue | green | white | pink | tan | black | gold | cream | brown
 two: two | four | five | six | nine | ten | some | many
-thing: bag | bead | bowl | cap | coin | cup | doll | fan | fork | gem | glove | hoop | jar | jug | keg
-    | lid | map | mug | nail | nut | pan | pin | pot | ring | rug | sock | tub | vase | wig | belt
-    | comb | axe
-creature: bat | bee | crab | cow | cub | duck | dove | eel | gull | hawk | jay | kid | lion | mole | moth
-    | newt | owl | pig | rat | robin | seal | snail | swan | toad | vole | wasp | yak | ant | elk
-    | hog | pup | ram
+thing: bag | bead | bowl | cap | coin | cup | doll | fan | fork | gem | glove | hoop | jar | jug
+    | keg | lid | map | mug | nail | nut | pan | pin | pot | ring | rug | sock | tub | vase | wig
+    | belt | comb | axe
+creature: bat | bee | crab | cow | cub | duck | dove | eel | gull | hawk | jay | kid | lion | mole
+    | moth | newt | owl | pig | rat | robin | seal | snail | swan | toad | vole | wasp | yak | ant
+    | elk | hog | pup | ram
 weather: sunny | windy | rainy | foggy | misty | cool
 time: dawn | noon | dusk | night
 went: went | ran | rode | crept

@@ -1,0 +1,1 @@
+"""Measurements. Tests assert, these measure: `python -m bench`."""
