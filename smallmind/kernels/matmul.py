@@ -34,6 +34,7 @@ PACK_FROM = 3 * TILE_ROWS  # with fewer rows a panel is not used often enough to
 # The blocks of a strip lie one line more than a round size apart: at 6 KB they would all fall into
 # two sets of the first-level cache.
 BLOCK = TILE_ROWS * DEPTH + 16
+GROUP = 16  # rows of a that are packed tile after tile while they are in the first-level cache
 SCRATCH = DEPTH * PANEL + STRIP // TILE_ROWS * BLOCK
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
@@ -94,7 +95,9 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
     vectors = (N + LANES - 1) // LANES
     panels = (vectors + TILE_VECTORS - 1) // TILE_VECTORS
     tiles = (M + TILE_ROWS - 1) // TILE_ROWS
-    if tiles >= 8 * workers or tiles >= panels:
+    # A worker packs what it does not share: it shares the side that is larger.
+    by_columns = panels % workers == 0 and variant == TRANSPOSE_A and N > M
+    if not by_columns and (tiles >= 8 * workers or tiles >= panels):
         first, last = (
             TILE_ROWS * (tiles * worker // workers),
             TILE_ROWS * (tiles * (worker + 1) // workers),
@@ -210,12 +213,16 @@ def _pack_transposed(scratch, b, start, depth, column, end, width):
 def _pack_strip(scratch, offset, a, start, depth, first, last):
     """a[start:start + depth, first:last] -> one block (depth, rows) for each tile of rows."""
     M = a.shape[1]
-    for k in range(depth):
+    for group in range(0, depth, GROUP):
         for row in range(first, last, TILE_ROWS):
             rows = min(TILE_ROWS, last - row)
-            source = (start + k) * M + row
-            target = offset + (row - first) // TILE_ROWS * BLOCK + k * TILE_ROWS
-            for lane in range(0, TILE_ROWS, LANES):
-                count = min(LANES, rows - lane)
-                values = load_first(a, source + lane, count)
-                store_first(scratch, target + lane, values, count)
+            block = offset + (row - first) // TILE_ROWS * BLOCK
+            for k in range(group, min(depth, group + GROUP)):
+                source, target = (start + k) * M + row, block + k * TILE_ROWS
+                for lane in range(0, TILE_ROWS, LANES):
+                    # Whole vectors: what lies past the tile is overwritten by the next k.
+                    if row + lane + LANES <= M:
+                        store(scratch, target + lane, load(a, source + lane))
+                    else:
+                        count = max(0, min(LANES, rows - lane))
+                        store(scratch, target + lane, load_first(a, source + lane, count))
