@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -193,3 +194,21 @@ def test_a_reader_that_goes_away(run):
     process.wait(timeout=60)
     process.stderr.close()
     assert b"Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text):
+    out = tmp_path / "run"
+    arguments = ["train", text, *SMALL, "--steps", "1000000", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smallmind", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        for line in process.stdout:
+            if line.startswith("step"):
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stdout.read()
+    assert process.returncode == 130
+    assert "Interrupted after step" in rest and f"The run is in {out}" in rest
+    assert main(["generate", "--run", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0

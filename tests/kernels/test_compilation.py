@@ -1,0 +1,71 @@
+"""The cache of compiled kernels: found again, never stale, never in the way."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smallmind
+
+PROGRAM = """
+import numpy as np
+from smallmind.kernels import compilation
+compiled = []
+compilation.on_first_compile(lambda: compiled.append(True))
+from smallmind.kernels.gelu import gelu_backward
+one = np.ones((1, 1), np.float32)
+dx = np.empty_like(one)
+gelu_backward(dx, one, one)
+print(dx[0, 0], bool(compiled), compilation.CACHE)
+"""
+
+
+def run_kernel(package_parent, **environment):
+    """gelu'(1), whether a kernel was compiled, and the directory of the cache."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": str(package_parent), **environment},
+        cwd=package_parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    value, compiled, cache = result.stdout.split()
+    return float(value), compiled == "True", Path(cache)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package, free to be edited, with a cache of its own."""
+    shutil.copytree(Path(smallmind.__file__).parent, tmp_path / "smallmind")
+    return tmp_path
+
+
+def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(package):
+    cache = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
+    value, compiled, _ = run_kernel(package, **cache)
+    assert value == pytest.approx(1.0829641)
+    assert compiled
+    assert run_kernel(package, **cache)[:2] == (value, False)
+    # gelu.py calls exp of simd.py: Numba by itself would not see this edit.
+    source = package / "smallmind" / "kernels" / "simd.py"
+    text = source.read_text(encoding="utf-8")
+    edited = text.replace("p * power_of_two(half)", "p * np.float32(2) * power_of_two(half)")
+    assert edited != text
+    source.write_text(edited, encoding="utf-8")
+    changed, compiled, _ = run_kernel(package, **cache)
+    assert compiled
+    assert changed != pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
+def test_a_home_that_is_no_directory_moves_the_cache(package):
+    (package / "file").touch()
+    home = str(package / "file")
+    environment = {"SMALLMIND_CACHE_DIR": home, "XDG_CACHE_HOME": home, "TMPDIR": str(package)}
+    value, _, cache = run_kernel(package, **environment)
+    assert value == pytest.approx(1.0829641)
+    assert cache.is_relative_to(package)
