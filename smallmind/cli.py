@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import hashlib
 import math
+import os
 import sys
 import types
 import typing
@@ -183,6 +184,9 @@ def _prepare_kernels(config: RunConfig, console: Console) -> None:
     """Sets the threads, and has the user told when kernels are compiled."""
     if config.backend != "numba":
         return
+    # Vectors are written, not left to LLVM to find: its lowest level is as fast, and compiles in
+    # three quarters of the time. Only here, since it holds for all of the process.
+    os.environ.setdefault("NUMBA_OPT", "1")
     from smallmind.kernels import compilation
 
     compilation.on_first_compile(

@@ -1,6 +1,6 @@
 """How kernels are compiled, cached on disk and spread over threads.
 
-Import this before any kernel is defined: it points Numba's cache at a directory of its own.
+Kernels are decorated with `jit`, `parallel_jit` or `native` from here, never with Numba's own.
 """
 
 import hashlib
@@ -9,11 +9,12 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import llvmlite
 import numba
 import numpy
-from numba import njit
+from numba import cfunc, njit
 from numba.core import event
 
 
@@ -65,11 +66,29 @@ def _cache_roots() -> list[Path]:
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 CACHE = cache_directory()
-numba.config.CACHE_DIR = str(CACHE)
+
+
+def _cached(compile: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The decorator `compile`, with its cache in CACHE; other functions keep their own place."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(CACHE)
+        try:
+            return compile(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return decorate
+
 
 # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
-jit = njit(error_model="numpy", cache=True)
-parallel_jit = njit(error_model="numpy", cache=True, parallel=True)
+jit = _cached(njit(error_model="numpy", cache=True))
+parallel_jit = _cached(njit(error_model="numpy", cache=True, parallel=True))
+
+
+def native(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: compiles a function at once, with a C address (`.address`)."""
+    return _cached(cfunc(signature, cache=True))
 
 
 def set_threads(count: int) -> None:

@@ -12,12 +12,12 @@ from typing import ClassVar
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, types
+from numba import types
 from numba.core import cgutils, imputils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from smallmind.kernels.compilation import jit
+from smallmind.kernels.compilation import jit, native
 
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
@@ -604,7 +604,7 @@ _n, _p = types.int64, types.CPointer(types.float32)
 _TILE = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p)
 
 
-@cfunc(_TILE, cache=True)
+@native(_TILE)
 def _tile(a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias):
     _choose_tile(
         (a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias)
