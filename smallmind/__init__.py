@@ -14,7 +14,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
+    from smallmind.config import (
+        GenerationConfig,
+        InputError,
+        ModelConfig,
+        RunConfig,
+        TrainingConfig,
+    )
     from smallmind.generation import generate
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.nn.transformer import TransformerModel
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AdamW": "smallmind.optim.adamw",
+    "GenerationConfig": "smallmind.config",
     "InputError": "smallmind.config",
     "ModelConfig": "smallmind.config",
     "RunConfig": "smallmind.config",
@@ -39,6 +46,7 @@ _HOMES = {
 
 __all__ = [
     "AdamW",
+    "GenerationConfig",
     "InputError",
     "ModelConfig",
     "RunConfig",

@@ -1,6 +1,7 @@
 """The command line: train, generate, evaluate. A caller of the library like any other."""
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -8,11 +9,11 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.config import GenerationConfig, InputError, ModelConfig, RunConfig, TrainingConfig
 from smallmind.console import Console, duration
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from smallmind.nn.transformer import TransformerModel
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.training import EvaluationRecord, StepRecord
+    from smallmind.training.run_directory import RunDirectory
+    from smallmind.training.training import EvaluationRecord, StepRecord, Training
 
 CONFIGS = (ModelConfig, TrainingConfig, RunConfig)
 FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
@@ -67,15 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="let a trained model write")
     generate.add_argument("--run", required=True, metavar="DIR", help="the directory of the run")
     generate.add_argument("--prompt", default="\n", metavar="TEXT", help="what it goes on from")
-    generate.add_argument("--max-tokens", type=int, default=500, metavar="N", help="(500)")
-    generate.add_argument(
-        "--temperature", type=float, default=0.8, metavar="T", help="0: the likeliest (0.8)"
-    )
-    generate.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
-    generate.add_argument(
-        "--top-p", type=float, metavar="P", help="only the likeliest tokens that sum to P"
-    )
-    generate.add_argument("--seed", type=int, default=1337, metavar="N", help="(1337)")
+    for field in dataclasses.fields(GenerationConfig):
+        _add_flag(generate, field)
     generate.set_defaults(command=_generate)
 
     evaluate = commands.add_parser("evaluate", help="measure a trained model on a whole text")
@@ -126,43 +121,48 @@ def _train(options: argparse.Namespace) -> int:
     text, name = _read(run_config.text)
     tokenizer = Tokenizer(text, run_config.tokenizer)
     model_config = _config(ModelConfig, options, vocab_size=tokenizer.vocab_size)
-    _prepare_kernels(run_config, console)
+    with _kernels(run_config.backend, console):
+        from smallmind.nn.transformer import TransformerModel
+        from smallmind.training.training import Training
 
-    from smallmind.nn.transformer import TransformerModel
-    from smallmind.training.training import Training
-
-    settings = dataclasses.asdict(model_config)
-    model = TransformerModel(**settings, seed=run_config.seed, backend=run_config.backend)
-    training = Training(
-        model, tokenizer, text, batch_size=run_config.batch_size, seed=run_config.seed
-    )
-    path = Path(run_config.out) if run_config.out else default_directory(name)
-    directory = RunDirectory.create(path)
-    run_config = dataclasses.replace(run_config, out=str(path), threads=_threads(run_config))
-    directory.save_config(model_config, training_config, run_config, _digest(text))
-    _describe_model(console, model)
-    _describe_data(console, name, text, tokenizer, training.dataset)
-    _describe_run(console, training_config, run_config, training.dataset.block_size)
-
-    interrupted = False
-    step = 0
-    try:
-        progress = _Progress(console, training_config.steps)
-        for record in training.steps(training_config):
-            step = record.step
-            directory.log(record)
-            progress.show(record)
-    except KeyboardInterrupt:
-        interrupted = True
-    directory.save_model(model, tokenizer)
-    if interrupted:
-        console.line(f"Interrupted after step {step}; the model as it is now was saved.")
-    else:
-        _show_result(console, model, tokenizer, training.dataset, run_config)
-        _show_sample(console, model, tokenizer, directory, training_config.steps, run_config.seed)
+        threads = _set_threads(run_config)
+        model = TransformerModel(
+            **dataclasses.asdict(model_config), seed=run_config.seed, backend=run_config.backend
+        )
+        training = Training(
+            model, tokenizer, text, batch_size=run_config.batch_size, seed=run_config.seed
+        )
+        path = Path(run_config.out) if run_config.out else default_directory(name)
+        directory = RunDirectory.create(path)
+        run_config = dataclasses.replace(run_config, out=str(path), threads=threads)
+        directory.save_config(model_config, training_config, run_config, _digest(text))
+        _describe_model(console, model)
+        _describe_data(console, name, text, tokenizer, training.dataset)
+        _describe_run(console, training_config, run_config, training.dataset.block_size)
+        finished = _run(console, training, training_config, directory)
+        if finished:
+            _show_result(console, training, of_stories=run_config.text is None)
+            _show_sample(console, training, training_config.steps, directory)
     console.line(f"The run is in {path}")
     console.line(f'Next: smallmind generate --run {path} --prompt "{_suggested_prompt(text)}"')
-    return 130 if interrupted else 0
+    return 0 if finished else 130
+
+
+def _run(
+    console: Console, training: "Training", config: TrainingConfig, directory: "RunDirectory"
+) -> bool:
+    """Trains, shows, logs and saves, even if interrupted -> whether it went to the end."""
+    progress = _Progress(console, config.steps)
+    finished = False
+    try:
+        for record in training.steps(config):
+            directory.log(record)
+            progress.show(record)
+        finished = True
+    except KeyboardInterrupt:
+        console.line(f"Interrupted after step {progress.step}; the model is saved as it is now.")
+    directory.save_model(training.model, training.tokenizer)
+    return finished
 
 
 def _read(path: str | None) -> tuple[str, str]:
@@ -180,22 +180,24 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _prepare_kernels(config: RunConfig, console: Console) -> None:
-    """Sets the threads, and has the user told when kernels are compiled."""
-    if config.backend != "numba":
+@contextlib.contextmanager
+def _kernels(backend: str, console: Console) -> Iterator[None]:
+    """Within the block, console is told when kernels have to be compiled."""
+    if backend != "numba":
+        yield
         return
     # Vectors are written, not left to LLVM to find: its lowest level is as fast, and compiles in
     # three quarters of the time. Only here, since it holds for all of the process.
     os.environ.setdefault("NUMBA_OPT", "1")
     from smallmind.kernels import compilation
 
-    compilation.on_first_compile(
-        lambda: console.line("Compiling kernels for this CPU, once: about 15 seconds ...")
-    )
-    compilation.set_threads(_threads(config))
+    words = "Compiling kernels for this CPU, once: about 15 seconds ..."
+    with compilation.on_first_compile(lambda: console.line(words)):
+        yield
 
 
-def _threads(config: RunConfig) -> int:
+def _set_threads(config: RunConfig) -> int:
+    """The number of threads from now on: what was asked for, or one a core."""
     if config.backend != "numba":
         return 1
     from smallmind.kernels import compilation
@@ -203,6 +205,7 @@ def _threads(config: RunConfig) -> int:
     most = compilation.most_threads()
     if config.threads is not None and config.threads > most:
         raise InputError(f"threads={config.threads} must be at most {most}, the cores of this CPU")
+    compilation.set_threads(config.threads or most)
     return config.threads or most
 
 
@@ -268,9 +271,11 @@ class _Progress:
         self.console = console
         self.steps = steps
         self.records = 0
+        self.step = 0
         self.first: StepRecord | None = None
 
     def show(self, record: "StepRecord | EvaluationRecord") -> None:
+        self.step = record.step
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"
         if hasattr(record, "val_loss"):
@@ -294,23 +299,17 @@ class _Progress:
         self.records += 1
 
 
-def _show_result(
-    console: Console,
-    model: "TransformerModel",
-    tokenizer: "Tokenizer",
-    dataset: "Dataset",
-    run: RunConfig,
-) -> None:
+def _show_result(console: Console, training: "Training", of_stories: bool) -> None:
     """The loss over the whole held-out part, beside the floor where it is known."""
     from smallmind.training.evaluation import evaluate
 
-    characters = len(tokenizer.decode(dataset.held_out))
-    result = evaluate(model, dataset.held_out, characters)
+    held_out = training.dataset.held_out
+    result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
     console.line(
         f"Whole held-out text: {result.loss:.4f} nats a token, "
         f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.2f}"
     )
-    if run.text is None:
+    if of_stories:
         from smallmind.text.corpus import entropy_per_character
 
         floor = entropy_per_character()
@@ -322,22 +321,18 @@ def _show_result(
 
 
 def _show_sample(
-    console: Console,
-    model: "TransformerModel",
-    tokenizer: "Tokenizer",
-    directory: Any,
-    step: int,
-    seed: int,
+    console: Console, training: "Training", step: int, directory: "RunDirectory"
 ) -> None:
     from smallmind.generation import generate
 
-    prompt = "\n" if "\n" in tokenizer.characters or tokenizer.kind == "byte" else " "
-    if tokenizer.kind == "char" and prompt not in tokenizer.characters:
-        prompt = tokenizer.characters[0]
-    sample = generate(model, tokenizer, prompt, SAMPLE_TOKENS, seed=seed)
+    tokenizer = training.tokenizer
+    known = tokenizer.kind == "byte" or "\n" in tokenizer.characters
+    prompt = "\n" if known else tokenizer.characters[0]
+    seed = training.dataset.seed
+    sample = generate(training.model, tokenizer, prompt, max_tokens=SAMPLE_TOKENS, seed=seed)
     directory.save_sample(step, sample)
-    console.line("\nIt writes:\n" + "\n".join("  | " + line for line in sample.strip().split("\n")))
-    console.line()
+    console.line("\nIt writes:")
+    console.quote(sample)
 
 
 def _suggested_prompt(text: str) -> str:
@@ -350,20 +345,17 @@ def _suggested_prompt(text: str) -> str:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    config = _config(GenerationConfig, options)
+    from smallmind.generation import stream
     from smallmind.training.run_directory import RunDirectory
 
     console = Console()
-    directory = RunDirectory(Path(options.run))
-    model, tokenizer = directory.load_model()
-    from smallmind.generation import stream
-
-    pieces = stream(
-        model, tokenizer, options.prompt, options.max_tokens, options.temperature,
-        options.top_k, options.top_p, options.seed,
-    )  # fmt: skip
-    console.piece(options.prompt)
-    for piece in pieces:
-        console.piece(piece)
+    with _kernels("numba", Console(sys.stderr)):
+        model, tokenizer = RunDirectory(Path(options.run)).load_model()
+        pieces = stream(model, tokenizer, options.prompt, config)
+        console.piece(options.prompt)
+        for piece in pieces:
+            console.piece(piece)
     console.line()
 
 
@@ -385,7 +377,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise InputError(f"{name} has changed since the run; name a TEXT to evaluate on")
     else:
         part = "all of it, as the run was on another text"
-    result = evaluate(model, tokens, len(tokenizer.decode(tokens)))
+    with _kernels("numba", Console(sys.stderr)):
+        result = evaluate(model, tokens, len(tokenizer.decode(tokens)))
     rows = [
         ["text", f"{name}, {part}"],
         ["tokens predicted", f"{result.tokens:,}"],

@@ -6,6 +6,9 @@ these fields.
 
 import dataclasses
 import math
+import numbers
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,47 +22,50 @@ def setting(
     help: str,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field with its help text and what it may be: low <= value <= high, value < below."""
-    limits = {"help": help, "low": low, "high": high, "below": below, "choices": choices}
-    return dataclasses.field(default=default, metadata=limits)
+    """A field with its help text and what it may be.
+
+    low <= value <= high, above < value < below, or one of choices; None where it is the default.
+    """
+    limits = {"low": low, "high": high, "above": above, "below": below}
+    metadata = {"help": help, "limits": limits, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+COMPARISONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+    "low": ("at least", operator.ge),
+    "high": ("at most", operator.le),
+    "above": ("above", operator.gt),
+    "below": ("below", operator.lt),
+}
 
 
 def _check(config: Any) -> None:
     """InputError naming field, value and what is allowed, for the first field that is wrong."""
     for field in dataclasses.fields(config):
-        value, limits = getattr(config, field.name), field.metadata
-        if value is None:
+        value = getattr(config, field.name)
+        choices, limits = field.metadata["choices"], field.metadata["limits"]
+        if value is None and field.default is None:
             continue
-        if limits["choices"] and value not in limits["choices"]:
-            raise InputError(
-                f"{field.name}={value!r} must be one of {', '.join(limits['choices'])}"
-            )
-        if field.type in (int, int | None) and (isinstance(value, bool) or int(value) != value):
-            raise InputError(f"{field.name}={value!r} must be a whole number")
-        low, high, below = limits["low"], limits["high"], limits["below"]
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
+        shown = f"{field.name}={value!r}"
+        if choices and value not in choices:
+            raise InputError(f"{shown} must be one of {', '.join(choices)}")
+        if field.type is bool and not isinstance(value, bool):
+            raise InputError(f"{shown} must be True or False")
+        if field.type not in (int, int | None, float, float | None):
             continue
-        if (
-            not math.isfinite(value)
-            or (low is not None and value < low)
-            or (high is not None and value > high)
-            or (below is not None and value >= below)
-        ):
-            raise InputError(f"{field.name}={value} must be {_range(low, high, below)}")
-
-
-def _range(low: float | None, high: float | None, below: float | None) -> str:
-    words = []
-    if low is not None:
-        words.append(f"at least {low}")
-    if high is not None:
-        words.append(f"at most {high}")
-    if below is not None:
-        words.append(f"below {below}")
-    return " and ".join(words) or "finite"
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise InputError(f"{shown} must be a number")
+        if field.type in (int, int | None) and not isinstance(value, numbers.Integral):
+            raise InputError(f"{shown} must be a whole number")
+        asked = {name: limit for name, limit in limits.items() if limit is not None}
+        words = [f"{COMPARISONS[name][0]} {limit}" for name, limit in asked.items()]
+        holds = [COMPARISONS[name][1](float(value), limit) for name, limit in asked.items()]
+        if not math.isfinite(value) or not all(holds):
+            raise InputError(f"{shown} must be {' and '.join(words) or 'finite'}")
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,22 @@ class RunConfig:
     threads: int | None = setting(None, "threads; default: all cores", low=1)
     backend: str = setting("numba", "kernels: compiled, or plain NumPy", choices=("numba", "numpy"))
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How text is sampled from a model."""
+
+    max_tokens: int = setting(500, "tokens to write", low=0)
+    temperature: float = setting(0.8, "divides the logits; 0: the likeliest token", low=0.0)
+    top_k: int | None = setting(None, "only the k likeliest tokens", low=1)
+    top_p: float | None = setting(
+        None, "only the fewest tokens whose probabilities reach p", above=0.0, high=1.0
+    )
+    seed: int = setting(1337, "the same seed writes the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:
         _check(self)

@@ -2,8 +2,11 @@
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import TextIO
+
+MARGIN = "  | "
 
 
 class Console:
@@ -36,6 +39,14 @@ class Console:
         self._clear()
         self.stream.write(text)
         self.stream.flush()
+
+    def quote(self, text: str) -> None:
+        """Text of any length, set off by a margin and wrapped to the terminal."""
+        width = min(100, shutil.get_terminal_size().columns) - len(MARGIN)
+        for line in text.strip().split("\n"):
+            for part in textwrap.wrap(line, max(20, width)) or [""]:
+                self.line(MARGIN + part)
+        self.line()
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
         """Rows of a name and values, the last column right-aligned, in a box under a title."""

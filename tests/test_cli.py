@@ -138,7 +138,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["generate", "--run", str(tmp_path / "none")], "is not the directory of a run"),
         (["generate", "--run", str(tmp_path)], "cannot read"),
         (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
-        (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be above 0"),
+        (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be at most 1.0"),
         (["evaluate", "--run", str(tmp_path)], "cannot read"),
         (["evaluate", "--run", str(run), str(tmp_path / "none")], "does not exist"),
     ]

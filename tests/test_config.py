@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind import GenerationConfig, InputError, ModelConfig, RunConfig, TrainingConfig
 
 
-@pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig])
+@pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig, GenerationConfig])
 def test_defaults_are_allowed_and_frozen(config):
     made = config()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -32,6 +32,11 @@ def test_defaults_are_allowed_and_frozen(config):
         (TrainingConfig, {"steps": -1}, "steps=-1 must be at least 0"),
         (RunConfig, {"tokenizer": "word"}, "tokenizer='word' must be one of char, byte"),
         (RunConfig, {"seed": -1}, "seed=-1 must be at least 0"),
+        (ModelConfig, {"n_layer": "4"}, "n_layer='4' must be a number"),
+        (ModelConfig, {"n_layer": None}, "n_layer=None must be a number"),
+        (ModelConfig, {"bias": 1}, "bias=1 must be True or False"),
+        (GenerationConfig, {"top_p": 0}, "top_p=0 must be at most 1.0 and above 0.0"),
+        (GenerationConfig, {"top_p": 1.1}, "top_p=1.1 must be at most 1.0 and above 0.0"),
         (RunConfig, {"threads": 0}, "threads=0 must be at least 1"),
     ],
 )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from smallmind import InputError, Tokenizer, Training, TransformerModel, generate
+from smallmind import GenerationConfig, InputError, Tokenizer, Training, TransformerModel, generate
 from smallmind.generation import choose, stream
 
 TEXT = "abcdefgh" * 200
@@ -40,7 +40,7 @@ def test_top_k_of_one_is_greedy(trained):
 
 
 def test_stream_yields_piece_by_piece(trained):
-    pieces = list(stream(*trained, prompt="ab", max_tokens=5, temperature=0))
+    pieces = list(stream(*trained, "ab", GenerationConfig(max_tokens=5, temperature=0)))
     assert pieces == list("cdefg")
 
 
@@ -53,7 +53,7 @@ def test_stream_yields_piece_by_piece(trained):
         ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
         ({"temperature": float("nan")}, "temperature=nan must be at least 0"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
-        ({"top_p": 0.0}, "top_p=0.0 must be above 0"),
+        ({"top_p": 0.0}, "top_p=0.0 must be at most 1.0 and above 0"),
     ],
 )
 def test_wrong_settings_are_refused(trained, settings, message):
@@ -65,8 +65,8 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 
 
 def frequencies(n=4000, **settings):
-    settings = {"temperature": 1.0, "top_k": None, "top_p": None, **settings}
-    drawn = [choose(LOGITS, **settings, uniform=(i + 0.5) / n) for i in range(n)]
+    config = GenerationConfig(**{"temperature": 1.0, **settings})
+    drawn = [choose(LOGITS, config, uniform=(i + 0.5) / n) for i in range(n)]
     return np.bincount(drawn, minlength=4) / n
 
 

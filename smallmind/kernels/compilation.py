@@ -7,7 +7,8 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,8 @@ class _FirstCompile(event.Listener):
         pass
 
 
-def on_first_compile(action: Callable[[], None]) -> None:
-    """Calls action once, when a kernel has to be compiled because the cache does not hold it."""
-    event.register("numba:compile", _FirstCompile(action))
+@contextmanager
+def on_first_compile(action: Callable[[], None]) -> Iterator[None]:
+    """Within the block, calls action once when a kernel is compiled that the cache did not hold."""
+    with event.install_listener("numba:compile", _FirstCompile(action)):
+        yield

@@ -14,11 +14,11 @@ PROGRAM = """
 import numpy as np
 from smallmind.kernels import compilation
 compiled = []
-compilation.on_first_compile(lambda: compiled.append(True))
-from smallmind.kernels.gelu import gelu_backward
 one = np.ones((1, 1), np.float32)
 dx = np.empty_like(one)
-gelu_backward(dx, one, one)
+with compilation.on_first_compile(lambda: compiled.append(True)):
+    from smallmind.kernels.gelu import gelu_backward
+    gelu_backward(dx, one, one)
 print(dx[0, 0], bool(compiled), compilation.CACHE)
 """
 
