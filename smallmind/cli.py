@@ -336,9 +336,9 @@ def _show_sample(
 
 
 def _suggested_prompt(text: str) -> str:
-    """The first word of the text."""
-    words = text[:200].split()
-    return "".join(c for c in words[0] if c.isalnum()) if words else text[0]
+    """The first two words of the text, without what a shell would read as its own."""
+    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()
+    return " ".join(words[:2]) or text[0]
 
 
 # ---------------------------------------------------------------- generate, evaluate

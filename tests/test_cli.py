@@ -42,7 +42,7 @@ def test_train_tells_what_it_does(text, tmp_path, capsys):
         "Model", "token embedding", "parameters", "Data", "2,880", "vocabulary", "held out", "Run",
         "tokens a step", "threads", "instruction set", "step 30/30", "held-out text",
         "bits a character", "It writes:", f"The run is in {out}",
-        f'Next: smallmind generate --run {out} --prompt "the"',
+        f'Next: smallmind generate --run {out} --prompt "the cat"',
     ):  # fmt: skip
         assert words in printed, words
     assert "\r" not in printed  # no terminal, no line that is rewritten
