@@ -7,7 +7,8 @@ import time
 import numpy as np
 
 import smallmind
-from smallmind.kernels import compilation, simd
+from smallmind.kernels import compilation
+from smallmind.kernels.isa import ISA
 
 
 def step(options: argparse.Namespace) -> None:
@@ -34,7 +35,7 @@ def step(options: argparse.Namespace) -> None:
     flops = 6 * model.flat.count * B * T + 6 * options.n_layer * options.n_embd * T * B * T
     print(
         f"B {B}  T {T}  {options.n_layer} x {options.n_embd}  {options.n_head} heads  "
-        f"{simd.ISA.name}  {compilation.threads()} threads: "
+        f"{ISA.name}  {compilation.threads()} threads: "
         f"median {median * 1e3:.2f} ms  least {min(seconds) * 1e3:.2f} ms  "
         f"{B * T / median:,.0f} tokens/s  {flops / median / 1e9:.0f} GFLOP/s"
     )

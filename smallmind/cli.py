@@ -251,13 +251,13 @@ def _describe_run(
     tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
     rows = [["steps", f"{training.steps:,}"], ["tokens a step", tokens]]
     if run.backend == "numba":
-        from smallmind.kernels import simd
         from smallmind.kernels.compilation import threading_layer
+        from smallmind.kernels.isa import ISA
 
         rows += [
             ["threads", f"{run.threads}"],
             ["threading layer", threading_layer()],
-            ["instruction set", simd.ISA.name],
+            ["instruction set", ISA.name],
         ]
     else:
         rows.append(["kernels", "plain NumPy"])

@@ -12,8 +12,6 @@ from smallmind.kernels.compilation import jit, parallel_jit, threads
 from smallmind.kernels.dropout import dropout_threshold
 from smallmind.kernels.simd import (
     LANES,
-    PANEL,
-    TILE_ROWS,
     at,
     broadcast,
     dropout_factors,
@@ -25,11 +23,10 @@ from smallmind.kernels.simd import (
     load,
     load_first,
     maximum,
-    multiply_tile,
-    null,
     store,
     transpose_tile,
 )
+from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_tile, null
 
 ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
 _ODD = 16  # added to row strides, which as powers of two would fall into few sets of the cache

@@ -63,8 +63,8 @@ def _cache_roots() -> list[Path]:
 
 # A thread that waits at the end of a parallel region spins, by GNU OpenMP's default for 4 ms. Where
 # the system has put two threads on one core, each region then costs two time slices: a step of
-# 14 ms takes 800. After 2000 rounds (25 us) it sleeps instead, and costs nothing when all is well.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# 14 ms takes 800. After 5000 rounds (65 us) it sleeps instead, and costs nothing when all is well.
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 CACHE = cache_directory()
 

@@ -1,6 +1,6 @@
 """Matrix products in three variants, one micro-kernel: a b, a^T b and a b^T.
 
-The result is cut into tiles that stay in registers (`simd.multiply_tile`). What differs between
+The result is cut into tiles that stay in registers (`tile.multiply_tile`). What differs between
 the variants is only how memory is walked: a panel of b, DEPTH x PANEL, is packed so that a tile
 reads it front to back; where a is transposed, a strip of it is packed too. A panel and a strip are
 scratch of bounded size, so no transposed copy of a matrix ever exists.
@@ -13,20 +13,8 @@ from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
-from smallmind.kernels.simd import (
-    LANES,
-    PANEL,
-    TILE_ROWS,
-    TILE_VECTORS,
-    at,
-    load,
-    load_first,
-    multiply_tile,
-    null,
-    store,
-    store_first,
-    transpose_tile,
-)
+from smallmind.kernels.simd import LANES, at, load, load_first, store, store_first, transpose_tile
+from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_tile, null
 
 DEPTH = 256  # a panel of DEPTH x PANEL and a strip of STRIP x DEPTH share the second-level cache
 STRIP = TILE_ROWS * 64

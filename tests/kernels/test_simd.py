@@ -45,23 +45,3 @@ def test_gelu_and_its_derivative_over_their_whole_range():
         derivative = 0.5 * (1 + tanh) + 0.5 * z * (1 - tanh**2) * slope
         assert (np.abs(apply(gelu_of)(x) - exact) <= 4e-7 * np.maximum(np.abs(z), 1)).all()
         assert np.abs(apply(gelu_derivative_of)(x) - derivative).max() < 2e-6
-
-
-@pytest.mark.parametrize(
-    ("architecture", "features", "name"),
-    [
-        ("x86_64", {"avx512f": True, "avx2": True, "fma": True}, "AVX-512"),
-        ("x86_64", {"avx512f": False, "avx2": True, "fma": True}, "AVX2"),
-        ("x86_64", {"avx2": True, "fma": False}, "x86_64"),
-        ("x86_64", {}, "x86_64"),
-        ("aarch64", {}, "NEON"),
-        ("arm64", {}, "NEON"),
-    ],
-)
-def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
-    isa = simd.instruction_set(architecture, features)
-    registers = {"AVX-512": 32, "AVX2": 16, "NEON": 32, "x86_64": 16}[name]
-    accumulators = isa.tile_rows * isa.tile_vectors
-    assert isa.name == name
-    assert accumulators + isa.tile_vectors + 1 <= registers
-    assert accumulators >= registers // 2

@@ -1,0 +1,52 @@
+"""Which instruction set the kernels are compiled for, and the register tile that suits it."""
+
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+from numba.core import config
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """The register tile that suits a CPU: TILE_ROWS x (TILE_VECTORS * lanes) accumulators."""
+
+    name: str
+    lanes: int
+    tile_rows: int
+    tile_vectors: int
+    fused: bool = True  # multiplies and adds in one instruction
+
+
+def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
+    """CPU architecture and LLVM feature flags -> the tile that fills its registers, none spilt.
+
+    AVX-512 has 32 registers: 6 x 4 accumulators, 4 of B, 1 of A. AVX2 has 16: 6 x 2, 2, 1.
+    NEON has 32 of 4 lanes: 6 x 4, 4, 1. Plain x86-64 has 16 of 4 lanes: 6 x 2, 2, 1.
+    """
+    if features.get("avx512f"):
+        return InstructionSet("AVX-512", lanes=16, tile_rows=6, tile_vectors=4)
+    if features.get("avx2") and features.get("fma"):
+        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2)
+    if architecture.startswith(("aarch64", "arm64")):
+        return InstructionSet("NEON", lanes=4, tile_rows=6, tile_vectors=4)
+    return InstructionSet(architecture, lanes=4, tile_rows=6, tile_vectors=2, fused=False)
+
+
+def _compiled_features() -> dict[str, bool]:
+    """What Numba will compile for: the host's features unless NUMBA_CPU_NAME names another CPU."""
+    if config.CPU_NAME is None or config.CPU_NAME == "host":
+        return dict(llvm.get_host_cpu_features())
+    if config.CPU_FEATURES:
+        return {word[1:]: word[0] == "+" for word in config.CPU_FEATURES.split(",") if word}
+    # LLVM knows the features of a named CPU, but llvmlite does not hand them out.
+    avx512 = ("skylake-avx512", "icelake", "sapphirerapids", "znver4", "znver5", "cascadelake")
+    avx2 = ("haswell", "broadwell", "skylake", "alderlake", "znver1", "znver2", "znver3")
+    name = config.CPU_NAME
+    return {
+        "avx512f": name.startswith(avx512),
+        "avx2": name.startswith(avx2),
+        "fma": name.startswith(avx2),
+    }
+
+
+ISA = instruction_set(llvm.get_process_triple().split("-")[0], _compiled_features())

@@ -1,0 +1,214 @@
+"""The micro-kernel of every matrix product: a tile of the result, held in registers along K."""
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from smallmind.kernels.compilation import native
+from smallmind.kernels.isa import ISA
+from smallmind.kernels.vector_ir import F32, I64, VectorIR
+
+LANES = ISA.lanes
+TILE_ROWS = ISA.tile_rows
+TILE_VECTORS = ISA.tile_vectors
+PANEL = LANES * TILE_VECTORS  # columns of a tile at its widest
+
+_POINTER = F32.as_pointer()
+
+
+def tile_function(module, isa, rows, vectors):
+    """IR function: one tile of `rows` x `vectors` registers; defined once a module.
+
+    c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a is
+    walked by two strides, so that it may lie transposed; b is a packed panel.
+    """
+    ops = VectorIR(isa)
+    name = f"smallmind_tile_{rows}x{vectors}"
+    if name in module.globals:
+        return module.globals[name]
+    kind = ir.FunctionType(
+        ir.VoidType(),
+        [_POINTER, I64, I64, _POINTER, I64, _POINTER, I64, I64, I64, _POINTER, I64, _POINTER],
+    )
+    function = ir.Function(module, kind, name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    a, a_row, a_column, b, b_row, c, c_row, depth, columns, plus, plus_row, bias = function.args
+    entry = function.append_basic_block("entry")
+    loop = function.append_basic_block("along_k")
+    done = function.append_basic_block("done")
+
+    builder = ir.IRBuilder(entry)
+    a_rows = [builder.gep(a, [builder.mul(a_row, I64(i))]) for i in range(rows)]
+    builder.cbranch(builder.icmp_signed(">", depth, I64(0)), loop, done)
+
+    builder.position_at_end(loop)
+    k = builder.phi(I64)
+    k.add_incoming(I64(0), entry)
+    sums = [[builder.phi(ops.vector) for _ in range(vectors)] for _ in range(rows)]
+    b_k = builder.gep(b, [builder.mul(k, b_row)])
+    a_k = builder.mul(k, a_column)
+    b_values = [ops.load(builder, builder.gep(b_k, [I64(v * ops.lanes)])) for v in range(vectors)]
+    added = []
+    for i in range(rows):
+        a_value = ops.splat(builder, builder.load(builder.gep(a_rows[i], [a_k])))
+        added.append(
+            [ops.fma(builder, a_value, b_values[v], sums[i][v]) for v in range(vectors)],
+        )
+    following = builder.add(k, I64(1))
+    k.add_incoming(following, loop)
+    for i in range(rows):
+        for v in range(vectors):
+            sums[i][v].add_incoming(ops.constant(0.0), entry)
+            sums[i][v].add_incoming(added[i][v], loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
+
+    builder.position_at_end(done)
+    result: list[list[ir.Value]] = []
+    for i in range(rows):
+        result.append([])
+        for v in range(vectors):
+            value = builder.phi(ops.vector)
+            value.add_incoming(ops.constant(0.0), entry)
+            value.add_incoming(added[i][v], loop)
+            result[i].append(value)
+    whole = builder.icmp_signed("==", columns, I64(vectors * ops.lanes))
+    remaining = builder.sub(columns, I64((vectors - 1) * ops.lanes))
+    with builder.if_else(whole, likely=True) as (plain, edge):
+        for branch, partial in ((plain, False), (edge, True)):
+            with branch:
+                _finish_tile(
+                    ops,
+                    builder,
+                    result,
+                    (bias, plus, plus_row, c, c_row),
+                    remaining if partial else None,
+                )
+    builder.ret_void()
+    return function
+
+
+def _finish_tile(ops, builder, result, operands, remaining):
+    """Adds bias and plus to the sums, writes them; `remaining` lanes count in the last column."""
+    bias, plus, plus_row, c, c_row = operands
+    vectors = len(result[0])
+
+    def read(pointer, v):
+        place = builder.gep(pointer, [I64(v * ops.lanes)])
+        if remaining is not None and v == vectors - 1:
+            return ops.load_first(builder, place, remaining)
+        return ops.load(builder, place)
+
+    def add_where_given(values, pointer, row_stride):
+        before = builder.block
+        given = builder.icmp_unsigned("!=", builder.ptrtoint(pointer, I64), I64(0))
+        with builder.if_then(given):
+            added = [
+                [
+                    builder.fadd(
+                        value, read(builder.gep(pointer, [builder.mul(row_stride, I64(i))]), v)
+                    )
+                    for v, value in enumerate(row)
+                ]
+                for i, row in enumerate(values)
+            ]
+            inside = builder.block
+        merged: list[list[ir.Value]] = []
+        for row, row_added in zip(values, added, strict=True):
+            merged.append([])
+            for value, value_added in zip(row, row_added, strict=True):
+                phi = builder.phi(ops.vector)
+                phi.add_incoming(value, before)
+                phi.add_incoming(value_added, inside)
+                merged[-1].append(phi)
+        return merged
+
+    result = add_where_given(result, bias, I64(0))
+    result = add_where_given(result, plus, plus_row)
+    for i, row in enumerate(result):
+        c_i = builder.gep(c, [builder.mul(c_row, I64(i))])
+        for v, value in enumerate(row):
+            place = builder.gep(c_i, [I64(v * ops.lanes)])
+            if remaining is not None and v == vectors - 1:
+                ops.store_first(builder, value, place, remaining)
+            else:
+                ops.store(builder, value, place)
+
+
+@intrinsic
+def null(typingctx):
+    """The pointer that stands for `nothing to add` in multiply_tile."""
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(_POINTER, None)
+
+    return types.CPointer(types.float32)(), codegen
+
+
+@intrinsic
+def _choose_tile(typingctx, operands):
+    """The tile function for the rows and columns asked for, called with all other operands."""
+
+    def codegen(context, builder, sig, args):
+        unpacked = cgutils.unpack_tuple(builder, args[0])
+        a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias = (
+            unpacked
+        )
+        vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
+        shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
+        end = builder.append_basic_block("tile_done")
+        switch = builder.switch(shape, end)
+        for tile_rows in range(1, TILE_ROWS + 1):
+            for tile_vectors in range(1, TILE_VECTORS + 1):
+                function = tile_function(builder.module, ISA, tile_rows, tile_vectors)
+                block = builder.append_basic_block("tile")
+                switch.add_case(I64(tile_rows * (TILE_VECTORS + 1) + tile_vectors), block)
+                with builder.goto_block(block):
+                    builder.call(
+                        function,
+                        [
+                            a,
+                            a_row,
+                            a_column,
+                            b,
+                            b_row,
+                            c,
+                            c_row,
+                            depth,
+                            columns,
+                            plus,
+                            plus_row,
+                            bias,
+                        ],
+                    )
+                    builder.branch(end)
+        builder.position_at_end(end)
+        return context.get_dummy_value()
+
+    return types.void(operands), codegen
+
+
+_n, _p = types.int64, types.CPointer(types.float32)
+_TILE = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p)
+
+
+@native(_TILE)
+def _tile(a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias):
+    _choose_tile(
+        (a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias)
+    )
+
+
+# Kernels reach the micro-kernel by a symbol instead of containing it: its two dozen tile functions
+# are compiled once, not once more in every kernel that multiplies.
+llvm.add_symbol("smallmind_multiply_tile", _tile.address)
+
+# multiply_tile(a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias):
+#   c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus]
+# At most TILE_ROWS x PANEL. Pointers with strides in elements, null() for nothing to add; b must be
+# readable up to the next multiple of LANES columns. The order of the sum over depth is the same in
+# every shape of tile.
+multiply_tile = types.ExternalFunction("smallmind_multiply_tile", _TILE)

@@ -1,0 +1,68 @@
+"""The register tile on CPUs that this machine is not: it must fit, and nothing may spill."""
+
+import re
+
+import llvmlite.binding as llvm
+import pytest
+from llvmlite import ir
+
+from smallmind.kernels.isa import instruction_set
+from smallmind.kernels.tile import tile_function
+
+
+@pytest.mark.parametrize(
+    ("architecture", "features", "name"),
+    [
+        ("x86_64", {"avx512f": True, "avx2": True, "fma": True}, "AVX-512"),
+        ("x86_64", {"avx512f": False, "avx2": True, "fma": True}, "AVX2"),
+        ("x86_64", {"avx2": True, "fma": False}, "x86_64"),
+        ("x86_64", {}, "x86_64"),
+        ("aarch64", {}, "NEON"),
+        ("arm64", {}, "NEON"),
+    ],
+)
+def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
+    isa = instruction_set(architecture, features)
+    registers = {"AVX-512": 32, "AVX2": 16, "NEON": 32, "x86_64": 16}[name]
+    accumulators = isa.tile_rows * isa.tile_vectors
+    assert isa.name == name
+    assert accumulators + isa.tile_vectors + 1 <= registers
+    assert accumulators >= registers // 2
+
+
+CPUS = [
+    ("haswell", "x86_64-unknown-linux-gnu", {"avx2": True, "fma": True}),
+    ("skylake-avx512", "x86_64-unknown-linux-gnu", {"avx512f": True}),
+    ("znver5", "x86_64-unknown-linux-gnu", {"avx512f": True}),
+    ("x86-64", "x86_64-unknown-linux-gnu", {}),
+    ("neoverse-n1", "aarch64-unknown-linux-gnu", {}),
+    ("apple-m1", "arm64-apple-darwin", {}),
+]
+
+
+def inner_loop(cpu, triple, isa):
+    """The assembly of the widest tile's walk along K, as LLVM writes it for that CPU."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = triple
+    tile_function(module, isa, isa.tile_rows, isa.tile_vectors).linkage = "external"
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
+    parsed = llvm.parse_assembly(str(module))
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+    passes.getModulePassManager().run(parsed, passes)
+    blocks = re.split(r"\n(?=\S)", machine.emit_assembly(parsed))
+    return max(blocks, key=lambda block: len(re.findall(r"fmadd|fmla|mulps", block)))
+
+
+@pytest.mark.parametrize(("cpu", "triple", "features"), CPUS, ids=[cpu[0] for cpu in CPUS])
+def test_the_inner_loop_multiplies_and_spills_no_vector(cpu, triple, features):
+    isa = instruction_set(triple.split("-")[0], features)
+    loop = inner_loop(cpu, triple, isa)
+    accumulators = isa.tile_rows * isa.tile_vectors
+    multiplications = len(re.findall(r"\s(vfmadd\w+|fmla(?:\.4s)?|mulps)\s", loop))
+    assert multiplications % accumulators == 0 and multiplications > 0
+    if isa.lanes == 16:
+        assert "zmm" in loop and "ymm" not in loop
+    on_stack = [line for line in loop.split("\n") if re.search(r"rsp|\[sp", line)]
+    assert not [line for line in on_stack if re.search(r"[xyz]mm|\bq\d", line)]
