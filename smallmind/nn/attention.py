@@ -43,10 +43,5 @@ class Attention:
         self.workspace.release(dqkv)
         return dx
 
-    def release(self) -> None:
-        self.projection.release()
-        self.workspace.release(self.heads, self.logsumexp)
-        self.qkv.release()
-
     def _dropout(self) -> tuple[int, float]:
         return self.workspace.dropout_key(self.site), self.workspace.drop_probability

@@ -38,7 +38,3 @@ class Block:
         dnormed = self.attention.backward(dx)
         self.attention_norm.backward(dnormed, dx, plus=dx)
         self.workspace.release(dnormed)
-
-    def release(self) -> None:
-        for layer in (self.mlp, self.mlp_norm, self.attention, self.attention_norm):
-            layer.release()

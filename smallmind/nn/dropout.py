@@ -27,9 +27,5 @@ class Dropout:
         # forward: y = x mask + plus
         key = workspace.dropout_key(self.site)
         workspace.kernels.dropout(dx, dy, key, workspace.drop_probability)
-        self.release()
+        workspace.release(self.y)
         return dx
-
-    def release(self) -> None:
-        self.workspace.release(self.y)
-        del self.y

@@ -34,8 +34,4 @@ class LayerNorm:
         self.workspace.kernels.layernorm_backward(
             dx, self.dweight, self.dbias, dy, self.x, self.mean, self.rstd, self.weight, plus
         )
-        self.release()
-
-    def release(self) -> None:
         self.workspace.release(self.y, self.mean, self.rstd)
-        del self.x, self.y, self.mean, self.rstd

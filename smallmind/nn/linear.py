@@ -40,9 +40,5 @@ class Linear:
         kernels.matmul_transpose_a(self.dweight, self.x, dy, self.dweight)
         if self.dbias is not None:
             kernels.column_sum(self.dbias, dy)
-        self.release()
-        return dx
-
-    def release(self) -> None:
         self.workspace.release(self.y)
-        del self.x, self.y
+        return dx

@@ -25,13 +25,6 @@ class MLP:
         # forward: activated = gelu(before)
         self.workspace.kernels.gelu_backward(dhidden, dhidden, self.before)
         self.workspace.release(self.activated)
-        del self.activated, self.before
         dx = self.expansion.backward(dhidden)
         self.workspace.release(dhidden)
         return dx
-
-    def release(self) -> None:
-        self.projection.release()
-        self.workspace.release(self.activated)
-        del self.activated, self.before
-        self.expansion.release()

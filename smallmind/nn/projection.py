@@ -33,8 +33,3 @@ class Projection:
         dx = self.linear.backward(dprojected)
         self.workspace.release(dprojected)
         return dx
-
-    def release(self) -> None:
-        if self.dropped:
-            self.dropout.release()
-        self.linear.release()

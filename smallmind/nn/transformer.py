@@ -124,28 +124,18 @@ class TransformerModel:
         InputError where T is over block_size or an id is outside the vocabulary.
         """
         ids = self._checked(ids)
-        logits = self._forward(ids)
-        result = logits.reshape(*ids.shape, -1).copy()
-        self._release()
-        return result
+        with self.workspace.one_pass():
+            return self._forward(ids).reshape(*ids.shape, -1).copy()
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
-        ids, targets = self._checked_pair(ids, targets)
-        losses = self._cross_entropy(self._forward(ids), targets)
-        mean = float(losses.mean(dtype=np.float64))
-        self.workspace.release(losses)
-        self._release()
-        return mean
+        return float(self.losses(ids, targets).mean(dtype=np.float64))
 
     def losses(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
         ids, targets = self._checked_pair(ids, targets)
-        losses = self._cross_entropy(self._forward(ids), targets)
-        result = losses.reshape(ids.shape).copy()
-        self.workspace.release(losses)
-        self._release()
-        return result
+        with self.workspace.one_pass():
+            return self._cross_entropy(self._forward(ids), targets).reshape(ids.shape).copy()
 
     def loss_and_gradients(self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
@@ -153,15 +143,12 @@ class TransformerModel:
         What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
         """
         ids, targets = self._checked_pair(ids, targets)
-        self.workspace.pass_number = self.passes
-        self.passes += 1
-        logits = self._forward(ids)
-        losses = self._cross_entropy(logits, targets, scale)
-        mean = float(losses.mean(dtype=np.float64))
-        self.workspace.release(losses)
-        self._backward(logits)
-        self.workspace.pass_number = None
-        return mean
+        with self.workspace.one_pass(self.passes):
+            self.passes += 1
+            logits = self._forward(ids)
+            losses = self._cross_entropy(logits, targets, scale)
+            self._backward(logits)
+            return float(losses.mean(dtype=np.float64))
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero."""
@@ -219,7 +206,7 @@ class TransformerModel:
         return self.logits
 
     def _backward(self, dlogits: np.ndarray) -> None:
-        """dlogits (B T, V) -> adds to all gradients; returns all that forward rented."""
+        """dlogits (B T, V) -> adds to all gradients."""
         kernels, workspace = self.workspace.kernels, self.workspace
         dtoken = self.gradients["token_embedding.weight"]
         # forward: logits = normed head
@@ -253,19 +240,6 @@ class TransformerModel:
             losses, logits, targets.reshape(-1), scale / targets.size
         )
         return losses
-
-    def _release(self) -> None:
-        """Returns all that forward rented, where no backward follows."""
-        if self.head:
-            self.head.release()
-        else:
-            self.workspace.release(self.logits)
-        self.final_norm.release()
-        for block in reversed(self.blocks):
-            block.release()
-        if self.dropped:
-            self.embedding_dropout.release()
-        self.workspace.release(self.embedded)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""

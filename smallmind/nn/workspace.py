@@ -1,6 +1,8 @@
 """What all layers of a model share: kernels, rented memory, and the key of this pass's dropout."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -32,14 +34,33 @@ class Workspace:
         self.dtype = dtype
         self.dropout = dropout
         self.seed = seed
+        self._rented: dict[int, np.ndarray] = {}
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
 
     def rent(self, *shape: int) -> np.ndarray:
-        return self.pool.rent(math.prod(shape), self.dtype).reshape(shape)
+        """shape -> an array of stale contents, until it is released."""
+        array = self.pool.rent(math.prod(shape), self.dtype).reshape(shape)
+        self._rented[id(array)] = array
+        return array
 
     def release(self, *arrays: np.ndarray) -> None:
+        """Gives arrays from `rent` back."""
         for array in arrays:
+            del self._rented[id(array)]
             self.pool.return_(array, clear=False)
+
+    @contextmanager
+    def one_pass(self, number: int | None = None) -> Iterator[None]:
+        """A pass through the model: what it rents ends with it, even when it is broken off.
+
+        number counts the passes of training, whose dropout masks follow from it.
+        """
+        self.pass_number = number
+        try:
+            yield
+        finally:
+            self.pass_number = None
+            self.release(*list(self._rented.values()))
 
     @property
     def drop_probability(self) -> float:

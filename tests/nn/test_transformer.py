@@ -183,6 +183,23 @@ def test_a_step_returns_every_array_that_it_rents():
     assert pool.misses == misses
 
 
+def test_a_pass_that_is_broken_off_returns_every_array(monkeypatch):
+    model = small_model(dropout=0.1)
+    ids, targets = batch(model)
+    rented = len(model.workspace.pool._rented)
+    expected = model.loss(ids, targets)
+
+    def interrupt(dx):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.blocks[0], "backward", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.loss_and_gradients(ids, targets)
+    assert len(model.workspace.pool._rented) == rented
+    assert model.loss(ids, targets) == expected
+
+
 def test_stale_memory_is_never_read():
     losses = []
     for poison in (0.0, np.nan):
