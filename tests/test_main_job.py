@@ -1,0 +1,38 @@
+"""The main jobs as users run them, from end to end: python -m pytest -m slow (two minutes)."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tinyshakespeare.txt"
+
+
+def train(directory, *arguments):
+    """What `smallmind train` prints, and the records of its metrics."""
+    result = subprocess.run(
+        [sys.executable, "-m", "smallmind", "train", *arguments, "--out", str(directory)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+    )
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return result.stdout, [json.loads(line) for line in lines]
+
+
+def test_the_stories_are_learnt_to_near_their_entropy(tmp_path):
+    printed, _ = train(tmp_path / "run")
+    excess = float(re.search(r"([\d.]+) nats above the best possible", printed)[1])
+    assert 0 < excess <= 0.15
+
+
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")
+def test_shakespeare_is_learnt_as_well_as_by_nanogpt(tmp_path):
+    _, records = train(tmp_path / "run", str(SHAKESPEARE), "--no-bias", "--tie-weights")
+    assert records[-1]["step"] == 2000
+    assert records[-1]["val_loss"] <= 1.92
