@@ -121,6 +121,11 @@ def _train(options: argparse.Namespace) -> int:
     text, name = _read(run_config.text)
     tokenizer = Tokenizer(text, run_config.tokenizer)
     model_config = _config(ModelConfig, options, vocab_size=tokenizer.vocab_size)
+    if run_config.threads is None:
+        # A thread for every core: each stays on its own. Left to the system, two may share one
+        # while another program has the other, and wait for each other at every kernel.
+        os.environ.setdefault("OMP_PROC_BIND", "spread")
+        os.environ.setdefault("OMP_PLACES", "cores")
     with _kernels(run_config.backend, console):
         from smallmind.nn.transformer import TransformerModel
         from smallmind.training.training import Training
@@ -204,9 +209,10 @@ def _set_threads(config: RunConfig) -> int:
 
     most = compilation.most_threads()
     if config.threads is not None and config.threads > most:
-        raise InputError(f"threads={config.threads} must be at most {most}, the cores of this CPU")
-    compilation.set_threads(config.threads or most)
-    return config.threads or most
+        raise InputError(f"threads={config.threads} must be at most {most}, what this machine runs")
+    threads = config.threads or compilation.cores()
+    compilation.set_threads(threads)
+    return threads
 
 
 def _describe_model(console: Console, model: "TransformerModel") -> None:

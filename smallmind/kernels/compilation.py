@@ -15,6 +15,7 @@ from typing import Any
 import llvmlite
 import numba
 import numpy
+import psutil
 from numba import cfunc, njit
 from numba.core import event
 
@@ -105,6 +106,11 @@ def threads() -> int:
 def most_threads() -> int:
     """The number of threads that kernels can run on."""
     return int(numba.config.NUMBA_NUM_THREADS)
+
+
+def cores() -> int:
+    """The number of cores to use: two threads that share one core's multipliers gain nothing."""
+    return min(most_threads(), psutil.cpu_count(logical=False) or most_threads())
 
 
 def threading_layer() -> str:
