@@ -13,6 +13,8 @@ print(smallmind.generate(model, tokenizer, "The "))
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from smallmind.config import __version__
+
 if TYPE_CHECKING:
     from smallmind.config import (
         GenerationConfig,
@@ -54,6 +56,7 @@ __all__ = [
     "Training",
     "TrainingConfig",
     "TransformerModel",
+    "__version__",
     "generate",
     "matmul",
     "matmul_transpose_a",

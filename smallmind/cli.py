@@ -4,8 +4,8 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import math
 import os
+import shlex
 import sys
 import types
 import typing
@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.config import GenerationConfig, InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.config import (
+    GenerationConfig,
+    InputError,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    __version__,
+)
 from smallmind.console import Console, duration
 
 if TYPE_CHECKING:
@@ -35,22 +42,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options) or 0)
-    except (InputError, FloatingPointError) as error:
+    except InputError as error:
         print(f"smallmind: {error}", file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 1
+        return 2
+    except (FloatingPointError, OSError) as error:
+        print(f"smallmind: {error}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(f"smallmind: not enough memory: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nsmallmind: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader has gone, as in `smallmind generate … | head`.
-        sys.stderr.close()
-        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="smallmind", description="Train a small transformer on the CPU, and let it talk."
     )
+    parser.add_argument("--version", action="version", version=f"smallmind {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser(
@@ -60,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
         "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; without it, built-in stories"
     )
     for config in CONFIGS:
-        group = train.add_argument_group(f"{(config.__doc__ or '').splitlines()[0]}")
+        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
+        group = train.add_argument_group(title)
         for field in dataclasses.fields(config):
             if field.name not in FROM_TEXT:
                 _add_flag(group, field)
@@ -68,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
 
     generate = commands.add_parser("generate", help="let a trained model write")
     generate.add_argument("--run", required=True, metavar="DIR", help="the directory of the run")
-    generate.add_argument("--prompt", default="\n", metavar="TEXT", help="what it goes on from")
+    generate.add_argument(
+        "--prompt", metavar="TEXT", help="what it goes on from; default: a new line"
+    )
     for field in dataclasses.fields(GenerationConfig):
         _add_flag(generate, field)
     generate.set_defaults(command=_generate)
@@ -139,7 +152,12 @@ def _train(options: argparse.Namespace) -> int:
         )
         path = Path(run_config.out) if run_config.out else default_directory(name)
         directory = RunDirectory.create(path)
-        run_config = dataclasses.replace(run_config, out=str(path), threads=threads)
+        run_config = dataclasses.replace(
+            run_config,
+            out=str(path),
+            threads=threads,
+            text=run_config.text and str(Path(run_config.text).resolve()),
+        )
         directory.save_config(model_config, training_config, run_config, _digest(text))
         _describe_model(console, model)
         _describe_data(console, name, text, tokenizer, training.dataset)
@@ -149,7 +167,8 @@ def _train(options: argparse.Namespace) -> int:
             _show_result(console, training, of_stories=run_config.text is None)
             _show_sample(console, training, training_config.steps, directory)
     console.line(f"The run is in {path}")
-    console.line(f'Next: smallmind generate --run {path} --prompt "{_suggested_prompt(text)}"')
+    prompt = _suggested_prompt(text)
+    console.line(f"Next: smallmind generate --run {shlex.quote(str(path))}{prompt}")
     return 0 if finished else 130
 
 
@@ -166,7 +185,11 @@ def _run(
         finished = True
     except KeyboardInterrupt:
         console.line(f"Interrupted after step {progress.step}; the model is saved as it is now.")
-    directory.save_model(training.model, training.tokenizer)
+    finally:
+        if progress.step or finished or not config.steps:
+            directory.save_model(training.model, training.tokenizer)
+        else:
+            directory.discard()
     return finished
 
 
@@ -292,15 +315,12 @@ class _Progress:
             self.first = record  # it may have waited for kernels to compile
         elapsed = record.elapsed_seconds - self.first.elapsed_seconds
         left = elapsed / max(1, record.step - self.first.step) * (self.steps - record.step)
-        text = (
-            f"{place}  loss {record.loss:.4f}  lr {record.lr:.1e}  "
-            f"{record.tokens_per_second:,.0f} tokens/s"
-        )
+        text = f"{place}  loss {record.loss:.4f}  lr {record.lr:.1e}"
         if elapsed:
-            text += f"  {duration(left)} left"
+            text += f"  {record.tokens_per_second:,.0f} tokens/s  {duration(left)} left"
         if self.console.is_terminal:
             self.console.live(text)
-        elif self.records % PLAIN_EVERY == 0:
+        elif self.records % PLAIN_EVERY == 0 or record.step == self.steps:
             self.console.line(text)
         self.records += 1
 
@@ -313,7 +333,7 @@ def _show_result(console: Console, training: "Training", of_stories: bool) -> No
     result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
     console.line(
         f"Whole held-out text: {result.loss:.4f} nats a token, "
-        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.2f}"
+        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}"
     )
     if of_stories:
         from smallmind.text.corpus import entropy_per_character
@@ -331,20 +351,18 @@ def _show_sample(
 ) -> None:
     from smallmind.generation import generate
 
-    tokenizer = training.tokenizer
-    known = tokenizer.kind == "byte" or "\n" in tokenizer.characters
-    prompt = "\n" if known else tokenizer.characters[0]
     seed = training.dataset.seed
-    sample = generate(training.model, tokenizer, prompt, max_tokens=SAMPLE_TOKENS, seed=seed)
+    sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
     directory.save_sample(step, sample)
     console.line("\nIt writes:")
     console.quote(sample)
 
 
 def _suggested_prompt(text: str) -> str:
-    """The first two words of the text, without what a shell would read as its own."""
-    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()
-    return " ".join(words[:2]) or text[0]
+    """The flag with the first two words of the text, if it begins with words."""
+    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()[:2]
+    prompt = " ".join(words)
+    return f' --prompt "{prompt}"' if prompt and len(prompt) <= 40 and prompt in text else ""
 
 
 # ---------------------------------------------------------------- generate, evaluate
@@ -358,9 +376,12 @@ def _generate(options: argparse.Namespace) -> None:
     console = Console()
     with _kernels("numba", Console(sys.stderr)):
         model, tokenizer = RunDirectory(Path(options.run)).load_model()
-        pieces = stream(model, tokenizer, options.prompt, config)
-        console.piece(options.prompt)
+        prompt = tokenizer.opening if options.prompt is None else options.prompt
+        pieces = stream(model, tokenizer, prompt, config)
+        console.piece(prompt)
         for piece in pieces:
+            if not console.is_read:
+                break
             console.piece(piece)
     console.line()
 
@@ -374,13 +395,14 @@ def _evaluate(options: argparse.Namespace) -> None:
     directory = RunDirectory(Path(options.run))
     model, tokenizer = directory.load_model()
     config = directory.load_config()
-    text, name = _read(options.text or config["run"].text)
+    text, name = _read(config["run"].text if options.text is None else options.text)
+    is_same = _digest(text) == config["text_sha256"]
+    if options.text is None and not is_same:
+        raise InputError(f"{name} has changed since the run; name a TEXT to evaluate on")
     tokens = tokenizer.encode(text)
-    if _digest(text) == config["text_sha256"]:
+    if is_same:
         tokens = tokens[len(tokens) - int(len(tokens) * HELD_OUT) :]
         part = "the held-out part"
-    elif options.text is None:
-        raise InputError(f"{name} has changed since the run; name a TEXT to evaluate on")
     else:
         part = "all of it, as the run was on another text"
     with _kernels("numba", Console(sys.stderr)):
@@ -390,12 +412,12 @@ def _evaluate(options: argparse.Namespace) -> None:
         ["tokens predicted", f"{result.tokens:,}"],
         ["loss", f"{result.loss:.4f} nats a token"],
         ["", f"{result.bits_per_character:.4f} bits a character"],
-        ["perplexity", f"{result.perplexity:.3f}"],
+        ["perplexity", f"{result.perplexity:.4g}"],
     ]
-    if config["run"].text is None and options.text is None:
+    if is_same and config["run"].text is None:
         from smallmind.text.corpus import entropy_per_character
 
         floor = entropy_per_character()
-        rows.append(["floor", f"{floor / math.log(2):.4f} bits a character"])
+        rows.append(["floor", f"{floor:.4f} nats a character"])
         rows.append(["above the floor", f"{result.nats_per_character - floor:.4f} nats"])
     console.table("Evaluation", rows)

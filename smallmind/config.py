@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+__version__ = "0.1.0"
+
 
 class InputError(ValueError):
     """Something the user gave that cannot work; its one line says what to do."""
@@ -64,8 +66,10 @@ def _check(config: Any) -> None:
         asked = {name: limit for name, limit in limits.items() if limit is not None}
         words = [f"{COMPARISONS[name][0]} {limit}" for name, limit in asked.items()]
         holds = [COMPARISONS[name][1](float(value), limit) for name, limit in asked.items()]
-        if not math.isfinite(value) or not all(holds):
-            raise InputError(f"{shown} must be {' and '.join(words) or 'finite'}")
+        if not math.isfinite(value):
+            raise InputError(f"{shown} must be {' and '.join(['finite', *words])}")
+        if not all(holds):
+            raise InputError(f"{shown} must be {' and '.join(words)}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,8 @@ class TrainingConfig:
         _check(self)
         if self.min_lr > self.learning_rate:
             raise InputError(
-                f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}"
+                f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}; "
+                "lower it too"
             )
 
 

@@ -1,5 +1,6 @@
 """Everything that is printed: tables, the live line, and what a plain terminal gets instead."""
 
+import os
 import shutil
 import sys
 import textwrap
@@ -18,34 +19,32 @@ class Console:
             # A sample may hold characters that this console does not have.
             self.stream.reconfigure(errors="replace")
         self.is_terminal = self.stream.isatty()
+        self.is_read = True  # until the program at the other end of a pipe has gone
         self._live_width = 0
 
     def line(self, text: str = "") -> None:
         """One line that stays."""
         self._clear()
-        self.stream.write(text + "\n")
-        self.stream.flush()
+        self._write(text + "\n")
 
     def live(self, text: str) -> None:
         """A line that the next one replaces; only on a terminal."""
         width = max(1, shutil.get_terminal_size().columns - 1)
         text = text[:width]
-        self.stream.write("\r" + text.ljust(min(self._live_width, width)))
-        self.stream.flush()
+        self._write("\r" + text.ljust(min(self._live_width, width)))
         self._live_width = len(text)
 
     def piece(self, text: str) -> None:
-        """Part of a line, shown at once."""
+        """Part of a line, shown at once; a terminal gets no control characters."""
         self._clear()
-        self.stream.write(text)
-        self.stream.flush()
+        self._write(_printable(text) if self.is_terminal else text)
 
     def quote(self, text: str) -> None:
         """Text of any length, set off by a margin and wrapped to the terminal."""
         width = min(100, shutil.get_terminal_size().columns) - len(MARGIN)
         for line in text.strip().split("\n"):
-            for part in textwrap.wrap(line, max(20, width)) or [""]:
-                self.line(MARGIN + part)
+            for part in textwrap.wrap(_printable(line), max(20, width)) or [""]:
+                self.line((MARGIN + part).rstrip())
         self.line()
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
@@ -67,8 +66,25 @@ class Console:
 
     def _clear(self) -> None:
         if self._live_width:
-            self.stream.write("\r" + " " * self._live_width + "\r")
+            self._write("\r" + " " * self._live_width + "\r")
             self._live_width = 0
+
+    def _write(self, text: str) -> None:
+        if not self.is_read:
+            return
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:
+            # As in `smallmind train | head`: the work goes on, unseen. Python flushes once more at
+            # its end, into nothing.
+            self.is_read = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+def _printable(text: str) -> str:
+    """text with a mark in place of control characters, which could rewrite the screen."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def duration(seconds: float) -> str:

@@ -12,15 +12,16 @@ from smallmind.text.tokenizer import Tokenizer
 
 
 def generate(
-    model: TransformerModel, tokenizer: Tokenizer, prompt: str = "\n", **settings: Any
+    model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
 ) -> str:
-    """prompt -> prompt and what the model writes after it.
+    """prompt (without one, a new line) -> prompt and what the model writes after it.
 
     settings are GenerationConfig's: max_tokens (500), temperature (0.8; 0 always takes the
     likeliest token), top_k and top_p (only the likeliest tokens; Holtzman et al. 2020), seed (the
     same seed gives the same text). Past the block size the model sees the last block_size tokens.
     InputError for a setting out of range, or a character in prompt that the model does not know.
     """
+    prompt = tokenizer.opening if prompt is None else prompt
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
 
 
@@ -28,6 +29,11 @@ def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
     """As `generate`, but yields what follows the prompt piece by piece."""
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
+            f"vocab_size={model.config.vocab_size}"
+        )
     if not prompt:
         raise InputError("the prompt is empty; give at least one character")
     return tokenizer.stream(_sample(model, tokenizer.encode(prompt), config))
@@ -47,11 +53,13 @@ def _sample(model: TransformerModel, ids: np.ndarray, config: GenerationConfig) 
 
 def choose(logits: np.ndarray, config: GenerationConfig, uniform: float) -> int:
     """logits (V,) and a number from 0 to below 1 -> the token that it draws."""
+    if not np.isfinite(logits).all():
+        raise InputError("the model's logits are not finite: its weights are too large or spoilt")
     order = np.argsort(-logits, kind="stable")
     if config.temperature == 0:
         return int(order[0])
-    scaled = (logits[order].astype(np.float64) - logits[order[0]]) / config.temperature
-    p = np.exp(scaled)
+    with np.errstate(over="ignore"):  # -inf is what a tiny temperature should give
+        p = np.exp((logits[order].astype(np.float64) - logits[order[0]]) / config.temperature)
     p /= p.sum()
     kept = len(p) if config.top_k is None else min(config.top_k, len(p))
     if config.top_p is not None:

@@ -31,21 +31,25 @@ def matmul_transpose_b(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = No
 
 
 def _product(kernel, a, b, out, rows, inner, columns):
-    a, b = (np.ascontiguousarray(x, np.float32) for x in (a, b))
+    a, b = (np.asarray(x) for x in (a, b))
+    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        raise InputError(f"{kernel.__name__}: {a.dtype} and {b.dtype} are not both real numbers")
     if a.ndim != 2 or b.ndim != 2 or a.shape[inner[0]] != b.shape[inner[1]]:
         raise InputError(f"{kernel.__name__}: shapes {a.shape} and {b.shape} do not fit")
     shape = a.shape[rows], b.shape[columns]
     if out is None:
         out = np.empty(shape, np.float32)
-    elif out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+    elif (
+        not isinstance(out, np.ndarray)
+        or out.shape != shape
+        or out.dtype != np.float32
+        or not (out.flags.c_contiguous and out.flags.writeable and out.flags.aligned)
+    ):
         raise InputError(
-            f"{kernel.__name__}: out must be C-contiguous float32 of shape {shape}, "
-            f"not {out.dtype} of {out.shape}"
+            f"{kernel.__name__}: out must be a writable C-contiguous float32 array of shape {shape}"
         )
     elif np.may_share_memory(out, a) or np.may_share_memory(out, b):
         raise InputError(f"{kernel.__name__}: out must not overlap a or b")
-    if not a.flags.writeable or not b.flags.writeable:
-        # Numba would compile the kernel once more for read-only arrays.
-        a, b = (x if x.flags.writeable else x.copy() for x in (a, b))
-    kernel(out, a, b)
+    # Numba would compile the kernel once more for arrays that are read-only or unaligned.
+    kernel(out, *(np.require(x, np.float32, ["C", "W", "A"]) for x in (a, b)))
     return out

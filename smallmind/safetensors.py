@@ -64,14 +64,18 @@ def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, st
             data = file.read()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"{path} is not a safetensors file: {error}") from None
+    if not isinstance(header, dict):
+        raise InputError(f"{path} is not a safetensors file: its header is no table")
     try:
         metadata = header.pop("__metadata__", {})
         tensors = {name: _tensor(entry, data) for name, entry in header.items()}
         ends = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} has a broken header: {error!r}") from None
+        raise InputError(f"{path} is cut short or has a broken header: {error}") from None
     place = 0
     for begin, end in ends:
         if begin != place:

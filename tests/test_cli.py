@@ -72,7 +72,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
 
 
 def test_generate_streams_the_same_text_for_the_same_seed(run, capsys):
-    texts = []
+    texts: list[str] = []
     for seed in ("1", "1", "2"):
         assert main(["generate", "--run", str(run), "--prompt", "the ", "--seed", seed]) == 0
         texts.append(capsys.readouterr().out)
@@ -124,7 +124,7 @@ def assert_refused(capsys, arguments, message):
 
 def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
     (tmp_path / "empty").touch()
-    (tmp_path / "short").write_text("too short", encoding="utf-8")
+    (tmp_path / "short").write_text("too short " * 3, encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"ab\xfe")
     cases = [
         (["train", str(tmp_path / "none")], "does not exist"),
@@ -212,3 +212,66 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text):
     assert process.returncode == 130
     assert "Interrupted after step" in rest and f"The run is in {out}" in rest
     assert main(["generate", "--run", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
+
+
+def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path, text):
+    out = tmp_path / "run"
+    arguments = ["train", text, *SMALL, "--log-every", "1", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smallmind", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert errors == b""
+    assert (out / "model.safetensors").exists()
+
+
+def test_a_failure_before_the_first_step_leaves_no_directory(tmp_path, text, capsys, monkeypatch):
+    from smallmind.training.training import Training
+
+    def fail(*_):
+        raise MemoryError("Unable to allocate 5 TB")
+
+    monkeypatch.setattr(Training, "_accumulate", fail)
+    assert main(["train", text, *SMALL, "--out", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err == "smallmind: not enough memory: Unable to allocate 5 TB\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_names_that_a_shell_would_take_apart_are_quoted(tmp_path, text, capsys):
+    out = tmp_path / "my run (1)"
+    assert main(["train", text, *SMALL, "--out", str(out)]) == 0
+    assert f"generate --run '{out}' --prompt" in capsys.readouterr().out
+
+
+def test_a_text_without_words_suggests_no_prompt(tmp_path, capsys):
+    (tmp_path / "stars.txt").write_text("*** --- " * 50, encoding="utf-8")
+    out = tmp_path / "run"
+    assert main(["train", str(tmp_path / "stars.txt"), *SMALL, "--out", str(out)]) == 0
+    assert f"Next: smallmind generate --run {out}\n" in capsys.readouterr().out
+    assert main(["generate", "--run", str(out), "--max-tokens", "5"]) == 0
+
+
+def test_evaluate_works_from_another_directory_and_sees_a_changed_text(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
+    assert main(["train", "cats.txt", *SMALL, "--out", "run"]) == 0
+    monkeypatch.chdir(tmp_path.parent)
+    assert main(["evaluate", "--run", str(tmp_path / "run")]) == 0
+    (tmp_path / "cats.txt").write_text(TEXT + "ZEBRA", encoding="utf-8")
+    capsys.readouterr()
+    assert_refused(capsys, ["evaluate", "--run", str(tmp_path / "run")], "has changed since")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("smallmind 0.")

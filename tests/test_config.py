@@ -25,8 +25,16 @@ def test_defaults_are_allowed_and_frozen(config):
         (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
         (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0.0 and below 1.0"),
         (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),
-        (TrainingConfig, {"learning_rate": float("nan")}, "learning_rate=nan must be at least 0"),
-        (TrainingConfig, {"learning_rate": float("inf")}, "learning_rate=inf must be at least 0"),
+        (
+            TrainingConfig,
+            {"learning_rate": float("nan")},
+            "learning_rate=nan must be finite",
+        ),
+        (
+            TrainingConfig,
+            {"learning_rate": float("inf")},
+            "learning_rate=inf must be finite",
+        ),
         (TrainingConfig, {"min_lr": 0.1}, "min_lr=0.1 must be at most learning_rate=0.001"),
         (TrainingConfig, {"beta1": 1.0}, "beta1=1.0 must be at least 0.0 and below 1.0"),
         (TrainingConfig, {"steps": -1}, "steps=-1 must be at least 0"),

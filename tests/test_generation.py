@@ -51,7 +51,7 @@ def test_stream_yields_piece_by_piece(trained):
         ({"prompt": "abX"}, "never seen the character 'X'"),
         ({"max_tokens": -1}, "max_tokens=-1 must be at least 0"),
         ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
-        ({"temperature": float("nan")}, "temperature=nan must be at least 0"),
+        ({"temperature": float("nan")}, "temperature=nan must be finite and at least 0"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
         ({"top_p": 0.0}, "top_p=0.0 must be at most 1.0 and above 0"),
     ],
@@ -91,3 +91,16 @@ def test_top_p_keeps_the_fewest_that_reach_it():
     np.testing.assert_allclose(frequencies(top_p=0.3), [0, 1, 0, 0])
     np.testing.assert_allclose(frequencies(top_p=0.6), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
     np.testing.assert_allclose(frequencies(top_p=1.0), frequencies())
+
+
+def test_a_tiny_temperature_is_greedy():
+    np.testing.assert_allclose(frequencies(temperature=1e-310), [0, 1, 0, 0])
+
+
+def test_logits_that_are_not_finite_are_refused():
+    with pytest.raises(InputError, match="logits are not finite"):
+        choose(np.array([0, np.nan], np.float32), GenerationConfig(), uniform=0.5)
+
+
+def test_without_a_prompt_it_starts_where_a_text_may(trained):
+    assert generate(*trained, max_tokens=3, temperature=0) == "abcd"

@@ -40,9 +40,18 @@ def test_shapes_that_do_not_fit_are_named():
         smallmind.matmul(A[0], B)
 
 
-@pytest.mark.parametrize("out", [np.zeros((5, 8), "f"), np.zeros((5, 9)), np.zeros((9, 5), "f").T])
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((5, 8), "f"),
+        np.zeros((5, 9)),
+        np.zeros((9, 5), "f").T,
+        np.frombuffer(bytes(180), "f").reshape(5, 9),
+        [[0.0] * 9] * 5,
+    ],
+)
 def test_a_wrong_out_is_refused(out):
-    with pytest.raises(InputError, match=r"out must be C-contiguous float32 of shape \(5, 9\)"):
+    with pytest.raises(InputError, match="out must be a writable C-contiguous float32"):
         smallmind.matmul(A, B, out=out)
 
 
@@ -50,3 +59,9 @@ def test_an_out_that_overlaps_is_refused():
     square = np.eye(4, dtype=np.float32)
     with pytest.raises(InputError, match="must not overlap"):
         smallmind.matmul(square, square, out=square)
+
+
+def test_complex_numbers_and_words_are_refused():
+    for wrong in (A.astype(complex), np.full(A.shape, "x")):
+        with pytest.raises(InputError, match="not both real numbers"):
+            smallmind.matmul(wrong, B)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig
+from smallmind.config import InputError, ModelConfig, RunConfig
 from smallmind.nn.block import DROPOUT_SITES, Block
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.layernorm import LayerNorm
@@ -85,6 +85,7 @@ class TransformerModel:
             raise InputError(f"backend={backend!r} must be numba or numpy")
         if np.dtype(dtype) != np.float32 and (backend, np.dtype(dtype)) != ("numpy", np.float64):
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
+        RunConfig(seed=seed)  # checks it
         self.seed = seed
         self.backend = backend
         self.flat = Parameters(parameter_shapes(self.config), dtype)
@@ -173,6 +174,8 @@ class TransformerModel:
         }:
             raise InputError(f"{path} does not hold the parameters that its config describes")
         for name, value in tensors.items():
+            if value.dtype != np.float32 or not np.isfinite(value).all():
+                raise InputError(f"{path}: {name} is not finite float32")
             model.parameters[name][...] = value
         return model
 
@@ -243,7 +246,9 @@ class TransformerModel:
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""
-        ids = np.ascontiguousarray(ids, np.int32)
+        ids = np.asarray(ids)
+        if ids.dtype.kind not in "iu":
+            raise InputError(f"ids are {ids.dtype}; they must be whole numbers")
         if ids.ndim != 2 or ids.size == 0:
             raise InputError(f"ids have shape {ids.shape}; they must be (B, T), not empty")
         if ids.shape[1] > self.config.block_size:
@@ -252,7 +257,7 @@ class TransformerModel:
             )
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise InputError(f"ids must be from 0 to vocab_size - 1 = {self.config.vocab_size - 1}")
-        return ids
+        return np.require(ids, np.int32, ["C", "W"])
 
     def _checked_pair(self, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ids, targets = self._checked(ids), self._checked(targets)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from smallmind.config import InputError, TrainingConfig
 from smallmind.kernels.reference import AdamWCoefficients
 from smallmind.nn.transformer import TransformerModel
 
@@ -12,7 +13,8 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
     Matrices decay, embeddings included; biases and norms do not. `m` and `v` are flat vectors
-    beside the model's; `learning_rate` may be set before each step.
+    beside the model's; `learning_rate` may be set before each step. InputError where a setting is
+    out of its range.
     """
 
     def __init__(
@@ -23,6 +25,12 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
+        TrainingConfig(  # checks them
+            learning_rate=learning_rate, min_lr=0.0, beta1=betas[0], beta2=betas[1],
+            weight_decay=weight_decay,
+        )  # fmt: skip
+        if not eps >= 0:
+            raise InputError(f"eps={eps} must be at least 0")
         self.model = model
         self.learning_rate = learning_rate
         self.betas = betas
@@ -37,6 +45,8 @@ class AdamW:
 
         A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013).
         """
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise InputError(f"max_grad_norm={max_grad_norm} must be above 0, or None")
         flat, kernels = self.model.flat, self.model.workspace.kernels
         norm = math.sqrt(kernels.sum_of_squares(flat.gradients))
         scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0

@@ -43,6 +43,8 @@ class Dataset:
         self.held_out = tokens[len(tokens) - held_out :]
         if len(self.train) <= block_size or held_out < 2:
             needed = max(20, block_size + 1 + block_size // 9)
+            if len(tokens) < 20:
+                raise InputError(f"a text needs at least 20 tokens; this one has {len(tokens)}")
             raise InputError(
                 f"block_size={block_size} needs at least {needed} tokens, a tenth of them held "
                 f"out; the text has {len(tokens)}: give a longer text or a smaller block_size"

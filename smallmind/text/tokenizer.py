@@ -29,10 +29,18 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return len(self.characters) if self.kind == "char" else 256
 
+    @property
+    def opening(self) -> str:
+        """What to go on from where nothing is given: a new line, if the vocabulary has one."""
+        known = self.kind == "byte" or "\n" in self.characters
+        return "\n" if known else self.characters[:1]
+
     def encode(self, text: str) -> np.ndarray:
         """text -> int32 ids (n,). InputError naming the first character that is not known."""
         if self.kind == "byte":
-            return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+            # Bytes of a command line that are no UTF-8 reach us as lone surrogates.
+            encoded = text.encode("utf-8", "surrogateescape")
+            return np.frombuffer(encoded, np.uint8).astype(np.int32)
         codes = _code_points(text)
         ids = np.full(len(codes), -1, np.int32)
         inside = codes < len(self._ids)
@@ -41,7 +49,7 @@ class Tokenizer:
         if len(unknown):
             raise InputError(
                 f"the model has never seen the character {text[unknown[0]]!r} "
-                f"(at position {unknown[0]}); it knows {self.characters!r}"
+                f"(at position {unknown[0]}); it knows {_shortened(self.characters)!r}"
             )
         return ids
 
@@ -53,6 +61,8 @@ class Tokenizer:
         """ids -> pieces of text as soon as they are whole characters."""
         if self.kind == "char":
             for i in ids:
+                if not 0 <= i < len(self.characters):
+                    raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
                 yield self.characters[i]
             return
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -67,6 +77,10 @@ class Tokenizer:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Tokenizer":
         return cls(state["characters"], state["kind"])
+
+
+def _shortened(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _code_points(text: str) -> np.ndarray:

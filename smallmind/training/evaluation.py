@@ -28,7 +28,7 @@ class Evaluation:
     @property
     def perplexity(self) -> float:
         """The exponential of the loss: how many equally likely tokens would be as hard to guess."""
-        return math.exp(self.loss)
+        return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 def evaluate(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig, __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.training import EvaluationRecord, StepRecord
@@ -42,9 +42,9 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
         """InputError where path holds a run already, or cannot be written."""
-        if any((path / name).exists() for name in (CONFIG, METRICS, MODEL)):
-            raise InputError(f"{path} already holds a run; choose another --out or remove it")
         try:
+            if any((path / name).exists() for name in (CONFIG, METRICS, MODEL, SAMPLES)):
+                raise InputError(f"{path} already holds a run; choose another --out or remove it")
             path.mkdir(parents=True, exist_ok=True)
             (path / METRICS).touch()
         except OSError as error:
@@ -61,11 +61,19 @@ class RunDirectory:
             "training": dataclasses.asdict(training),
             "run": dataclasses.asdict(run),
             "text_sha256": text_sha256,
+            "smallmind": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (self.path / CONFIG).write_text(text, encoding="utf-8")
+
+    def discard(self) -> None:
+        """Removes what a run without a model has left, so that another may take the directory."""
+        for name in (CONFIG, METRICS):
+            (self.path / name).unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def log(self, record: StepRecord | EvaluationRecord) -> None:
         """Appends one line to the metrics."""
@@ -99,4 +107,6 @@ class RunDirectory:
             tokenizer = Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
+        if tokenizer.vocab_size != model.config.vocab_size:
+            raise InputError(f"{path}: tokenizer and model have different vocabularies")
         return model, tokenizer

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from smallmind.config import InputError, TrainingConfig
+from smallmind.config import InputError, RunConfig, TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.schedule import learning_rate
@@ -50,6 +50,7 @@ class Training:
         batch_size: int = 12,
         seed: int = 1337,
     ) -> None:
+        RunConfig(batch_size=batch_size, seed=seed)  # checks them
         self.model = model
         self.tokenizer = tokenizer
         block_size = model.config.block_size if block_size is None else block_size
@@ -83,8 +84,8 @@ class Training:
             loss = self._accumulate(step, config.grad_accum_steps)
             if not math.isfinite(loss):
                 raise FloatingPointError(
-                    f"the loss became {loss} at step {step}: lower the learning rate "
-                    f"({config.learning_rate}) or clip the gradient (max_grad_norm)"
+                    f"the loss became {loss} at step {step}: lower the learning rate, "
+                    f"now {config.learning_rate}"
                 )
             optimizer.learning_rate = learning_rate(step - 1, config)
             norm = optimizer.step(config.max_grad_norm or None)

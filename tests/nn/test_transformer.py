@@ -261,6 +261,8 @@ def test_loading_another_file_is_one_clear_line(tmp_path):
         (np.zeros(3, int), r"\(3,\); they must be \(B, T\)"),
         (np.zeros((0, 3), int), "not empty"),
         (np.full((1, 3), 11), "from 0 to vocab_size - 1 = 10"),
+        (np.full((1, 3), 2**32 + 1), "from 0 to vocab_size - 1 = 10"),
+        (np.full((1, 3), 1.5), "ids are float64; they must be whole numbers"),
         (np.full((1, 3), -1), "from 0 to vocab_size - 1 = 10"),
     ],
 )
@@ -280,6 +282,9 @@ def test_targets_of_another_shape_are_refused():
     [
         ({"n_embd": 13}, "n_embd=13 must be a multiple of n_head=3, for example 12"),
         ({"dropout": 1.0}, "dropout=1.0 must be at least 0.0 and below 1.0"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"vocab_size": 11.0}, "vocab_size=11.0 must be a whole number"),
+        ({"dropout": "x"}, "dropout='x' must be a number"),
         ({"n_layer": 0}, "n_layer=0 must be at least 1"),
         ({"backend": "cuda"}, "backend='cuda' must be numba or numpy"),
         ({"dtype": np.float64}, "needs backend='numpy'"),

@@ -48,3 +48,25 @@ def test_bytes_that_are_no_character_are_replaced():
 def test_an_unknown_kind_is_refused():
     with pytest.raises(InputError, match="tokenizer='word' must be one of char, byte"):
         Tokenizer("", kind="word")
+
+
+def test_a_long_vocabulary_is_cut_in_messages():
+    tokenizer = Tokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 3000))))
+    with pytest.raises(InputError) as error:
+        tokenizer.encode("a")
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("token", [-1, 3])
+def test_tokens_outside_the_vocabulary_are_refused(token):
+    with pytest.raises(InputError, match=f"token {token} is outside the vocabulary of 3"):
+        Tokenizer("abc").decode([0, token])
+
+
+def test_bytes_that_no_text_has_are_encoded_too():
+    assert Tokenizer(kind="byte").encode("a\udcff").tolist() == [97, 255]
+
+
+def test_the_opening_is_a_new_line_where_the_text_has_one():
+    assert Tokenizer("ab\n").opening == Tokenizer(kind="byte").opening == "\n"
+    assert Tokenizer("ba").opening == "a"

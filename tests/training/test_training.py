@@ -93,10 +93,14 @@ def test_what_does_not_fit_is_refused():
     model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2)
     with pytest.raises(InputError, match="block_size=17 must be at most the model's, 16"):
         Training(model, tokenizer, TEXT, block_size=17)
-    with pytest.raises(InputError, match="block_size=16 needs at least"):
+    with pytest.raises(InputError, match="a text needs at least 20 tokens; this one has 7"):
         Training(model, tokenizer, "the cat")
     with pytest.raises(InputError, match="never seen the character 'X'"):
         Training(model, tokenizer, TEXT + "X")
+    with pytest.raises(InputError, match="batch_size=0 must be at least 1"):
+        Training(model, tokenizer, TEXT, batch_size=0)
+    with pytest.raises(InputError, match="seed=-1 must be at least 0"):
+        Training(model, tokenizer, TEXT, seed=-1)
     with pytest.raises(InputError, match=r"the tokenizer has 256 tokens, the model only"):
         Training(model, Tokenizer(kind="byte"), TEXT)
 
@@ -140,6 +144,21 @@ def test_adamw_returns_the_norm_and_clips_to_it():
     np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"learning_rate": -1.0}, {"betas": (1.0, 0.9)}, {"weight_decay": -0.1}, {"eps": -1.0}],
+)
+def test_adamw_refuses_what_cannot_work(settings):
+    with pytest.raises(InputError):
+        smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2), **settings)
+
+
+@pytest.mark.parametrize("norm", [-1.0, 0.0, float("nan")])
+def test_adamw_refuses_to_clip_to_no_norm(norm):
+    with pytest.raises(InputError, match="max_grad_norm"):
+        smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2)).step(max_grad_norm=norm)
+
+
 class CountingModel:
     """Predicts nothing; its loss of a token is the number of tokens before it in the window."""
 
@@ -180,6 +199,7 @@ def test_evaluation_in_other_units():
     )
     assert result.bits_per_character == pytest.approx(2)
     assert result.perplexity == pytest.approx(2)
+    assert dataclasses.replace(result, loss=1000.0).perplexity == math.inf
     with pytest.raises(InputError, match="at least 2 tokens; the text has 1"):
         evaluate(model, np.arange(1), characters=1)
 
