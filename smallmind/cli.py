@@ -63,9 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"smallmind {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    train = commands.add_parser(
-        "train", help="train a model on a text", formatter_class=argparse.HelpFormatter
-    )
+    train = commands.add_parser("train", help="train a model on a text")
     train.add_argument(
         "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; without it, built-in stories"
     )
@@ -117,9 +115,6 @@ def _config(kind: Any, options: argparse.Namespace, **known: Any) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
     given = {name: value for name, value in vars(options).items() if name in names}
     return kind(**{**given, **known})
-
-
-# ---------------------------------------------------------------- train
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -184,9 +179,12 @@ def _run(
             progress.show(record)
         finished = True
     except KeyboardInterrupt:
+        if not progress.step:
+            raise
         console.line(f"Interrupted after step {progress.step}; the model is saved as it is now.")
     finally:
-        if progress.step or finished or not config.steps:
+        # Before the first step there is nothing to keep.
+        if progress.step or finished:
             directory.save_model(training.model, training.tokenizer)
         else:
             directory.discard()
@@ -365,9 +363,6 @@ def _suggested_prompt(text: str) -> str:
     return f' --prompt "{prompt}"' if prompt and len(prompt) <= 40 and prompt in text else ""
 
 
-# ---------------------------------------------------------------- generate, evaluate
-
-
 def _generate(options: argparse.Namespace) -> None:
     config = _config(GenerationConfig, options)
     from smallmind.generation import stream
@@ -393,8 +388,9 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     console = Console()
     directory = RunDirectory(Path(options.run))
-    model, tokenizer = directory.load_model()
     config = directory.load_config()
+    with _kernels("numba", Console(sys.stderr)):
+        model, tokenizer = directory.load_model()
     text, name = _read(config["run"].text if options.text is None else options.text)
     is_same = _digest(text) == config["text_sha256"]
     if options.text is None and not is_same:

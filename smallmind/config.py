@@ -48,7 +48,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 def _check(config: Any) -> None:
     """InputError naming field, value and what is allowed, for the first field that is wrong."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+        value: Any = getattr(config, field.name)
         choices, limits = field.metadata["choices"], field.metadata["limits"]
         if value is None and field.default is None:
             continue
@@ -65,11 +65,14 @@ def _check(config: Any) -> None:
             raise InputError(f"{shown} must be a whole number")
         asked = {name: limit for name, limit in limits.items() if limit is not None}
         words = [f"{COMPARISONS[name][0]} {limit}" for name, limit in asked.items()]
-        holds = [COMPARISONS[name][1](float(value), limit) for name, limit in asked.items()]
-        if not math.isfinite(value):
+        holds = [COMPARISONS[name][1](value, limit) for name, limit in asked.items()]
+        if not isinstance(value, numbers.Integral) and not math.isfinite(float(value)):
             raise InputError(f"{shown} must be {' and '.join(['finite', *words])}")
         if not all(holds):
             raise InputError(f"{shown} must be {' and '.join(words)}")
+        # Plain numbers, whatever NumPy's were given: they are written as JSON.
+        plain = int(value) if isinstance(value, numbers.Integral) else float(value)
+        object.__setattr__(config, field.name, plain)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -54,7 +55,7 @@ class Console:
 
         style = "rounded_outline" if self._can_print("╭─┬╮│") else "outline"
         align = ["left"] * (len(rows[0]) - 1) + ["right"]
-        self.line(f"{title}")
+        self.line(title)
         self.line(tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True))
 
     def _can_print(self, text: str) -> bool:
@@ -84,7 +85,9 @@ class Console:
 
 def _printable(text: str) -> str:
     """text with a mark in place of control characters, which could rewrite the screen."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    return "".join(
+        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t\r" else c for c in text
+    )
 
 
 def duration(seconds: float) -> str:

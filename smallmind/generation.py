@@ -36,15 +36,18 @@ def stream(
         )
     if not prompt:
         raise InputError("the prompt is empty; give at least one character")
-    return tokenizer.stream(_sample(model, tokenizer.encode(prompt), config))
+    ids = tokenizer.encode(prompt)
+    return tokenizer.stream(_sample(model, ids, tokenizer.vocab_size, config))
 
 
-def _sample(model: TransformerModel, ids: np.ndarray, config: GenerationConfig) -> Iterator[int]:
-    """ids (n,) -> the tokens that follow, one by one."""
+def _sample(
+    model: TransformerModel, ids: np.ndarray, vocab_size: int, config: GenerationConfig
+) -> Iterator[int]:
+    """ids (n,) -> the tokens that follow, one by one, each below vocab_size."""
     window = model.config.block_size
     context = ids[-window:]
     for i in range(config.max_tokens):
-        logits = model.forward(context[None])[0, -1]
+        logits = model.forward(context[None])[0, -1, :vocab_size]
         # Counted, not drawn: token i of a seed is the same whatever was drawn before.
         token = choose(logits, config, uniform=(mix(config.seed, i) >> 11) / 2**53)
         yield token

@@ -1,5 +1,6 @@
 """The commands as a user types them, in processes of their own where that matters."""
 
+import io
 import json
 import os
 import signal
@@ -139,7 +140,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["generate", "--run", str(tmp_path)], "cannot read"),
         (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
         (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be at most 1.0"),
-        (["evaluate", "--run", str(tmp_path)], "cannot read"),
+        (["evaluate", "--run", str(tmp_path)], "holds no run: cannot read its config.json"),
         (["evaluate", "--run", str(run), str(tmp_path / "none")], "does not exist"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -275,3 +276,27 @@ def test_version(capsys):
         main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out.startswith("smallmind 0.")
+
+
+def test_seed_and_threads_are_those_of_the_flags(tmp_path, text, capsys):
+    losses = []
+    for seed in ("1", "2"):
+        out = tmp_path / seed
+        arguments = ["train", text, *SMALL, "--seed", seed, "--threads", "1", "--out", str(out)]
+        assert main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.split() == ["│", "threads", "│", "1", "│"] for line in lines)
+        records = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        losses.append(json.loads(records[-1])["val_loss"])
+    assert losses[0] != losses[1]
+
+
+def test_a_control_character_never_reaches_a_terminal():
+    from smallmind.console import Console
+
+    stream = io.StringIO()
+    console = Console(stream)
+    console.is_terminal = True
+    console.piece("a\x1b[2Jb\u3000c\r\n")
+    console.quote("d\x00e")
+    assert stream.getvalue() == "a\ufffd[2Jb\u3000c\r\n  | d\ufffde\n\n"

@@ -104,3 +104,13 @@ def test_logits_that_are_not_finite_are_refused():
 
 def test_without_a_prompt_it_starts_where_a_text_may(trained):
     assert generate(*trained, max_tokens=3, temperature=0) == "abcd"
+
+
+def test_top_k_and_top_p_together_keep_what_both_keep():
+    np.testing.assert_allclose(frequencies(top_k=1, top_p=0.99), [0, 1, 0, 0])
+    np.testing.assert_allclose(frequencies(top_k=4, top_p=0.3), [0, 1, 0, 0])
+
+
+def test_a_model_with_more_tokens_than_the_tokenizer_draws_only_known_ones():
+    text = generate(TransformerModel(50, 8, 8, 1, 1), Tokenizer("abc"), "a", max_tokens=50)
+    assert set(text) <= set("abc")

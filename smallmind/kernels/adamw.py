@@ -25,7 +25,12 @@ def adamw(parameters, gradients, m, v, decayed, coefficients):
     Only the first `decayed` parameters decay. gradients end as zeros. coefficients:
     reference.AdamWCoefficients.
     """
-    _adamw(parameters, gradients, m, v, decayed, np.array(coefficients, np.float32), threads())
+    c = coefficients
+    # 1 - beta is rounded once, from the float64: beta itself may round to 1.
+    numbers = (c.learning_rate, c.beta1, 1 - c.beta1, c.beta2, 1 - c.beta2, c.epsilon)
+    factors = (c.weight_decay, c.correction1, c.correction2, c.gradient_scale)
+    packed = np.array(numbers + factors, np.float32)
+    _adamw(parameters, gradients, m, v, decayed, packed, threads())
 
 
 @parallel_jit
@@ -35,16 +40,18 @@ def _adamw(parameters, gradients, m, v, decayed, coefficients, workers):
         first = vectors * worker // workers * LANES
         last = min(parameters.size, vectors * (worker + 1) // workers * LANES)
         split = min(max(decayed, first), last)
-        rate, decay = coefficients[0], coefficients[4]
+        rate, decay = coefficients[0], coefficients[6]
         _adamw_part(parameters, gradients, m, v, first, split, rate * decay, coefficients)
         _adamw_part(parameters, gradients, m, v, split, last, np.float32(0), coefficients)
 
 
 @jit
 def _adamw_part(parameters, gradients, m, v, first, last, shrinkage, coefficients):
-    rate, beta1, beta2, epsilon, _, correction1, correction2, scale = (
-        coefficients[0], coefficients[1], coefficients[2], coefficients[3],
-        coefficients[4], coefficients[5], coefficients[6], coefficients[7],
+    rate, beta1, rest1, beta2, rest2 = (
+        coefficients[0], coefficients[1], coefficients[2], coefficients[3], coefficients[4],
+    )  # fmt: skip
+    epsilon, correction1, correction2, scale = (
+        coefficients[5], coefficients[7], coefficients[8], coefficients[9],
     )  # fmt: skip
     keep = broadcast(np.float32(1) - shrinkage)
     for i in range(first, last, LANES):
@@ -55,8 +62,8 @@ def _adamw_part(parameters, gradients, m, v, first, last, shrinkage, coefficient
             p, g = load_first(parameters, i, count), load_first(gradients, i, count)
             mi, vi = load_first(m, i, count), load_first(v, i, count)
         g = g * scale
-        mi = fma(mi, broadcast(beta1), g * (np.float32(1) - beta1))
-        vi = fma(vi, broadcast(beta2), g * g * (np.float32(1) - beta2))
+        mi = fma(mi, broadcast(beta1), g * rest1)
+        vi = fma(vi, broadcast(beta2), g * g * rest2)
         step = mi * (rate * correction1) / (square_root(vi * correction2) + epsilon)
         p = p * keep - step
         if count == LANES:

@@ -16,6 +16,7 @@ from smallmind.kernels.simd import (
     broadcast,
     dropout_factors,
     exp,
+    first_or,
     fma,
     keep_first,
     lane_maximum,
@@ -112,8 +113,7 @@ def _softmax_row(scores, s, count, width, scale, mask, counter):
     for j in range(0, whole, LANES):
         top = maximum(load(scores, s + j), top)
     if tail:
-        last = load_first(scores, s + whole, tail) - scores[s]
-        top = maximum(keep_first(last, tail) + scores[s], top)
+        top = maximum(first_or(load(scores, s + whole), tail, top), top)
     m = lane_maximum(top)
     total = broadcast(np.float32(0))
     for j in range(0, whole, LANES):

@@ -32,8 +32,11 @@ def cache_directory() -> Path:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     versions = (sys.version, numba.__version__, llvmlite.__version__, numpy.__version__)
-    target = (numba.config.CPU_NAME, numba.config.CPU_FEATURES, numba.config.THREADING_LAYER)
-    digest.update(repr(versions + target).encode())
+    # Not the level of optimisation: it changes no result, and a cache for each would double the
+    # wait of someone who uses both the command line and the library.
+    config = numba.config
+    target = (config.CPU_NAME, config.CPU_FEATURES, config.ENABLE_AVX, config.BOUNDSCHECK)
+    digest.update(repr((*versions, *target)).encode())
     for root in _cache_roots():
         directory = root / "smallmind" / "kernels" / digest.hexdigest()[:16]
         try:
@@ -48,14 +51,12 @@ def cache_directory() -> Path:
 def _cache_roots() -> list[Path]:
     """Places for a cache, the user's own choice first; the last is writable nearly everywhere."""
     roots = []
-    if "SMALLMIND_CACHE_DIR" in os.environ:
-        roots.append(Path(os.environ["SMALLMIND_CACHE_DIR"]))
-    if sys.platform == "win32" and "LOCALAPPDATA" in os.environ:
-        roots.append(Path(os.environ["LOCALAPPDATA"]))
-    elif "XDG_CACHE_HOME" in os.environ:
-        roots.append(Path(os.environ["XDG_CACHE_HOME"]))
-    else:
-        home = Path(os.path.expanduser("~"))
+    for variable in ("SMALLMIND_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        path = Path(os.environ.get(variable, ""))
+        if path.is_absolute():
+            roots.append(path)
+    home = Path(os.path.expanduser("~"))
+    if home.is_absolute():
         roots.append(home / ("Library/Caches" if sys.platform == "darwin" else ".cache"))
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     roots.append(Path(tempfile.gettempdir()) / f"smallmind-{user}")

@@ -9,6 +9,7 @@ from smallmind.kernels.simd import (
     LANES,
     broadcast,
     exp,
+    first_or,
     keep_first,
     lane_maximum,
     lane_sum,
@@ -44,13 +45,11 @@ def _cross_entropy_rows(losses, logits, targets, scale, first):
     for r in range(first, min(R, first + CHUNK)):
         row = r * V
         target_logit = logits[r, targets[r]]
-        # Lanes past the end repeat the target's logit, which leaves the maximum as it is.
         top = broadcast(target_logit)
         for v in range(0, whole, LANES):
             top = maximum(load(logits, row + v), top)
         if tail:
-            last = load_first(logits, row + whole, tail) - target_logit
-            top = maximum(keep_first(last, tail) + target_logit, top)
+            top = maximum(first_or(load_first(logits, row + whole, tail), tail, top), top)
         m = lane_maximum(top)
 
         total = broadcast(np.float32(0))

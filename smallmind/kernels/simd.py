@@ -1,7 +1,7 @@
 """Vectors of float32, written as LLVM IR and used from Numba like numbers.
 
 A `Vector` holds LANES float32, as many as one register of this CPU. Inside a kernel it can be
-loaded, stored, added, multiplied and compared; LLVM keeps it in a register.
+loaded, stored, added and multiplied; LLVM keeps it in a register.
 """
 
 import operator
@@ -145,6 +145,17 @@ def keep_first(typingctx, value, count):
         return builder.select(HOST.first_lanes(builder, args[1]), args[0], HOST.constant(0.0))
 
     return vector(vector, types.int64), codegen
+
+
+@intrinsic
+def first_or(typingctx, value, count, otherwise):
+    """value in the first `count` lanes, otherwise in the others."""
+
+    def codegen(context, builder, sig, args):
+        value, count, otherwise = args
+        return builder.select(HOST.first_lanes(builder, count), value, otherwise)
+
+    return vector(vector, types.int64, vector), codegen
 
 
 @intrinsic
@@ -299,7 +310,7 @@ def transpose_tile(typingctx, source, source_stride, target, target_stride):
 
 @jit
 def exp(x):
-    """e**x in every lane, within 2e-7 relative; 0 below -87.3, infinity above 88.7, NaN for NaN.
+    """e**x in every lane, within 2e-7 relative; 0 below -103.3, infinity above 88.7, NaN for NaN.
 
     e**x = 2**n e**r with |r| <= ln(2)/2, e**r by a polynomial of degree 6 (Cephes, expf).
     """

@@ -22,7 +22,7 @@ def tile_function(module, isa, rows, vectors):
     """IR function: one tile of `rows` x `vectors` registers; defined once a module.
 
     c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a is
-    walked by two strides, so that it may lie transposed; b is a packed panel.
+    walked by two strides, so that it may lie transposed; b by rows, packed or in place.
     """
     ops = VectorIR(isa)
     name = f"smallmind_tile_{rows}x{vectors}"

@@ -28,7 +28,7 @@ def bucket_size(n: int) -> int:
 class TensorPool:
     """Arrays by bucket and dtype. Safe to use from several threads.
 
-    `TensorPool.shared` is the one that models use unless they are given another.
+    `TensorPool.shared` is the one that models use.
     """
 
     shared: ClassVar["TensorPool"]

@@ -21,7 +21,7 @@ class Attention:
         self.projection = Projection(workspace, parameters, f"{name}.projection", site + 1)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
-        """x, residual (B T, C) -> residual + attention(x); keeps the heads' output and its sums."""
+        """x, residual (B T, C) -> residual + attention(x); keeps heads and logsumexp."""
         R, C = x.shape
         qkv = self.qkv.forward(x)
         self.heads = self.workspace.rent(R, C)

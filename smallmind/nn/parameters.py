@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-ALIGNED = 16  # elements: every parameter starts on a cache line
+ALIGNED = 16  # elements: no two parameters share a cache line
 
 
 class Parameters:

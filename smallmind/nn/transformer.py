@@ -79,14 +79,20 @@ class TransformerModel:
         dtype: Any = np.float32,
     ) -> None:
         self.config = ModelConfig(
-            vocab_size, block_size, n_layer, n_head, n_embd, dropout, tie_weights, bias
+            vocab_size=vocab_size,
+            block_size=block_size,
+            n_layer=n_layer,
+            n_head=n_head,
+            n_embd=n_embd,
+            dropout=dropout,
+            tie_weights=tie_weights,
+            bias=bias,
         )
         if backend not in ("numba", "numpy"):
             raise InputError(f"backend={backend!r} must be numba or numpy")
         if np.dtype(dtype) != np.float32 and (backend, np.dtype(dtype)) != ("numpy", np.float64):
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
-        RunConfig(seed=seed)  # checks it
-        self.seed = seed
+        self.seed = RunConfig(seed=seed).seed
         self.backend = backend
         self.flat = Parameters(parameter_shapes(self.config), dtype)
         self.parameters = self.flat.value
@@ -116,8 +122,6 @@ class TransformerModel:
         ]
         self.final_norm = LayerNorm(workspace, flat, "final_norm")
         self.head = None if config.tie_weights else Linear(workspace, flat, "head")
-
-    # ------------------------------------------------------------ what users call
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B, T, V), a new array. Nothing is dropped out.
@@ -168,18 +172,15 @@ class TransformerModel:
             config = ModelConfig(**safetensors.from_json(metadata["config"]))
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-        model = cls(**dataclasses.asdict(config), backend=backend)
-        if {name: value.shape for name, value in tensors.items()} != {
-            name: value.shape for name, value in model.parameters.items()
-        }:
+        # Compared before anything is built: a config that lies may ask for any amount of memory.
+        if {name: value.shape for name, value in tensors.items()} != parameter_shapes(config):
             raise InputError(f"{path} does not hold the parameters that its config describes")
+        model = cls(**dataclasses.asdict(config), backend=backend)
         for name, value in tensors.items():
             if value.dtype != np.float32 or not np.isfinite(value).all():
                 raise InputError(f"{path}: {name} is not finite float32")
             model.parameters[name][...] = value
         return model
-
-    # ------------------------------------------------------------ forward and its mirror
 
     def _forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""

@@ -1,6 +1,7 @@
 """What all layers of a model share: kernels, rented memory, and the key of this pass's dropout."""
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -34,6 +35,7 @@ class Workspace:
         self.dtype = dtype
         self.dropout = dropout
         self.seed = seed
+        self._busy = threading.Lock()
         self._rented: dict[int, np.ndarray] = {}
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
 
@@ -46,8 +48,8 @@ class Workspace:
     def release(self, *arrays: np.ndarray) -> None:
         """Gives arrays from `rent` back."""
         for array in arrays:
-            del self._rented[id(array)]
             self.pool.return_(array, clear=False)
+            del self._rented[id(array)]
 
     @contextmanager
     def one_pass(self, number: int | None = None) -> Iterator[None]:
@@ -55,12 +57,15 @@ class Workspace:
 
         number counts the passes of training, whose dropout masks follow from it.
         """
-        self.pass_number = number
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("the model is in a pass already: use it from one thread at a time")
         try:
+            self.pass_number = number
             yield
         finally:
             self.pass_number = None
             self.release(*list(self._rented.values()))
+            self._busy.release()
 
     @property
     def drop_probability(self) -> float:

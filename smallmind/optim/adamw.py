@@ -25,7 +25,7 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
-        TrainingConfig(  # checks them
+        TrainingConfig(  # raises where one is out of its range
             learning_rate=learning_rate, min_lr=0.0, beta1=betas[0], beta2=betas[1],
             weight_decay=weight_decay,
         )  # fmt: skip
@@ -43,12 +43,16 @@ class AdamW:
     def step(self, max_grad_norm: float | None = None) -> float:
         """One update -> the norm of the gradient before clipping. Clears the gradients.
 
+        FloatingPointError, and no update, where the gradient is not finite.
+
         A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013).
         """
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise InputError(f"max_grad_norm={max_grad_norm} must be above 0, or None")
         flat, kernels = self.model.flat, self.model.workspace.kernels
         norm = math.sqrt(kernels.sum_of_squares(flat.gradients))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the norm of the gradient is {norm}; nothing was updated")
         scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
         self.steps += 1
         beta1, beta2 = self.betas

@@ -92,9 +92,12 @@ class RunDirectory:
         """The dictionary that save_config wrote. InputError where there is none."""
         try:
             config = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-            return {**config, "run": RunConfig(**config["run"])}
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(f"{self.path} holds no run: {CONFIG}: {error}") from None
+            run = RunConfig(**config["run"])
+            return {**config, "run": run, "text_sha256": str(config["text_sha256"])}
+        except OSError:
+            raise InputError(f"{self.path} holds no run: cannot read its {CONFIG}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{self.path / CONFIG} is not one of smallmind's: {error}") from None
 
     def load_model(self, backend: str = "numba") -> tuple[TransformerModel, Tokenizer]:
         """The model and its tokenizer. InputError where there is none."""

@@ -50,7 +50,7 @@ class Training:
         batch_size: int = 12,
         seed: int = 1337,
     ) -> None:
-        RunConfig(batch_size=batch_size, seed=seed)  # checks them
+        run = RunConfig(batch_size=batch_size, seed=seed)
         self.model = model
         self.tokenizer = tokenizer
         block_size = model.config.block_size if block_size is None else block_size
@@ -63,7 +63,7 @@ class Training:
                 f"the tokenizer has {tokenizer.vocab_size} tokens, the model only "
                 f"vocab_size={model.config.vocab_size}"
             )
-        self.dataset = Dataset(tokenizer.encode(text), block_size, batch_size, seed)
+        self.dataset = Dataset(tokenizer.encode(text), block_size, run.batch_size, run.seed)
 
     def steps(self, config: TrainingConfig) -> Iterator[StepRecord | EvaluationRecord]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.

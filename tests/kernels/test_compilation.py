@@ -65,7 +65,12 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(packa
 def test_a_home_that_is_no_directory_moves_the_cache(package):
     (package / "file").touch()
     home = str(package / "file")
-    environment = {"SMALLMIND_CACHE_DIR": home, "XDG_CACHE_HOME": home, "TMPDIR": str(package)}
+    environment = {
+        "SMALLMIND_CACHE_DIR": home,
+        "XDG_CACHE_HOME": home,
+        "HOME": home,
+        "TMPDIR": str(package),
+    }
     value, _, cache = run_kernel(package, **environment)
     assert value == pytest.approx(1.0829641)
     assert cache.is_relative_to(package)

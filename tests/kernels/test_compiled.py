@@ -167,6 +167,19 @@ def test_cross_entropy(random, R, V):
     assert_close(run_both("cross_entropy", [(R,), logits], targets, 1 / R), 1e-5)
 
 
+def test_cross_entropy_of_logits_of_all_sizes():
+    logits = np.array([[-1e10, 0, 200, 500]], np.float32)
+    pairs = run_both("cross_entropy", [(1,), logits], np.array([0], np.int32), 1.0)
+    assert_close(pairs)
+
+
+def test_attention_after_a_score_of_another_size(random):
+    T, D = 5, 4
+    qkv = normal(random, T, 3 * D)
+    qkv[0, D : 2 * D] = -1e11 * qkv[3, :D]
+    assert_close(run_both("attention", [(T, D), (1, 1, T)], qkv))
+
+
 def test_cross_entropy_of_huge_logits(random):
     logits = np.array([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], np.float32)
     targets = np.array([1, 0], np.int32)
@@ -202,6 +215,16 @@ def test_attention(random, B, H, T, D, probability):
         "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
     )
     assert_close(pairs, 5e-6)
+
+
+@pytest.mark.parametrize("beta2", [0.9, 0.999, 0.99999, 0.99999999])
+def test_adamw_remembers_the_smallest_share(random, beta2):
+    p, g, m, v = normal(random, 20), normal(random, 20), np.zeros(20, "f"), np.zeros(20, "f")
+    bias2 = 1 / (1 - beta2)
+    coefficients = reference.AdamWCoefficients(1e-2, 0.9, beta2, 1e-8, 0.1, 10.0, bias2, 1.0)
+    pairs = run_both("adamw", [p, g, m, v], 20, coefficients)
+    assert_close(pairs)
+    np.testing.assert_allclose(*pairs[3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])

@@ -293,3 +293,50 @@ def test_targets_of_another_shape_are_refused():
 def test_wrong_settings_are_refused(settings, message):
     with pytest.raises(smallmind.InputError, match=message):
         small_model(**settings)
+
+
+def test_every_place_of_dropout_has_a_key_of_its_own(monkeypatch):
+    model = small_model(dropout=0.2, n_layer=3)
+    keys = []
+    kernels = model.workspace.kernels
+
+    class Recorder:
+        def __getattr__(self, name):
+            def call(*arguments):
+                if name in ("dropout", "attention"):
+                    keys.append(arguments[2] if name == "dropout" else arguments[3])
+                return getattr(kernels, name)(*arguments)
+
+            return call
+
+    monkeypatch.setattr(model.workspace, "kernels", Recorder())
+    with model.workspace.one_pass(7):
+        model._forward(model._checked(batch(model)[0]))
+    assert len(set(keys)) == len(keys) == 1 + 3 * 3
+
+
+def test_initial_deviations():
+    model = smallmind.TransformerModel(300, 64, 64, 8, 2, tie_weights=False)
+    for name, value in model.parameters.items():
+        if value.ndim == 2:
+            expected = 0.02 / np.sqrt(2 * 8) if "projection" in name else 0.02
+            assert value.std() == pytest.approx(expected, rel=0.05), name
+        else:
+            assert (value == (1 if name.endswith("weight") else 0)).all(), name
+
+
+def test_a_model_is_refused_to_a_second_thread():
+    model = small_model()
+    ids, targets = batch(model)
+    with (
+        model.workspace.one_pass(),
+        pytest.raises(RuntimeError, match="from one thread at a time"),
+    ):
+        model.loss(ids, targets)
+    assert math.isfinite(model.loss(ids, targets))
+
+
+def test_numbers_may_be_numpys(tmp_path):
+    model = small_model(vocab_size=np.int64(11), dropout=np.float32(0.0))
+    model.save(tmp_path / "model")
+    assert smallmind.TransformerModel.load(tmp_path / "model").config == model.config

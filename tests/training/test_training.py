@@ -144,6 +144,59 @@ def test_adamw_returns_the_norm_and_clips_to_it():
     np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.parametrize("planted", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(planted):
+    model = TransformerModel(5, 4, 8, 1, 2)
+    optimizer = smallmind.AdamW(model)
+    model.gradients["final_norm.weight"][3] = planted
+    before = model.flat.values.copy()
+    with pytest.raises(FloatingPointError, match="nothing was updated"):
+        optimizer.step(max_grad_norm=1.0)
+    np.testing.assert_array_equal(model.flat.values, before)
+    assert not optimizer.m.any() and not optimizer.v.any() and optimizer.steps == 0
+
+
+def test_every_setting_reaches_the_optimiser(monkeypatch):
+    made, steps = [], []
+
+    class Recorder(smallmind.AdamW):
+        def __init__(self, *arguments, **settings):
+            super().__init__(*arguments, **settings)
+            made.append(self)
+
+        def step(self, max_grad_norm=None):
+            steps.append((self.learning_rate, max_grad_norm, self.model.passes))
+            return super().step(max_grad_norm)
+
+    monkeypatch.setattr("smallmind.training.training.AdamW", Recorder)
+    training = small_training()
+    training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
+    config = TrainingConfig(
+        steps=3, grad_accum_steps=4, learning_rate=2e-3, min_lr=1e-3, warmup_steps=1, beta1=0.8,
+        beta2=0.7, weight_decay=0.3, max_grad_norm=0.5, val_every=0, log_every=1,
+    )  # fmt: skip
+    records = list(training.steps(config))
+    assert made[0].betas == (0.8, 0.7) and made[0].weight_decay == 0.3
+    assert [passes for _, _, passes in steps] == [4, 8, 12]
+    assert {norm for _, norm, _ in steps} == {0.5}
+    assert [rate for rate, _, _ in steps] == [record.lr for record in records]
+    assert records[0].grad_norm < 1e3
+    assert len({record.lr for record in records}) == 3
+
+
+def test_train_and_held_out_losses_are_not_confused():
+    training = small_training()
+    training.dataset.held_out[:] = 0  # one character for ever: far easier than the text
+    for _ in training.steps(TrainingConfig(steps=40, learning_rate=3e-3, val_every=0)):
+        pass
+    record = training.evaluate(40, 4)
+    expected = np.mean(
+        [training.model.loss(*training.dataset.evaluation_batch("train", i)) for i in range(4)]
+    )
+    assert record.train_loss == pytest.approx(expected)
+    assert record.val_loss != pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"learning_rate": -1.0}, {"betas": (1.0, 0.9)}, {"weight_decay": -0.1}, {"eps": -1.0}],
