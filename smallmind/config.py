@@ -37,7 +37,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-COMPARISONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "low": ("at least", operator.ge),
     "high": ("at most", operator.le),
     "above": ("above", operator.gt),
