@@ -5,6 +5,7 @@ Kernels are decorated with `jit`, `parallel_jit` or `native` from here, never wi
 
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -77,11 +78,27 @@ def _cached(compile: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[
     def decorate(function: Callable[..., Any]) -> Any:
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(CACHE)
         try:
-            return compile(function)
+            return _forgiving(compile(function))
         finally:
             numba.config.CACHE_DIR = before
 
     return decorate
+
+
+def _forgiving(dispatcher: Any) -> Any:
+    """The dispatcher, which compiles anew where a file of its cache is cut short."""
+    cache = dispatcher._cache
+    load = cache.load_overload
+
+    def load_or_forget(signature: Any, target: Any) -> Any:
+        try:
+            return load(signature, target)
+        except Exception:  # what unpickling half a file raises depends on where it ends
+            cache.flush()
+            return None
+
+    cache.load_overload = load_or_forget
+    return dispatcher
 
 
 # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
@@ -91,7 +108,17 @@ parallel_jit = _cached(njit(error_model="numpy", cache=True, parallel=True))
 
 def native(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: compiles a function at once, with a C address (`.address`)."""
-    return _cached(cfunc(signature, cache=True))
+    compile = _cached(cfunc(signature, cache=True))
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            return compile(function)
+        except Exception:  # a file of the cache is cut short; the function's own errors come again
+            shutil.rmtree(CACHE, ignore_errors=True)
+            CACHE.mkdir(parents=True, exist_ok=True)
+            return compile(function)
+
+    return decorate
 
 
 def set_threads(count: int) -> None:

@@ -74,3 +74,16 @@ def test_a_home_that_is_no_directory_moves_the_cache(package):
     value, _, cache = run_kernel(package, **environment)
     assert value == pytest.approx(1.0829641)
     assert cache.is_relative_to(package)
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+def test_a_cache_file_that_is_cut_short_is_compiled_anew(package, suffix, share):
+    environment = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
+    value, _, cache = run_kernel(package, **environment)
+    files = [path for path in cache.rglob("*") if path.suffix == suffix]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    assert run_kernel(package, **environment)[:2] == (value, True)
+    assert run_kernel(package, **environment)[:2] == (value, False)
