@@ -302,12 +302,14 @@ class _Progress:
         self.first: StepRecord | None = None
 
     def show(self, record: "StepRecord | EvaluationRecord") -> None:
+        from smallmind.training.training import EvaluationRecord
+
         self.step = record.step
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"
-        if hasattr(record, "val_loss"):
-            train, held_out = record.train_loss, record.val_loss  # type: ignore[union-attr]
-            self.console.line(f"{place}  training text {train:.4f}  held-out text {held_out:.4f}")
+        if isinstance(record, EvaluationRecord):
+            losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
+            self.console.line(f"{place}  {losses}")
             return
         if self.first is None:
             self.first = record  # it may have waited for kernels to compile

@@ -48,8 +48,10 @@ class Workspace:
     def release(self, *arrays: np.ndarray) -> None:
         """Gives arrays from `rent` back."""
         for array in arrays:
-            self.pool.return_(array, clear=False)
+            # In this order an interrupt in between loses one array; in the other it would be
+            # returned twice.
             del self._rented[id(array)]
+            self.pool.return_(array, clear=False)
 
     @contextmanager
     def one_pass(self, number: int | None = None) -> Iterator[None]:
@@ -64,8 +66,10 @@ class Workspace:
             yield
         finally:
             self.pass_number = None
-            self.release(*list(self._rented.values()))
-            self._busy.release()
+            try:
+                self.release(*list(self._rented.values()))
+            finally:
+                self._busy.release()
 
     @property
     def drop_probability(self) -> float:
