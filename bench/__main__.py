@@ -1,56 +1,127 @@
-"""python -m bench step: the time of a training step, beside the arithmetic that it does."""
+"""python -m bench COMMAND: kernels, step.
+
+What decides which machine code runs is read from the environment by NumPy, Numba and PyTorch as
+they are imported, so the arguments are read first.
+"""
 
 import argparse
-import statistics
-import time
+import json
+import os
+import sys
+from pathlib import Path
 
-import numpy as np
+from bench.thread_pools import ThreadPools
 
-import smallmind
-from smallmind.kernels import compilation
-from smallmind.kernels.isa import ISA
+# What makes each package take the path of an instruction set.
+ISAS = {
+    "haswell": {
+        "NUMBA_CPU_NAME": "haswell",
+        "OPENBLAS_CORETYPE": "Haswell",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+    "x86-64": {"NUMBA_CPU_NAME": "x86-64", "OPENBLAS_CORETYPE": "Prescott"},
+    "skylake-avx512": {"NUMBA_CPU_NAME": "skylake-avx512", "OPENBLAS_CORETYPE": "SkylakeX"},
+}
 
 
-def step(options: argparse.Namespace) -> None:
-    B, T = options.batch_size, options.block_size
-    model = smallmind.TransformerModel(
-        options.vocab_size, T, options.n_embd, options.n_layer, options.n_head
-    )
-    optimizer = smallmind.AdamW(model)
-    data = np.random.default_rng(0).integers(0, options.vocab_size, (B, T + 1))
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write it as 768x128x384")
+    return shape
 
-    def one_step() -> float:
-        model.loss_and_gradients(data[:, :-1], data[:, 1:])
-        return optimizer.step(max_grad_norm=1.0)
 
-    for _ in range(10):
-        one_step()
-    seconds = []
-    for _ in range(options.repeat):
-        start = time.perf_counter()
-        one_step()
-        seconds.append(time.perf_counter() - start)
-    median = statistics.median(seconds)
-    # 6 a parameter and token, and attention's two products over the causal half, three times.
-    flops = 6 * model.flat.count * B * T + 6 * options.n_layer * options.n_embd * T * B * T
-    print(
-        f"B {B}  T {T}  {options.n_layer} x {options.n_embd}  {options.n_head} heads  "
-        f"{ISA.name}  {compilation.threads()} threads: "
-        f"median {median * 1e3:.2f} ms  least {min(seconds) * 1e3:.2f} ms  "
-        f"{B * T / median:,.0f} tokens/s  {flops / median / 1e9:.0f} GFLOP/s"
-    )
+def _shapes(text: str) -> list[tuple[int, ...]]:
+    return [_shape(word) for word in text.split(",")]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line -> options, imports of numerical packages still ahead."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+
+    kernels = commands.add_parser("kernels", help="each kernel against the machine's limit")
+    kernels.add_argument("names", nargs="*", metavar="KERNEL", help="which; all without")
+    kernels.add_argument("--shapes", type=_shapes, metavar="S,S", help="like 768x128x384,1x512x128")
+    kernels.add_argument("--rounds", type=_count, default=7, help="turns of each contestant")
+    kernels.add_argument("--plot", type=Path, metavar="FILE.png", help="GFLOP/s by shape")
+
+    step = commands.add_parser("step", help="one training step")
+    sizes = {"batch_size": 12, "block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
+    for name, default in {**sizes, "vocab_size": 65, "repeat": 100}.items():
+        step.add_argument("--" + name.replace("_", "-"), type=_count, default=default)
+
+    for command in (kernels, step):
+        command.add_argument("--threads", type=_count, help="all cores without")
+        command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+    return parser.parse_args(arguments)
+
+
+def _import_and_bind(threads: int | None) -> None:
+    """Imports the contestants, each with its threads, and binds those.
+
+    NumPy and PyTorch come first: so they keep their own settings of OpenMP.
+    """
+    pools = ThreadPools()
+    import numpy as np
+
+    matrix = np.ones((512, 512), np.float32)
+    np.matmul(matrix, matrix)
+    pools.note()
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        if threads:
+            torch.set_num_threads(threads)
+        torch.mm(torch.from_numpy(matrix), torch.from_numpy(matrix))
+        pools.note()
+    from bench.ceilings import multiply_add
+
+    multiply_add()
+    pools.note()
+    pools.bind()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("step", help="one training step")
-    sizes = {"batch_size": 12, "block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
-    for name, default in {**sizes, "vocab_size": 65, "repeat": 100}.items():
-        command.add_argument("--" + name.replace("_", "-"), type=int, default=default)
-    command.set_defaults(run=step)
-    options = parser.parse_args()
-    options.run(options)
+    options = parse()
+    os.environ.update(ISAS.get(options.isa, {}))
+    if options.threads:
+        os.environ["NUMBA_NUM_THREADS"] = str(options.threads)
+        os.environ["OPENBLAS_NUM_THREADS"] = str(options.threads)
+    _import_and_bind(options.threads)
+    from bench import kernels, machine, step
+
+    if options.command == "kernels":
+        unknown = [name for name in options.names if name not in kernels.KERNELS]
+        if unknown:
+            sys.exit(f"no kernel named {unknown[0]}; there are {', '.join(kernels.KERNELS)}")
+        axes = {len(kernels.KERNELS[name].axes.split()) for name in options.names}
+        for shape in options.shapes or []:
+            if axes != {len(shape)}:
+                sys.exit("--shapes needs kernels by name, and one size for each of their axes")
+    described = machine.describe()
+    results = {"kernels": kernels.run, "step": step.run}[options.command](options, described)
+    if options.json:
+        record = {"machine": described, "results": results}
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if getattr(options, "plot", None):
+        from bench import plot
+
+        plot.draw(results, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,429 @@
+"""What is measured: for each kernel its shapes, its operands, its peers, and what it must cost.
+
+A case's `flops` and `nbytes` are the least that any implementation has to do: every input read
+once, every output written once.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.timing import Contestant
+from smallmind.kernels import compiled, reference
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+Shape = tuple[int, ...]
+
+
+@dataclass
+class Case:
+    """One kernel at one shape."""
+
+    ours: Contestant
+    numpy: Contestant | None
+    torch: Contestant | None
+    results: list[np.ndarray]  # what ours writes
+    exact: Callable[[], list[np.ndarray]]  # the same in float64
+    nbytes: float
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of the table: the names of its dimensions, its shapes, and how to build a case."""
+
+    name: str
+    axes: str
+    shapes: list[Shape]
+    build: Callable[..., Case] = field(repr=False)
+
+
+KERNELS: dict[str, Kernel] = {}
+
+
+def kernel(axes: str, shapes: list[Shape]) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
+    """Enters a builder of cases into the table under its own name."""
+
+    def enter(build: Callable[..., Case]) -> Callable[..., Case]:
+        KERNELS[build.__name__] = Kernel(build.__name__, axes, shapes, build)
+        return build
+
+    return enter
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(math.prod(shape)).standard_normal(shape, dtype=np.float32)
+
+
+def _tensors(*arrays: np.ndarray) -> list:
+    """The same memory as PyTorch's tensors, or nothing where PyTorch is missing."""
+    return [torch.from_numpy(array) for array in arrays] if torch else list(arrays)
+
+
+def _torch(
+    run: Callable[[], object], prepare: Callable[[], object] | None = None
+) -> Contestant | None:
+    return Contestant(run, prepare) if torch else None
+
+
+def _case(
+    name: str,
+    outputs: list[np.ndarray],
+    inputs: list,
+    nbytes: float,
+    flops: float = 0.0,
+    numpy: Callable[[], object] | None = None,
+    torch: Contestant | None = None,
+) -> Case:
+    """The case of compiled.<name>(*outputs, *inputs), whose exact twin is reference.<name>.
+
+    Without `numpy` its NumPy peer is the reference in float32. Outputs that are added to or
+    rewritten start from what they hold now.
+    """
+    outputs_start = [np.nan_to_num(output, copy=True) for output in outputs]
+    fast, plain = getattr(compiled, name), getattr(reference, name)
+
+    def exact() -> list[np.ndarray]:
+        results = [start.astype(np.float64) for start in outputs_start]
+        plain(*results, *(_widen(x) for x in inputs))
+        return results
+
+    others = [start.copy() for start in outputs_start]
+    return Case(
+        ours=Contestant(lambda: fast(*outputs, *inputs)),
+        numpy=Contestant(numpy or (lambda: plain(*others, *inputs))),
+        torch=torch,
+        results=outputs,
+        exact=exact,
+        nbytes=nbytes,
+        flops=flops,
+    )
+
+
+def _widen(x: object) -> object:
+    is_float = isinstance(x, np.ndarray) and x.dtype == np.float32
+    return x.astype(np.float64) if is_float else x
+
+
+def _bytes(*arrays: np.ndarray) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+# Products. The first eight are those of a training step (M tokens, K channels in, N out); then
+# sizes that are no multiple of anything, and few rows, as in generation.
+_STEP = [
+    (768, 128, 384), (768, 128, 512), (768, 512, 128), (2048, 128, 512), (8192, 128, 512),
+    (2048, 256, 1024), (4096, 384, 1536), (2048, 1024, 256),
+]  # fmt: skip
+_AWKWARD = [(767, 127, 385), (2047, 129, 511), (8191, 65, 130), (8192, 64, 128)]
+_FEW = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
+_FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
+
+
+def _product(name: str, M: int, K: int, N: int, a: np.ndarray, b: np.ndarray) -> Case:
+    out = np.empty((M, N), np.float32)
+    at, bt, ct = _tensors(a, b, np.empty_like(out))
+    left = a.T if name == "matmul_transpose_a" else a
+    right = b.T if name == "matmul_transpose_b" else b
+    theirs = np.empty_like(out)
+
+    def run_torch() -> None:
+        x = at.T if name == "matmul_transpose_a" else at
+        torch.mm(x, bt.T if name == "matmul_transpose_b" else bt, out=ct)
+
+    return _case(
+        name,
+        [out],
+        [a, b],
+        _bytes(a, b, out),
+        2 * M * K * N,
+        numpy=lambda: np.matmul(left, right, out=theirs),
+        torch=_torch(run_torch),
+    )
+
+
+@kernel("M K N", [*_STEP, *_AWKWARD, *_FEW])
+def matmul(M: int, K: int, N: int) -> Case:
+    return _product("matmul", M, K, N, _normal(M, K), _normal(K, N))
+
+
+@kernel(
+    "M K N",
+    [(K, M, N) for M, K, N in [*_STEP, *_AWKWARD]],  # the gradient of the weights
+)
+def matmul_transpose_a(M: int, K: int, N: int) -> Case:
+    return _product("matmul_transpose_a", M, K, N, _normal(K, M), _normal(K, N))
+
+
+@kernel(
+    "M K N",
+    [(M, N, K) for M, K, N in [*_STEP, *_AWKWARD, *_FEW]],  # the gradient of the input
+)
+def matmul_transpose_b(M: int, K: int, N: int) -> Case:
+    return _product("matmul_transpose_b", M, K, N, _normal(M, K), _normal(N, K))
+
+
+@kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])
+def matmul_gelu(M: int, K: int, N: int) -> Case:
+    a, b, bias = _normal(M, K), _normal(K, N), _normal(N)
+    before, out = np.empty((M, N), np.float32), np.empty((M, N), np.float32)
+    at, bt, biast = _tensors(a, b, bias)
+    return _case(
+        "matmul_gelu",
+        [out, before],
+        [a, b, bias],
+        _bytes(a, b, bias, out, before),
+        2 * M * K * N,
+        torch=_torch(
+            lambda: torch.nn.functional.gelu(torch.addmm(biast, at, bt), approximate="tanh")
+        ),
+    )
+
+
+_HEADS = [(12, 4, 64, 32), (16, 4, 128, 32), (16, 4, 512, 32), (4, 6, 1024, 64), (1, 4, 4096, 32)]
+
+
+@kernel("B H T D", _HEADS)
+def attention(B: int, H: int, T: int, D: int) -> Case:
+    qkv = _normal(B * T, 3 * H * D)
+    out, logsumexp = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
+    q, k, v = _torch_heads(qkv, B, H, T)
+    return _case(
+        "attention",
+        [out, logsumexp],
+        [qkv],
+        _bytes(qkv, out, logsumexp),
+        2 * B * H * T * (T + 1) * D,  # two products over the causal half
+        torch=_torch(
+            lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        ),
+    )
+
+
+@kernel("B H T D", _HEADS)
+def attention_backward(B: int, H: int, T: int, D: int) -> Case:
+    """Forward and backward: that is what PyTorch can be asked for."""
+    qkv, dout = _normal(B * T, 3 * H * D), _normal(B * T, H * D) + 1
+    out, logsumexp = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
+    dqkv = np.empty_like(qkv)
+
+    def forward_and_backward(kernels: object, dqkv: np.ndarray, *arrays: np.ndarray) -> None:
+        out, logsumexp, qkv, dout = arrays
+        kernels.attention(out, logsumexp, qkv)  # type: ignore[attr-defined]
+        kernels.attention_backward(dqkv, dout, out, logsumexp, qkv)  # type: ignore[attr-defined]
+
+    def exact() -> list[np.ndarray]:
+        wide = [x.astype(np.float64) for x in (dqkv, out, logsumexp, qkv, dout)]
+        forward_and_backward(reference, *wide)
+        return wide[:3]
+
+    q, k, v = _torch_heads(qkv, B, H, T)
+    (d,) = _torch_heads(dout, B, H, T)
+
+    def run_torch() -> None:
+        for x in (q, k, v):
+            x.grad = None
+            x.requires_grad_()
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d)
+
+    others = [np.empty_like(x) for x in (dqkv, out, logsumexp)]
+    return Case(
+        Contestant(lambda: forward_and_backward(compiled, dqkv, out, logsumexp, qkv, dout)),
+        Contestant(lambda: forward_and_backward(reference, *others, qkv, dout)),
+        _torch(run_torch),
+        [dqkv, out, logsumexp],
+        exact,
+        _bytes(qkv, out, logsumexp) + _bytes(dout, out, logsumexp, qkv, dqkv),
+        7 * B * H * T * (T + 1) * D,  # two products, then five
+    )
+
+
+def _torch_heads(x: np.ndarray, B: int, H: int, T: int) -> list:
+    """x (B T, n C) -> n tensors (B, H, T, D), contiguous as PyTorch likes them."""
+    if torch is None:
+        return [None] * 3
+    D = x.shape[1] // H if x.shape[1] % (3 * H) else x.shape[1] // (3 * H)
+    count = x.shape[1] // (H * D)
+    heads = torch.from_numpy(x).reshape(B, T, count, H, D).permute(2, 0, 3, 1, 4)
+    return [head.contiguous() for head in heads]
+
+
+# The rest moves memory: a step's shapes, in cache, and one that no cache holds.
+_ROWS = [(768, 128), (8192, 128), (2048, 384), (262144, 128)]
+_WIDE = [(768, 512), (8192, 512), (2048, 1536), (65536, 512)]
+
+
+@kernel("R C", _ROWS)
+def layernorm(R: int, C: int) -> Case:
+    x, weight, bias = _normal(R, C), _normal(C), _normal(C) + 1
+    out, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
+    xt, wt, bt = _tensors(x, weight, bias)
+    return _case(
+        "layernorm",
+        [out, mean, rstd],
+        [x, weight, bias],
+        _bytes(x, out, mean, rstd, weight, bias),
+        torch=_torch(lambda: torch.native_layer_norm(xt, [C], wt, bt, 1e-5)),
+    )
+
+
+@kernel("R C", _ROWS)
+def layernorm_backward(R: int, C: int) -> Case:
+    x, dy, weight = _normal(R, C), _normal(R, C) + 1, _normal(C)
+    mean, rstd = np.empty(R, np.float32), np.empty(R, np.float32)
+    compiled.layernorm(np.empty_like(x), mean, rstd, x, weight)
+    dx, dweight, dbias = np.empty_like(x), np.zeros(C, np.float32), np.zeros(C, np.float32)
+    tensors = _tensors(dy, x, weight, mean[:, None], rstd[:, None])
+    dyt, xt, wt, meant, rstdt = tensors
+    backward = torch and torch.ops.aten.native_layer_norm_backward
+    return _case(
+        "layernorm_backward",
+        [dx, dweight, dbias],
+        [dy, x, mean, rstd, weight],
+        _bytes(x, dy, dx, mean, rstd, weight, dweight, dbias),
+        torch=_torch(lambda: backward(dyt, xt, [C], meant, rstdt, wt, wt, [True] * 3)),
+    )
+
+
+@kernel("R C", _WIDE)
+def gelu_backward(R: int, C: int) -> Case:
+    x, dy, dx = _normal(R, C), _normal(R, C) + 1, np.empty((R, C), np.float32)
+    dyt, xt = _tensors(dy, x)
+    backward = torch and torch.ops.aten.gelu_backward
+    return _case(
+        "gelu_backward",
+        [dx],
+        [dy, x],
+        _bytes(x, dy, dx),
+        torch=_torch(lambda: backward(dyt, xt, approximate="tanh")),
+    )
+
+
+@kernel("R V", [(768, 65), (8192, 65), (1024, 4096), (8192, 4096)])
+def cross_entropy(R: int, V: int) -> Case:
+    start = 3 * _normal(R, V)
+    logits, losses = start.copy(), np.empty(R, np.float32)
+    targets = np.random.default_rng(0).integers(0, V, R).astype(np.int32)
+    case = _case("cross_entropy", [losses, logits], [targets, 1 / R], 2 * logits.nbytes)
+    ours, theirs = case.ours, np.empty_like(start)
+    case.ours = Contestant(ours.run, lambda: np.copyto(logits, start))
+    case.numpy = Contestant(
+        lambda: reference.cross_entropy(np.empty_like(losses), theirs, targets, 1 / R),
+        lambda: np.copyto(theirs, start),
+    )
+    if torch:
+        x, y = torch.from_numpy(start.copy()).requires_grad_(), torch.from_numpy(targets).long()
+
+        def forget() -> None:
+            x.grad = None
+
+        case.torch = Contestant(
+            lambda: torch.nn.functional.cross_entropy(x, y).backward(),  # type: ignore[no-untyped-call]
+            forget,
+        )
+    return case
+
+
+@kernel("B T C", [(12, 64, 128), (16, 512, 128), (8, 256, 384), (512, 512, 128)])
+def embedding(B: int, T: int, C: int) -> Case:
+    token, position, ids, _ = _embedded(B, T, C)
+    out = np.empty((B * T, C), np.float32)
+    tt, pt, it = _tensors(token, position, ids)
+    steps = torch and torch.arange(T)
+    look_up = torch and torch.nn.functional.embedding
+    return _case(
+        "embedding",
+        [out],
+        [token, position, ids],
+        _bytes(out, token, position, ids),
+        torch=_torch(lambda: look_up(it, tt) + look_up(steps, pt)),
+    )
+
+
+@kernel("B T C", [(12, 64, 128), (16, 512, 128), (8, 256, 384), (512, 512, 128)])
+def embedding_backward(B: int, T: int, C: int) -> Case:
+    token, position, ids, dout = _embedded(B, T, C)
+    dtoken, dposition = np.zeros_like(token), np.zeros_like(position)
+    dt, it = _tensors(dout.reshape(B, T, C), ids)
+    backward = torch and torch.ops.aten.embedding_dense_backward
+    return _case(
+        "embedding_backward",
+        [dtoken, dposition],
+        [dout, ids],
+        _bytes(dout, ids, dtoken, dposition),
+        torch=_torch(lambda: (backward(dt, it, 65, -1, False), dt.sum(0))),
+    )
+
+
+def _embedded(B: int, T: int, C: int) -> tuple[np.ndarray, ...]:
+    ids = np.random.default_rng(0).integers(0, 65, (B, T)).astype(np.int32)
+    return _normal(65, C), _normal(T, C), ids, _normal(B * T, C)
+
+
+@kernel("R C", _ROWS)
+def dropout(R: int, C: int) -> Case:
+    x, plus, out = _normal(R, C), _normal(R, C) + 1, np.empty((R, C), np.float32)
+    xt, pt = _tensors(x, plus)
+    return _case(
+        "dropout",
+        [out],
+        [x, (7 << 32) + 5, 0.1, plus],
+        _bytes(x, plus, out),
+        torch=_torch(lambda: torch.nn.functional.dropout(xt, 0.1) + pt),
+    )
+
+
+@kernel("R C", _WIDE)
+def column_sum(R: int, C: int) -> Case:
+    x, out = _normal(R, C), np.zeros(C, np.float32)
+    xt, ot = _tensors(x, out.copy())
+    case = _case("column_sum", [out], [x], x.nbytes, torch=_torch(lambda: ot.add_(xt.sum(0))))
+    return case
+
+
+_PARAMETERS = [(206_000,), (800_000,), (10_650_000,), (33_000_000,)]
+
+
+@kernel("n", _PARAMETERS)
+def sum_of_squares(n: int) -> Case:
+    x, result = _normal(n), np.empty(1)
+    (xt,) = _tensors(x)
+
+    def run() -> None:
+        result[0] = compiled.sum_of_squares(x)
+
+    return Case(
+        Contestant(run),
+        Contestant(lambda: float(np.dot(x, x))),
+        _torch(lambda: torch.linalg.vector_norm(xt)),
+        [result],
+        lambda: [np.array([reference.sum_of_squares(x)])],
+        x.nbytes,
+    )
+
+
+@kernel("n", _PARAMETERS)
+def adamw(n: int) -> Case:
+    p, g, m, v = _normal(n), _normal(n) + 1, _normal(n), np.abs(_normal(n))
+    decayed = n * 9 // 10
+    coefficients = reference.AdamWCoefficients(1e-3, 0.9, 0.99, 1e-8, 0.1, 1.0, 1.0, 0.5)
+    gradient = g.copy()
+    case = _case("adamw", [p, g, m, v], [decayed, coefficients], 2 * _bytes(p, g, m, v))
+    case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))
+    if torch:
+        x = torch.from_numpy(p.copy()).requires_grad_()
+        x.grad = torch.from_numpy(gradient.copy())
+        optimizer = torch.optim.AdamW([x], lr=1e-3, weight_decay=0.1, fused=True)
+
+        def step() -> None:
+            optimizer.step()
+            x.grad.zero_()
+
+        case.torch = Contestant(step, lambda: x.grad.copy_(torch.from_numpy(gradient)))
+    return case

@@ -1,0 +1,74 @@
+"""What the machine can do at most: multiply-adds from registers, and copies of a given size."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.isa import ISA
+from smallmind.kernels.simd import LANES, broadcast, fma, lane_sum, load, store
+
+_CHAINS = 12  # independent sums: more than latency times width of the multipliers of any CPU
+_ROUNDS = 20_000
+
+
+@parallel_jit
+def _multiply_add(out, rounds, workers):
+    for worker in prange(workers):
+        out[worker] = _multiply_add_chains(rounds)
+
+
+@jit
+def _multiply_add_chains(rounds):
+    x, y = broadcast(np.float32(0.999)), broadcast(np.float32(0.001))
+    a, b, c, d, e, f = y, x, y + y, y + x, x + x, x - y
+    g, h, i, j, k, m = a, b, c, d, e, f
+    for _ in range(rounds):
+        a, b, c, d, e, f = (
+            fma(a, x, y), fma(b, x, y), fma(c, x, y), fma(d, x, y), fma(e, x, y), fma(f, x, y),
+        )  # fmt: skip
+        g, h, i, j, k, m = (
+            fma(g, y, x), fma(h, y, x), fma(i, y, x), fma(j, y, x), fma(k, y, x), fma(m, y, x),
+        )  # fmt: skip
+    return lane_sum(a + b + c + d + e + f + g + h + i + j + k + m)
+
+
+def multiply_add():
+    """Runs on every thread as many multiply-adds as the CPU can; returns their operations."""
+    workers = threads()
+    _multiply_add(np.empty(workers, np.float32), _ROUNDS, workers)
+    return 2 * _CHAINS * LANES * _ROUNDS * workers
+
+
+@parallel_jit
+def _copy(out, x, workers):
+    for worker in prange(workers):
+        _copy_part(out, x, np.int64(worker), workers)
+
+
+@jit
+def _copy_part(out, x, worker, workers):
+    vectors = x.size // LANES // 4
+    for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
+        place = i * 4 * LANES
+        a, b = load(x, place), load(x, place + LANES)
+        c, d = load(x, place + 2 * LANES), load(x, place + 3 * LANES)
+        store(out, place, a)
+        store(out, place + LANES, b)
+        store(out, place + 2 * LANES, c)
+        store(out, place + 3 * LANES, d)
+
+
+class Copy:
+    """A copy that reads and writes `nbytes` in all, on every thread."""
+
+    def __init__(self, nbytes: float) -> None:
+        block = 4 * LANES
+        count = max(block, round(nbytes / 8 / block) * block)
+        self.nbytes = 8 * count
+        self.source, self.target = np.ones(count, np.float32), np.empty(count, np.float32)
+
+    def __call__(self) -> None:
+        _copy(self.target, self.source, threads())
+
+
+__all__ = ["ISA", "Copy", "multiply_add"]

@@ -1,0 +1,140 @@
+"""python -m bench kernels: every kernel against the machine's limit, NumPy and PyTorch."""
+
+import argparse
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import numpy as np
+from tabulate import tabulate
+
+from bench.cases import KERNELS, Case, Kernel, Shape, torch
+from bench.ceilings import Copy, multiply_add
+from bench.timing import Contestant, Times, take_in_turn
+from smallmind.kernels import compilation
+
+WORST = 2e-5  # the largest error, relative to the largest element, that is still timed
+
+HEADINGS = ("shape", "median", "spread", "rate", "limit", "of it", "x NumPy", "x PyTorch",
+            "x 1 thread", "worst error")  # fmt: skip
+
+
+def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
+    """Checks one case and times it beside its peers and its limits. Units: seconds, 1/s."""
+    case = kernel.build(*shape)
+    error = _worst_error(case)
+    if not error < WORST:
+        name = "x".join(map(str, shape))
+        raise SystemExit(f"{kernel.name} {name} is wrong: error {error:.1e} against float64")
+    copy = Copy(case.nbytes)
+    contestants = {"ours": case.ours, "copy": Contestant(copy)}
+    if case.flops:
+        contestants["multiply-add"] = Contestant(multiply_add)
+    if compilation.threads() > 1:
+        contestants["one thread"] = replace(case.ours, setting=_one_thread)
+    if case.numpy:
+        contestants["NumPy"] = case.numpy
+    if case.torch:
+        contestants["PyTorch"] = case.torch
+    times = take_in_turn(contestants, rounds)
+    return _record(kernel, shape, case, copy, error, times)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = compilation.threads()
+    compilation.set_threads(1)
+    try:
+        yield
+    finally:
+        compilation.set_threads(threads)
+
+
+def _worst_error(case: Case) -> float:
+    """Runs ours once; the largest error of any output relative to its largest element."""
+    if case.ours.prepare:
+        case.ours.prepare()
+    expected = case.exact()
+    case.ours.run()
+    return max(
+        float(np.abs(actual - exact).max() / max(np.abs(exact).max(), 1e-30))
+        if np.isfinite(actual).all()
+        else float("inf")
+        for actual, exact in zip(case.results, expected, strict=True)
+    )
+
+
+def _record(
+    kernel: Kernel, shape: Shape, case: Case, copy: Copy, error: float, times: dict[str, Times]
+) -> dict[str, object]:
+    ours = times["ours"].median
+    bandwidth = copy.nbytes / times["copy"].median
+    floors = {"copy": case.nbytes / bandwidth}
+    peak = None
+    if case.flops:
+        peak = multiply_add() / times["multiply-add"].median
+        floors["FMA"] = case.flops / peak
+    limit = max(floors, key=lambda name: floors[name])
+    return {
+        "kernel": kernel.name,
+        "axes": kernel.axes,
+        "shape": list(shape),
+        "flops": case.flops,
+        "bytes": case.nbytes,
+        "limit": limit,
+        "share_of_limit": floors[limit] / ours,
+        "multiply_add_per_second": peak,
+        "copy_bytes_per_second": bandwidth,
+        "worst_error": error,
+        "times": {name: asdict(value) for name, value in times.items()},
+    }
+
+
+def _row(record: dict) -> list[str]:
+    times = record["times"]
+    ours = times["ours"]["median"]
+
+    def ratio(name: str) -> str:
+        return f"{times[name]['median'] / ours:.2f}" if name in times else ""
+
+    if record["limit"] == "FMA":
+        rate = f"{record['flops'] / ours / 1e9:.0f} GFLOP/s"
+    else:
+        rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
+    return [
+        "x".join(map(str, record["shape"])),
+        _duration(ours),
+        f"{times['ours']['spread'] * 100:.0f} %",
+        rate,
+        record["limit"],
+        f"{record['share_of_limit'] * 100:.0f} %",
+        ratio("NumPy"),
+        ratio("PyTorch"),
+        ratio("one thread"),
+        f"{record['worst_error']:.0e}",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
+    """Measures and prints the kernels asked for; returns their records."""
+    if torch:
+        torch.set_num_threads(compilation.threads())
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
+    records = []
+    for name in options.names or KERNELS:
+        kernel = KERNELS[name]
+        rows = []
+        for shape in options.shapes or kernel.shapes:
+            record = measure(kernel, shape, options.rounds)
+            records.append(record)
+            rows.append(_row(record))
+            gc.collect()
+        print(f"\n{name} ({kernel.axes})")
+        alignment = ["left"] + ["right"] * (len(HEADINGS) - 1)
+        print(tabulate(rows, HEADINGS, colalign=alignment, disable_numparse=True), flush=True)
+    return records

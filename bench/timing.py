@@ -1,0 +1,64 @@
+"""Times contestants in turn, so that whatever else the machine does hits all of them alike."""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+TURN = 0.015  # seconds that a contestant runs at a stretch
+MOST_CALLS = 400  # of one turn
+# Idle threads of OpenBLAS and of PyTorch go on spinning for up to 30 ms after a call. Whoever came
+# next would pay for it.
+PAUSE = 0.03
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`run` is timed; `prepare`, where there is one, runs before each call and is not.
+
+    A turn runs inside `setting()`.
+    """
+
+    run: Callable[[], object]
+    prepare: Callable[[], object] | None = None
+    setting: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds a call."""
+
+    median: float
+    spread: float  # between the quarters: (third quartile - first) / median
+    least: float
+    calls: int
+
+
+def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, Times]:
+    """Every contestant has a turn in every round; the first call of a turn is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, contestant in contestants.items():
+            with contestant.setting():
+                seconds[name] += _turn(contestant)
+            time.sleep(PAUSE)
+    return {name: _summary(values) for name, values in seconds.items()}
+
+
+def _turn(contestant: Contestant) -> list[float]:
+    run, prepare, clock = contestant.run, contestant.prepare, time.perf_counter
+    seconds = []
+    end = clock() + TURN
+    while not seconds or (clock() < end and len(seconds) < MOST_CALLS) or len(seconds) < 3:
+        if prepare:
+            prepare()
+        start = clock()
+        run()
+        seconds.append(clock() - start)
+    return seconds[1:]
+
+
+def _summary(seconds: list[float]) -> Times:
+    first, median, third = statistics.quantiles(seconds, n=4)
+    return Times(median, (third - first) / median, min(seconds), len(seconds))
