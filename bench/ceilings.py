@@ -4,22 +4,22 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.isa import ISA
-from smallmind.kernels.simd import LANES, broadcast, fma, lane_sum, load, store
+from smallmind.kernels.simd import LANES, fma, lane_sum, load, store
 
 _CHAINS = 12  # independent sums: more than latency times width of the multipliers of any CPU
-_ROUNDS = 20_000
+_ROUNDS = 100_000
 
 
 @parallel_jit
-def _multiply_add(out, rounds, workers):
+def _multiply_add(out, numbers, rounds, workers):
     for worker in prange(workers):
-        out[worker] = _multiply_add_chains(rounds)
+        out[worker] = _multiply_add_chains(numbers, rounds)
 
 
 @jit
-def _multiply_add_chains(rounds):
-    x, y = broadcast(np.float32(0.999)), broadcast(np.float32(0.001))
+def _multiply_add_chains(numbers, rounds):
+    # From memory: of constants the compiler would find out where they lead.
+    x, y = load(numbers, 0), load(numbers, LANES)
     a, b, c, d, e, f = y, x, y + y, y + x, x + x, x - y
     g, h, i, j, k, m = a, b, c, d, e, f
     for _ in range(rounds):
@@ -32,10 +32,13 @@ def _multiply_add_chains(rounds):
     return lane_sum(a + b + c + d + e + f + g + h + i + j + k + m)
 
 
+_NUMBERS = np.repeat(np.float32([0.75, 0.125]), LANES)
+
+
 def multiply_add():
     """Runs on every thread as many multiply-adds as the CPU can; returns their operations."""
     workers = threads()
-    _multiply_add(np.empty(workers, np.float32), _ROUNDS, workers)
+    _multiply_add(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
     return 2 * _CHAINS * LANES * _ROUNDS * workers
 
 
@@ -69,6 +72,3 @@ class Copy:
 
     def __call__(self) -> None:
         _copy(self.target, self.source, threads())
-
-
-__all__ = ["ISA", "Copy", "multiply_add"]

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,14 +122,23 @@ def native(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+@dataclass
+class _Settings:
+    threads: int
+
+
+_settings = _Settings(numba.config.NUMBA_NUM_THREADS)  # to ask Numba takes a microsecond
+
+
 def set_threads(count: int) -> None:
     """Run the kernels on `count` threads; results do not depend on it."""
     numba.set_num_threads(count)
+    _settings.threads = count
 
 
 def threads() -> int:
     """The number of threads that kernels run on."""
-    return int(numba.get_num_threads())
+    return _settings.threads
 
 
 def most_threads() -> int:

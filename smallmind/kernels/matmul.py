@@ -13,17 +13,29 @@ from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
-from smallmind.kernels.simd import LANES, at, load, load_first, store, store_first, transpose_tile
-from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_tile, null
+from smallmind.kernels.simd import (
+    LANES,
+    at,
+    broadcast,
+    fma,
+    lane_sum,
+    load,
+    load_first,
+    store,
+    store_first,
+    transpose_tile,
+)
+from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_tile_and_pack, null
 
-DEPTH = 256  # a panel of DEPTH x PANEL and a strip of STRIP x DEPTH share the second-level cache
-STRIP = TILE_ROWS * 64
-PACK_FROM = 3 * TILE_ROWS  # with fewer rows a panel is not used often enough to be worth packing
-# The blocks of a strip lie one line more than a round size apart: at 6 KB they would all fall into
-# two sets of the first-level cache.
-BLOCK = TILE_ROWS * DEPTH + 16
-GROUP = 16  # rows of a that are packed tile after tile while they are in the first-level cache
-SCRATCH = DEPTH * PANEL + STRIP // TILE_ROWS * BLOCK
+DEPTH = 512  # most of K that is multiplied in one go
+STRIP = TILE_ROWS * 64  # most rows of the result at a time
+# Rows of a packed strip of a transposed a lie an odd number of lines apart, as at a round distance
+# they would fall into few sets of the cache.
+STRIP_ROW = (STRIP + 15) // 16 * 16 + 16
+FEW = 4  # rows of a b^T up to which b is not transposed
+ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
+PACK_FROM = 3 * TILE_ROWS  # with fewer rows b is not read often enough to be worth packing
+SCRATCH = DEPTH * (PANEL + STRIP_ROW)
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
 _NO_VECTOR = np.empty(0, np.float32)
@@ -35,8 +47,16 @@ def _scratch(workers):
     """One row a worker, kept between calls; each Python thread has its own."""
     scratch = getattr(_local, "scratch", None)
     if scratch is None or len(scratch) < workers:
-        scratch = _local.scratch = np.empty((workers, SCRATCH), np.float32)
+        scratch = _local.scratch = _aligned((workers, SCRATCH))
     return scratch
+
+
+def _aligned(shape):
+    """An array that starts on a cache line, so that no vector of it lies across two."""
+    size = int(np.prod(shape))
+    whole = np.empty(size + 16, np.float32)
+    start = -whole.ctypes.data % 64 // 4
+    return whole[start : start + size].reshape(shape)
 
 
 def _or(given, otherwise):
@@ -64,8 +84,11 @@ def matmul_transpose_b(out, a, b, plus=None):
 
 
 def _product(out, activated, a, b, bias, plus, variant):
-    workers = threads()
-    _product_parallel(out, activated, a, b, bias, plus, variant, _scratch(workers), workers)
+    scratch = _scratch(threads())
+    if b.size <= ALONE and out.shape[0] * b.size <= 16 * ALONE:
+        _product_part(out, activated, a, b, bias, plus, variant, scratch[0], 0, 1)
+    else:
+        _product_parallel(out, activated, a, b, bias, plus, variant, scratch, len(scratch))
 
 
 @parallel_jit
@@ -78,74 +101,198 @@ def _product_parallel(out, activated, a, b, bias, plus, variant, scratch, worker
 
 @jit
 def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, workers):
-    """The worker's share: a range of row tiles, or of panels where there are few rows."""
+    """The worker's share: a rectangle of tiles, from a grid that gives all the same work."""
     M, N = out.shape
-    vectors = (N + LANES - 1) // LANES
-    panels = (vectors + TILE_VECTORS - 1) // TILE_VECTORS
-    tiles = (M + TILE_ROWS - 1) // TILE_ROWS
-    # A worker packs what it does not share: it shares the side that is larger.
-    by_columns = panels % workers == 0 and variant == TRANSPOSE_A and N > M
-    if not by_columns and (tiles >= 8 * workers or tiles >= panels):
-        first, last = (
-            TILE_ROWS * (tiles * worker // workers),
-            TILE_ROWS * (tiles * (worker + 1) // workers),
-        )
-        first_panel, last_panel = 0, panels
-    else:
-        first, last = 0, M
-        first_panel, last_panel = panels * worker // workers, panels * (worker + 1) // workers
-    for row in range(first, min(last, M), STRIP):
-        _product_rows(
-            out, activated, a, b, bias, plus, variant, scratch,
-            (row, min(last, M, row + STRIP), first_panel, last_panel, panels),
-        )  # fmt: skip
+    tiles, panels = _count(M, TILE_ROWS), _count(N, PANEL)
+    down = _grid(tiles, panels, workers, variant)
+    across = workers // down
+    if worker >= down * across:
+        return
+    i, j = worker // across, worker % across
+    first, last = tiles * i // down * TILE_ROWS, min(M, tiles * (i + 1) // down * TILE_ROWS)
+    first_panel, last_panel = panels * j // across, panels * (j + 1) // across
+    if M == 1 or (variant == TRANSPOSE_B and M <= FEW):
+        left, right = _column(N, first_panel), min(N, _column(N, last_panel))
+        _product_few(out, activated, a, b, bias, plus, variant, (0, M, left, right))
+        return
+    # Where b is packed in passing the strip may be short; where that costs, it is long.
+    strip = STRIP // 2 if variant == PLAIN else STRIP
+    for row in range(first, last, strip):
+        part = (row, min(last, row + strip), first_panel, last_panel)
+        _product_rows(out, activated, a, b, bias, plus, variant, scratch, part)
+
+
+@jit
+def _count(n, size):
+    """How many pieces of at most `size` n is cut into."""
+    return (n + size - 1) // size
+
+
+@jit
+def _round_up(n, size):
+    return (n + size - 1) // size * size
+
+
+@jit
+def _column(N, panel):
+    """The first column of a panel; panels of N columns differ by one vector at most."""
+    vectors, panels = _count(N, LANES), _count(N, PANEL)
+    least = vectors // panels
+    return (panel * least + min(panel, vectors - panels * least)) * LANES
+
+
+@jit
+def _grid(tiles, panels, workers, variant):
+    """The rows of a grid of workers over tiles x panels, in which no worker has too much."""
+    best, down = np.int64(1) << 62, 1
+    for rows in range(1, workers + 1):
+        columns = workers // rows
+        high, wide = _count(tiles, rows), _count(panels, columns)
+        # Packing an element costs about as much as multiplying with it four times.
+        packing = wide * PANEL * 4 // TILE_ROWS
+        if variant == TRANSPOSE_A:
+            packing += high * 4
+        cost = high * wide * TILE_ROWS + packing
+        if cost < best:
+            best, down = cost, rows
+    return down
 
 
 @jit
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     """Rows first..last and some panels of the result, block after block along K."""
-    first, last, first_panel, last_panel, panels = part
+    first, last, first_panel, last_panel = part
     N = out.shape[1]
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    vectors = (N + LANES - 1) // LANES
-    packed = last - first >= PACK_FROM or variant == TRANSPOSE_B
-    strip = DEPTH * PANEL
-    for start in range(0, max(K, 1), DEPTH):
-        depth = min(DEPTH, K - start)
+    blocks = max(1, _count(K, DEPTH))
+    for block in range(blocks):
+        start, end = block * K // blocks, (block + 1) * K // blocks
         if variant == TRANSPOSE_A:
-            _pack_strip(scratch, strip, a, start, depth, first, last)
+            _pack_strip(scratch, a, start, end - start, first, last)
         for panel in range(first_panel, last_panel):
-            column = vectors * panel // panels * LANES
-            end = min(N, vectors * (panel + 1) // panels * LANES)
-            width = (end - column + LANES - 1) // LANES * LANES
-            if variant == TRANSPOSE_B:
-                _pack_transposed(scratch, b, start, depth, column, end, width)
-            elif packed or column + width > N:
-                _pack_panel(scratch, b, start, depth, column, end, width)
-            for row in range(first, last, TILE_ROWS):
-                rows = min(TILE_ROWS, last - row)
-                if variant == TRANSPOSE_A:
-                    block = strip + (row - first) // TILE_ROWS * BLOCK
-                    a_tile, a_row, a_column = at(scratch, block), 1, TILE_ROWS
-                else:
-                    a_tile, a_row, a_column = at(a, row * K + start), K, 1
-                if packed or column + width > N:
-                    b_panel, b_row = at(scratch, 0), width
-                else:
-                    b_panel, b_row = at(b, start * N + column), N
-                plus_tile, bias_tile = null(), null()
-                if start > 0:
-                    plus_tile = at(out, row * N + column)
-                elif plus.size > 0:
-                    plus_tile = at(plus, row * N + column)
-                if start + depth == K and bias.size > 0:
-                    bias_tile = at(bias, column)
-                multiply_tile(
-                    a_tile, a_row, a_column, b_panel, b_row, at(out, row * N + column), N,
-                    depth, rows, end - column, plus_tile, N, bias_tile,
-                )  # fmt: skip
-                if start + depth == K and activated.size > 0:
-                    _activate(activated, out, row, rows, column, end)
+            column, last_column = _column(N, panel), min(N, _column(N, panel + 1))
+            _product_panel(
+                out, activated, a, b, bias, plus, variant, scratch,
+                (first, last, column, last_column, start, end, K),
+            )  # fmt: skip
+
+
+@jit
+def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
+    """One panel of the result: rows first..last, columns column..last_column, K start..end."""
+    first, last, column, last_column, start, end, K = part
+    N, depth = out.shape[1], end - start
+    columns = last_column - column
+    width = _round_up(columns, LANES)
+    b_panel, b_row, pack, packs = at(scratch, 0), width, null(), False
+    if variant == TRANSPOSE_B:
+        _pack_transposed(scratch, b, start, depth, column, last_column, width)
+    elif columns < width:
+        _copy_rows(scratch, 0, width, b, start * N + column, N, depth, columns)
+    else:
+        b_panel, b_row = at(b, start * N + column), N
+        if last - first >= PACK_FROM:
+            pack, packs = at(scratch, 0), True
+    for row in range(first, last, TILE_ROWS):
+        rows = min(TILE_ROWS, last - row)
+        if variant == TRANSPOSE_A:
+            a_tile, a_row, a_column = at(scratch, PANEL * DEPTH + row - first), 1, STRIP_ROW
+        else:
+            a_tile, a_row, a_column = at(a, row * K + start), K, 1
+        plus_tile, bias_tile = null(), null()
+        if start > 0:
+            plus_tile = at(out, row * N + column)
+        elif plus.size > 0:
+            plus_tile = at(plus, row * N + column)
+        if end == K and bias.size > 0:
+            bias_tile = at(bias, column)
+        multiply_tile_and_pack(
+            a_tile, a_row, a_column, b_panel, b_row, at(out, row * N + column), N,
+            depth, rows, columns, plus_tile, N, bias_tile, pack,
+        )  # fmt: skip
+        if packs:  # the first tile has packed the panel for those that follow
+            b_panel, b_row, pack, packs = at(scratch, 0), width, null(), False
+        if end == K and activated.size > 0:
+            _activate(activated, out, row, rows, column, last_column)
+
+
+@jit
+def _product_few(out, activated, a, b, bias, plus, variant, part):
+    """A product with few rows, or few columns of it: its time is that of reading b, or a, once."""
+    first, last, left, right = part
+    for i in range(first, last):
+        for j in range(left, right):
+            start = np.float32(0)
+            if plus.size > 0:
+                start += plus[i, j]
+            if bias.size > 0:
+                start += bias[j]
+            out[i, j] = start
+    if variant == TRANSPOSE_B:
+        for i in range(first, last):
+            _add_dots(out, a, b, i, left, right)
+    else:
+        _add_rows(out, a, b, left, right)
+    if activated.size > 0:
+        for i in range(first, last):
+            _activate(activated, out, i, 1, left, right)
+
+
+@jit
+def _add_dots(out, a, b, i, left, right):
+    """out[i, j] += a[i] . b[j] for the columns left..right, four rows of b at a time."""
+    K = b.shape[1]
+    whole, tail = K - K % LANES, K % LANES
+    fours = left + (right - left) // 4 * 4
+    for j in range(left, fours, 4):
+        s0 = s1 = s2 = s3 = broadcast(np.float32(0))
+        for k in range(0, whole, LANES):
+            x, y = load(a, i * K + k), j * K + k
+            s0, s1 = fma(x, load(b, y), s0), fma(x, load(b, y + K), s1)
+            s2, s3 = fma(x, load(b, y + 2 * K), s2), fma(x, load(b, y + 3 * K), s3)
+        if tail:
+            x, y = load_first(a, i * K + whole, tail), j * K + whole
+            s0 = fma(x, load_first(b, y, tail), s0)
+            s1 = fma(x, load_first(b, y + K, tail), s1)
+            s2 = fma(x, load_first(b, y + 2 * K, tail), s2)
+            s3 = fma(x, load_first(b, y + 3 * K, tail), s3)
+        out[i, j] += lane_sum(s0)
+        out[i, j + 1] += lane_sum(s1)
+        out[i, j + 2] += lane_sum(s2)
+        out[i, j + 3] += lane_sum(s3)
+    for j in range(fours, right):
+        total = broadcast(np.float32(0))
+        for k in range(0, whole, LANES):
+            total = fma(load(a, i * K + k), load(b, j * K + k), total)
+        if tail:
+            x = load_first(a, i * K + whole, tail)
+            total = fma(x, load_first(b, j * K + whole, tail), total)
+        out[i, j] += lane_sum(total)
+
+
+@jit
+def _add_rows(out, a, b, left, right):
+    """out[0, j] += a . b[:, j] for the columns left..right, four rows of b at a time."""
+    K, N = b.shape
+    whole = left + (right - left) // LANES * LANES
+    a = a.reshape(-1)
+    for k in range(0, K - K % 4, 4):
+        a0, a1 = broadcast(a[k]), broadcast(a[k + 1])
+        a2, a3 = broadcast(a[k + 2]), broadcast(a[k + 3])
+        for j in range(left, whole, LANES):
+            y = k * N + j
+            s, t = fma(a0, load(b, y), load(out, j)), a1 * load(b, y + N)
+            s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)
+            store(out, j, s + t)
+    for k in range(K - K % 4, K):
+        for j in range(left, whole, LANES):
+            store(out, j, fma(broadcast(a[k]), load(b, k * N + j), load(out, j)))
+    if whole < right:
+        n = right - whole
+        total = load_first(out, whole, n)
+        for k in range(K):
+            total = fma(broadcast(a[k]), load_first(b, k * N + whole, n), total)
+        store_first(out, whole, total, n)
 
 
 @jit
@@ -162,17 +309,23 @@ def _activate(activated, out, row, rows, column, end):
 
 
 @jit
-def _pack_panel(scratch, b, start, depth, column, end, width):
-    """b[start:start + depth, column:end] -> scratch (depth, width), zeros from end on."""
-    N = b.shape[1]
-    tail = (end - column) % LANES
-    for k in range(depth):
-        source, target = (start + k) * N + column, k * width
-        for j in range(0, end - column - tail, LANES):
-            store(scratch, target + j, load(b, source + j))
-        if tail:
-            j = end - column - tail
-            store(scratch, target + j, load_first(b, source + j, tail))
+def _copy_rows(out, target, out_row, x, source, x_row, rows, columns):
+    """rows x columns of x from `source` on -> out from `target` on; zeros up to whole vectors."""
+    if columns == PANEL:
+        for _ in range(rows):
+            for j in range(TILE_VECTORS):
+                store(out, target + j * LANES, load(x, source + j * LANES))
+            source, target = source + x_row, target + out_row
+    else:
+        whole = columns // LANES
+        tail = columns - whole * LANES
+        for _ in range(rows):
+            for j in range(whole):
+                store(out, target + j * LANES, load(x, source + j * LANES))
+            if tail:
+                place = whole * LANES
+                store(out, target + place, load_first(x, source + place, tail))
+            source, target = source + x_row, target + out_row
 
 
 @jit
@@ -198,19 +351,7 @@ def _pack_transposed(scratch, b, start, depth, column, end, width):
 
 
 @jit
-def _pack_strip(scratch, offset, a, start, depth, first, last):
-    """a[start:start + depth, first:last] -> one block (depth, rows) for each tile of rows."""
+def _pack_strip(scratch, a, start, depth, first, last):
+    """a[start:start + depth, first:last] -> scratch behind the panel, in rows of STRIP_ROW."""
     M = a.shape[1]
-    for group in range(0, depth, GROUP):
-        for row in range(first, last, TILE_ROWS):
-            rows = min(TILE_ROWS, last - row)
-            block = offset + (row - first) // TILE_ROWS * BLOCK
-            for k in range(group, min(depth, group + GROUP)):
-                source, target = (start + k) * M + row, block + k * TILE_ROWS
-                for lane in range(0, TILE_ROWS, LANES):
-                    # Whole vectors: what lies past the tile is overwritten by the next k.
-                    if row + lane + LANES <= M:
-                        store(scratch, target + lane, load(a, source + lane))
-                    else:
-                        count = max(0, min(LANES, rows - lane))
-                        store(scratch, target + lane, load_first(a, source + lane, count))
+    _copy_rows(scratch, PANEL * DEPTH, STRIP_ROW, a, start * M + first, M, depth, last - first)

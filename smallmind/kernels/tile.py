@@ -6,7 +6,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from smallmind.kernels.compilation import native
+from smallmind.kernels.compilation import jit, native
 from smallmind.kernels.isa import ISA
 from smallmind.kernels.vector_ir import F32, I64, VectorIR
 
@@ -18,31 +18,40 @@ PANEL = LANES * TILE_VECTORS  # columns of a tile at its widest
 _POINTER = F32.as_pointer()
 
 
-def tile_function(module, isa, rows, vectors):
+def tile_function(module, isa, rows, vectors, packs=False):
     """IR function: one tile of `rows` x `vectors` registers; defined once a module.
 
     c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a is
-    walked by two strides, so that it may lie transposed; b by rows, packed or in place.
+    walked by two strides, so that it may lie transposed; b by rows, packed or in place. A function
+    that `packs` writes what it reads of b to `packed`, row after row without gaps: that costs
+    nothing, as multiplying leaves the units that load and store idle most of the time.
     """
     ops = VectorIR(isa)
-    name = f"smallmind_tile_{rows}x{vectors}"
+    name = f"smallmind_tile_{rows}x{vectors}" + "_packs" * packs
     if name in module.globals:
         return module.globals[name]
     kind = ir.FunctionType(
         ir.VoidType(),
-        [_POINTER, I64, I64, _POINTER, I64, _POINTER, I64, I64, I64, _POINTER, I64, _POINTER],
+        [_POINTER, I64, I64, _POINTER, I64, _POINTER, I64, I64, I64]
+        + [_POINTER, I64, _POINTER, _POINTER],
     )
     function = ir.Function(module, kind, name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
-    a, a_row, a_column, b, b_row, c, c_row, depth, columns, plus, plus_row, bias = function.args
+    a, a_row, a_column, b, b_row, c, c_row, depth, columns, plus, plus_row, bias, packed = (
+        function.args
+    )
     entry = function.append_basic_block("entry")
     loop = function.append_basic_block("along_k")
     done = function.append_basic_block("done")
 
     builder = ir.IRBuilder(entry)
     a_rows = [builder.gep(a, [builder.mul(a_row, I64(i))]) for i in range(rows)]
+    for i in range(rows):
+        c_i = builder.gep(c, [builder.mul(c_row, I64(i))])
+        for v in range(0, vectors, max(1, 16 // ops.lanes)):
+            ops.prefetch(builder, builder.gep(c_i, [I64(v * ops.lanes)]), write=True)
     builder.cbranch(builder.icmp_signed(">", depth, I64(0)), loop, done)
 
     builder.position_at_end(loop)
@@ -52,6 +61,10 @@ def tile_function(module, isa, rows, vectors):
     b_k = builder.gep(b, [builder.mul(k, b_row)])
     a_k = builder.mul(k, a_column)
     b_values = [ops.load(builder, builder.gep(b_k, [I64(v * ops.lanes)])) for v in range(vectors)]
+    if packs:
+        packed_k = builder.gep(packed, [builder.mul(k, I64(vectors * ops.lanes))])
+        for v, value in enumerate(b_values):
+            ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
     added = []
     for i in range(rows):
         a_value = ops.splat(builder, builder.load(builder.gep(a_rows[i], [a_k])))
@@ -154,36 +167,28 @@ def _choose_tile(typingctx, operands):
 
     def codegen(context, builder, sig, args):
         unpacked = cgutils.unpack_tuple(builder, args[0])
-        a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias = (
-            unpacked
-        )
+        rows, columns, packed = unpacked[8], unpacked[9], unpacked[-1]
+        arguments = unpacked[:8] + unpacked[9:]
         vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
         shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
+        packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
+        # A packing tile has all its rows; its number is that of one row more.
+        shape = builder.select(packs, builder.add(shape, I64(TILE_VECTORS + 1)), shape)
         end = builder.append_basic_block("tile_done")
         switch = builder.switch(shape, end)
-        for tile_rows in range(1, TILE_ROWS + 1):
+        for tile_rows in range(1, TILE_ROWS + 2):
             for tile_vectors in range(1, TILE_VECTORS + 1):
-                function = tile_function(builder.module, ISA, tile_rows, tile_vectors)
+                function = tile_function(
+                    builder.module,
+                    ISA,
+                    min(tile_rows, TILE_ROWS),
+                    tile_vectors,
+                    packs=tile_rows > TILE_ROWS,
+                )
                 block = builder.append_basic_block("tile")
                 switch.add_case(I64(tile_rows * (TILE_VECTORS + 1) + tile_vectors), block)
                 with builder.goto_block(block):
-                    builder.call(
-                        function,
-                        [
-                            a,
-                            a_row,
-                            a_column,
-                            b,
-                            b_row,
-                            c,
-                            c_row,
-                            depth,
-                            columns,
-                            plus,
-                            plus_row,
-                            bias,
-                        ],
-                    )
+                    builder.call(function, arguments)
                     builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -192,13 +197,15 @@ def _choose_tile(typingctx, operands):
 
 
 _n, _p = types.int64, types.CPointer(types.float32)
-_TILE = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p)
+_TILE = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
 
 
 @native(_TILE)
-def _tile(a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias):
+def _tile(
+    a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed
+):  # fmt: skip
     _choose_tile(
-        (a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias)
+        (a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed)
     )
 
 
@@ -206,9 +213,22 @@ def _tile(a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, pl
 # are compiled once, not once more in every kernel that multiplies.
 llvm.add_symbol("smallmind_multiply_tile", _tile.address)
 
-# multiply_tile(a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias):
-#   c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus]
-# At most TILE_ROWS x PANEL. Pointers with strides in elements, null() for nothing to add; b must be
-# readable up to the next multiple of LANES columns. The order of the sum over depth is the same in
-# every shape of tile.
-multiply_tile = types.ExternalFunction("smallmind_multiply_tile", _TILE)
+multiply_tile_and_pack = types.ExternalFunction("smallmind_multiply_tile", _TILE)
+
+
+@jit
+def multiply_tile(
+    a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias
+):  # fmt: skip
+    """c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus].
+
+    At most TILE_ROWS x PANEL. Pointers with strides in elements, null() for nothing to add; b must
+    be readable up to the next multiple of LANES columns. The order of the sum over depth is the
+    same in every shape of tile.
+
+    multiply_tile_and_pack takes one more, packed: where a tile of TILE_ROWS rows and whole vectors
+    of columns writes what it reads of b, row after row without gaps; or null().
+    """
+    multiply_tile_and_pack(
+        a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, null()
+    )  # fmt: skip
