@@ -27,7 +27,7 @@ from smallmind.kernels.simd import (
     store,
     transpose_tile,
 )
-from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_tile, null
+from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
 
 ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
 _ODD = 16  # added to row strides, which as powers of two would fall into few sets of the cache
@@ -82,9 +82,9 @@ def _attention_head(out, logsumexp, qkv, head, keys, values, scores, mask):
         seen = first + rows
         for column in range(0, seen, PANEL):
             width = min(PANEL, _round_up(seen - column, LANES))
-            multiply_tile(
+            multiply_panel(
                 at(qkv, query + first * 3 * C), 3 * C, 1, at(keys, column * D), PANEL,
-                at(scores, column), T_row, D, rows, width, null(), 0, null(),
+                at(scores, column), T_row, D, rows, width, null(), 0, null(), null(),
             )  # fmt: skip
         for i in range(rows):
             count = first + i + 1
@@ -93,10 +93,10 @@ def _attention_head(out, logsumexp, qkv, head, keys, values, scores, mask):
                 scores, s, count, _round_up(seen, LANES), scale, mask, (head * T + first + i) * T
             )
         for column in range(0, D, PANEL):
-            multiply_tile(
+            multiply_panel(
                 at(scores, 0), T_row, 1, at(values, column), D_row,
                 at(out, target + first * C + column), C, seen, rows, min(PANEL, D - column),
-                null(), 0, null(),
+                null(), 0, null(), null(),
             )  # fmt: skip
 
 
@@ -190,13 +190,13 @@ def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, row
             place = (tile - first) * T_row
             for column in range(0, seen, PANEL):
                 width = min(PANEL, _round_up(seen - column, LANES))
-                multiply_tile(
+                multiply_panel(
                     at(query_rows, tile * D_row), D_row, 1, at(key_columns, column * D), PANEL,
-                    at(p, place + column), T_row, D, count, width, null(), 0, null(),
+                    at(p, place + column), T_row, D, count, width, null(), 0, null(), null(),
                 )  # fmt: skip
-                multiply_tile(
+                multiply_panel(
                     at(dout_rows, tile * D_row), D_row, 1, at(value_columns, column * D), PANEL,
-                    at(ds, place + column), T_row, D, count, width, null(), 0, null(),
+                    at(ds, place + column), T_row, D, count, width, null(), 0, null(), null(),
                 )  # fmt: skip
             for i in range(count):
                 row = tile + i
@@ -206,10 +206,10 @@ def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, row
                     mask, (head * T + row) * T,
                 )  # fmt: skip
             for column in range(0, D, PANEL):
-                multiply_tile(
+                multiply_panel(
                     at(ds, place), T_row, 1, at(key_rows, column), D_row,
                     at(dqkv, query + tile * 3 * C + column), 3 * C, seen, count,
-                    min(PANEL, D - column), null(), 0, null(),
+                    min(PANEL, D - column), null(), 0, null(), null(),
                 )  # fmt: skip
         for tile in range(0, last, TILE_ROWS):
             # Queries before the first key of the tile do not see it.
@@ -222,13 +222,13 @@ def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, row
                 dvalue = at(dqkv, query + 2 * C + tile * 3 * C + column)
                 plus_dkey = dkey if tile < first else null()
                 plus_dvalue = dvalue if tile < first else null()
-                multiply_tile(
+                multiply_panel(
                     at(ds, place), 1, T_row, at(query_rows, start * D_row + column), D_row,
-                    dkey, 3 * C, last - start, count, width, plus_dkey, 3 * C, null(),
+                    dkey, 3 * C, last - start, count, width, plus_dkey, 3 * C, null(), null(),
                 )  # fmt: skip
-                multiply_tile(
+                multiply_panel(
                     at(p, place), 1, T_row, at(dout_rows, start * D_row + column), D_row,
-                    dvalue, 3 * C, last - start, count, width, plus_dvalue, 3 * C, null(),
+                    dvalue, 3 * C, last - start, count, width, plus_dvalue, 3 * C, null(), null(),
                 )  # fmt: skip
 
 

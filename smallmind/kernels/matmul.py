@@ -1,6 +1,6 @@
 """Matrix products in three variants, one micro-kernel: a b, a^T b and a b^T.
 
-The result is cut into tiles that stay in registers (`tile.multiply_tile`). What differs between
+The result is cut into tiles that stay in registers (`tile.multiply_panel`). What differs between
 the variants is only how memory is walked: a panel of b, DEPTH x PANEL, is packed so that a tile
 reads it front to back; where a is transposed, a strip of it is packed too. A panel and a strip are
 scratch of bounded size, so no transposed copy of a matrix ever exists.
@@ -25,7 +25,7 @@ from smallmind.kernels.simd import (
     store_first,
     transpose_tile,
 )
-from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_tile_and_pack, null
+from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_panel, null
 
 DEPTH = 512  # most of K that is multiplied in one go
 STRIP = TILE_ROWS * 64  # most rows of the result at a time
@@ -184,7 +184,7 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
     N, depth = out.shape[1], end - start
     columns = last_column - column
     width = _round_up(columns, LANES)
-    b_panel, b_row, pack, packs = at(scratch, 0), width, null(), False
+    b_panel, b_row, packed = at(scratch, 0), width, null()
     if variant == TRANSPOSE_B:
         _pack_transposed(scratch, b, start, depth, column, last_column, width)
     elif columns < width:
@@ -192,28 +192,24 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
     else:
         b_panel, b_row = at(b, start * N + column), N
         if last - first >= PACK_FROM:
-            pack, packs = at(scratch, 0), True
-    for row in range(first, last, TILE_ROWS):
-        rows = min(TILE_ROWS, last - row)
-        if variant == TRANSPOSE_A:
-            a_tile, a_row, a_column = at(scratch, PANEL * DEPTH + row - first), 1, STRIP_ROW
-        else:
-            a_tile, a_row, a_column = at(a, row * K + start), K, 1
-        plus_tile, bias_tile = null(), null()
-        if start > 0:
-            plus_tile = at(out, row * N + column)
-        elif plus.size > 0:
-            plus_tile = at(plus, row * N + column)
-        if end == K and bias.size > 0:
-            bias_tile = at(bias, column)
-        multiply_tile_and_pack(
-            a_tile, a_row, a_column, b_panel, b_row, at(out, row * N + column), N,
-            depth, rows, columns, plus_tile, N, bias_tile, pack,
-        )  # fmt: skip
-        if packs:  # the first tile has packed the panel for those that follow
-            b_panel, b_row, pack, packs = at(scratch, 0), width, null(), False
-        if end == K and activated.size > 0:
-            _activate(activated, out, row, rows, column, last_column)
+            packed = at(scratch, 0)
+    if variant == TRANSPOSE_A:
+        a_strip, a_row, a_column = at(scratch, PANEL * DEPTH), 1, STRIP_ROW
+    else:
+        a_strip, a_row, a_column = at(a, first * K + start), K, 1
+    plus_panel, bias_panel = null(), null()
+    if start > 0:
+        plus_panel = at(out, first * N + column)
+    elif plus.size > 0:
+        plus_panel = at(plus, first * N + column)
+    if end == K and bias.size > 0:
+        bias_panel = at(bias, column)
+    multiply_panel(
+        a_strip, a_row, a_column, b_panel, b_row, at(out, first * N + column), N,
+        depth, last - first, columns, plus_panel, N, bias_panel, packed,
+    )  # fmt: skip
+    if end == K and activated.size > 0:
+        _activate(activated, out, first, last - first, column, last_column)
 
 
 @jit

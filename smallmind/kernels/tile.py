@@ -6,7 +6,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from smallmind.kernels.compilation import jit, native
+from smallmind.kernels.compilation import native
 from smallmind.kernels.isa import ISA
 from smallmind.kernels.vector_ir import F32, I64, VectorIR
 
@@ -153,12 +153,22 @@ def _finish_tile(ops, builder, result, operands, remaining):
 
 @intrinsic
 def null(typingctx):
-    """The pointer that stands for `nothing to add` in multiply_tile."""
+    """The pointer that stands for `nothing` in multiply_panel."""
 
     def codegen(context, builder, sig, args):
         return ir.Constant(_POINTER, None)
 
     return types.CPointer(types.float32)(), codegen
+
+
+@intrinsic
+def is_given(typingctx, pointer):
+    """Whether a pointer is not null()."""
+
+    def codegen(context, builder, sig, args):
+        return builder.icmp_unsigned("!=", args[0], ir.Constant(_POINTER, None))
+
+    return types.boolean(pointer), codegen
 
 
 @intrinsic
@@ -196,39 +206,49 @@ def _choose_tile(typingctx, operands):
     return types.void(operands), codegen
 
 
+@intrinsic
+def advance(typingctx, pointer, count):
+    """pointer, count -> the pointer `count` elements on; null() stays null()."""
+
+    def codegen(context, builder, sig, args):
+        pointer, count = args
+        absent = builder.icmp_unsigned("==", pointer, ir.Constant(_POINTER, None))
+        return builder.select(absent, pointer, builder.gep(pointer, [count]))
+
+    return types.CPointer(types.float32)(pointer, types.int64), codegen
+
+
 _n, _p = types.int64, types.CPointer(types.float32)
-_TILE = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
+_PANEL = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
 
 
-@native(_TILE)
-def _tile(
+@native(_PANEL)
+def _panel(
     a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed
 ):  # fmt: skip
-    _choose_tile(
-        (a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed)
-    )
+    for row in range(0, rows, TILE_ROWS):
+        _choose_tile(
+            (
+                advance(a, row * a_row), a_row, a_column, b, b_row,
+                advance(c, row * c_row), c_row, depth, min(TILE_ROWS, rows - row), columns,
+                advance(plus, row * plus_row), plus_row, bias, packed,
+            )
+        )  # fmt: skip
+        if is_given(packed):
+            b, b_row, packed = packed, (columns + LANES - 1) // LANES * LANES, null()
 
 
 # Kernels reach the micro-kernel by a symbol instead of containing it: its two dozen tile functions
 # are compiled once, not once more in every kernel that multiplies.
-llvm.add_symbol("smallmind_multiply_tile", _tile.address)
+llvm.add_symbol("smallmind_multiply_panel", _panel.address)
 
-multiply_tile_and_pack = types.ExternalFunction("smallmind_multiply_tile", _TILE)
-
-
-@jit
-def multiply_tile(
-    a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias
-):  # fmt: skip
-    """c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus].
-
-    At most TILE_ROWS x PANEL. Pointers with strides in elements, null() for nothing to add; b must
-    be readable up to the next multiple of LANES columns. The order of the sum over depth is the
-    same in every shape of tile.
-
-    multiply_tile_and_pack takes one more, packed: where a tile of TILE_ROWS rows and whole vectors
-    of columns writes what it reads of b, row after row without gaps; or null().
-    """
-    multiply_tile_and_pack(
-        a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, null()
-    )  # fmt: skip
+# multiply_panel(
+#     a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed
+# ):
+#   c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus]
+# columns <= PANEL. Pointers with strides in elements, null() for nothing to add; b must be readable
+# up to the next multiple of LANES columns. If `packed` is not null(), the first tile writes what it
+# reads of b to it, row after row without gaps, for the tiles below it: for that there must be
+# TILE_ROWS rows at least and whole vectors of columns. The order of the sum over depth is the same
+# in every shape of tile.
+multiply_panel = types.ExternalFunction("smallmind_multiply_panel", _PANEL)
