@@ -1,9 +1,9 @@
 """Matrix products in three variants, one micro-kernel: a b, a^T b and a b^T.
 
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). What differs between
-the variants is only how memory is walked: a panel of b, DEPTH x PANEL, is packed so that a tile
-reads it front to back; where a is transposed, a strip of it is packed too. A panel and a strip are
-scratch of bounded size, so no transposed copy of a matrix ever exists.
+the variants is only how memory is walked: a is read in place, by rows or by columns, and a panel of
+b, DEPTH x PANEL, is packed so that a tile reads it front to back. A panel is scratch of bounded
+size, so no transposed copy of a matrix ever exists.
 """
 
 import threading
@@ -29,13 +29,10 @@ from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_pane
 
 DEPTH = 512  # most of K that is multiplied in one go
 STRIP = TILE_ROWS * 64  # most rows of the result at a time
-# Rows of a packed strip of a transposed a lie an odd number of lines apart, as at a round distance
-# they would fall into few sets of the cache.
-STRIP_ROW = (STRIP + 15) // 16 * 16 + 16
 FEW = 4  # rows of a b^T up to which b is not transposed
 ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
 PACK_FROM = 3 * TILE_ROWS  # with fewer rows b is not read often enough to be worth packing
-SCRATCH = DEPTH * (PANEL + STRIP_ROW)
+SCRATCH = DEPTH * PANEL
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
 _NO_VECTOR = np.empty(0, np.float32)
@@ -84,11 +81,12 @@ def matmul_transpose_b(out, a, b, plus=None):
 
 
 def _product(out, activated, a, b, bias, plus, variant):
-    scratch = _scratch(threads())
+    workers = threads()
+    scratch = _scratch(workers)
     if b.size <= ALONE and out.shape[0] * b.size <= 16 * ALONE:
         _product_part(out, activated, a, b, bias, plus, variant, scratch[0], 0, 1)
     else:
-        _product_parallel(out, activated, a, b, bias, plus, variant, scratch, len(scratch))
+        _product_parallel(out, activated, a, b, bias, plus, variant, scratch, workers)
 
 
 @parallel_jit
@@ -103,23 +101,30 @@ def _product_parallel(out, activated, a, b, bias, plus, variant, scratch, worker
 def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, workers):
     """The worker's share: a rectangle of tiles, from a grid that gives all the same work."""
     M, N = out.shape
-    tiles, panels = _count(M, TILE_ROWS), _count(N, PANEL)
-    down = _grid(tiles, panels, workers, variant)
+    # A vector for a few columns costs as much as for all its lanes; dot products cost less.
+    single = N % LANES if variant == TRANSPOSE_B and N > LANES and N % LANES <= LANES // 4 else 0
+    vectors = _count(N - single, LANES)
+    down = _grid(M, vectors, workers, variant)
     across = workers // down
     if worker >= down * across:
         return
     i, j = worker // across, worker % across
-    first, last = tiles * i // down * TILE_ROWS, min(M, tiles * (i + 1) // down * TILE_ROWS)
-    first_panel, last_panel = panels * j // across, panels * (j + 1) // across
+    first, last = M * i // down, M * (i + 1) // down
+    left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
+    right = min(N - single, right)
     if M == 1 or (variant == TRANSPOSE_B and M <= FEW):
-        left, right = _column(N, first_panel), min(N, _column(N, last_panel))
-        _product_few(out, activated, a, b, bias, plus, variant, (0, M, left, right))
+        part = (0, M, left, N if j == across - 1 else right)
+        _product_few(out, activated, a, b, bias, plus, variant, part)
         return
-    # Where b is packed in passing the strip may be short; where that costs, it is long.
-    strip = STRIP // 2 if variant == PLAIN else STRIP
+    # Where b is packed in passing, strips may be short; where that costs, they are long.
+    strip = STRIP if variant == TRANSPOSE_B else STRIP // 2
     for row in range(first, last, strip):
-        part = (row, min(last, row + strip), first_panel, last_panel)
+        end = min(last, row + strip)
+        part = (row, end, left, right)
         _product_rows(out, activated, a, b, bias, plus, variant, scratch, part)
+        if single > 0 and j == across - 1:
+            part = (row, end, N - single, N)
+            _product_few(out, activated, a, b, bias, plus, variant, part)
 
 
 @jit
@@ -134,25 +139,14 @@ def _round_up(n, size):
 
 
 @jit
-def _column(N, panel):
-    """The first column of a panel; panels of N columns differ by one vector at most."""
-    vectors, panels = _count(N, LANES), _count(N, PANEL)
-    least = vectors // panels
-    return (panel * least + min(panel, vectors - panels * least)) * LANES
-
-
-@jit
-def _grid(tiles, panels, workers, variant):
-    """The rows of a grid of workers over tiles x panels, in which no worker has too much."""
+def _grid(M, vectors, workers, variant):
+    """The rows of a grid of workers over the result, in which the busiest has the least to do."""
     best, down = np.int64(1) << 62, 1
     for rows in range(1, workers + 1):
-        columns = workers // rows
-        high, wide = _count(tiles, rows), _count(panels, columns)
-        # Packing an element costs about as much as multiplying with it four times.
-        packing = wide * PANEL * 4 // TILE_ROWS
-        if variant == TRANSPOSE_A:
-            packing += high * 4
-        cost = high * wide * TILE_ROWS + packing
+        high, wide = _count(M, rows), _count(vectors, workers // rows)
+        # A step along K of a row and a vector costs 1; packing b for it adds 3, or 9 where it is
+        # transposed.
+        cost = (high + (9 if variant == TRANSPOSE_B else 3)) * wide
         if cost < best:
             best, down = cost, rows
     return down
@@ -160,17 +154,17 @@ def _grid(tiles, panels, workers, variant):
 
 @jit
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
-    """Rows first..last and some panels of the result, block after block along K."""
-    first, last, first_panel, last_panel = part
-    N = out.shape[1]
+    """Rows first..last, columns left..right of the result, block after block along K."""
+    first, last, left, right = part
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    blocks = max(1, _count(K, DEPTH))
+    vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
+    # A transposed a is walked at a stride of M: less of it stays in the cache.
+    blocks = max(1, _count(K, DEPTH // 2 if variant == TRANSPOSE_A else DEPTH))
     for block in range(blocks):
         start, end = block * K // blocks, (block + 1) * K // blocks
-        if variant == TRANSPOSE_A:
-            _pack_strip(scratch, a, start, end - start, first, last)
-        for panel in range(first_panel, last_panel):
-            column, last_column = _column(N, panel), min(N, _column(N, panel + 1))
+        for panel in range(panels):
+            column = left + vectors * panel // panels * LANES
+            last_column = min(right, left + vectors * (panel + 1) // panels * LANES)
             _product_panel(
                 out, activated, a, b, bias, plus, variant, scratch,
                 (first, last, column, last_column, start, end, K),
@@ -181,7 +175,8 @@ def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
 def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
     """One panel of the result: rows first..last, columns column..last_column, K start..end."""
     first, last, column, last_column, start, end, K = part
-    N, depth = out.shape[1], end - start
+    M, N = out.shape
+    depth = end - start
     columns = last_column - column
     width = _round_up(columns, LANES)
     b_panel, b_row, packed = at(scratch, 0), width, null()
@@ -194,7 +189,7 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
         if last - first >= PACK_FROM:
             packed = at(scratch, 0)
     if variant == TRANSPOSE_A:
-        a_strip, a_row, a_column = at(scratch, PANEL * DEPTH), 1, STRIP_ROW
+        a_strip, a_row, a_column = at(a, start * M + first), 1, M
     else:
         a_strip, a_row, a_column = at(a, first * K + start), K, 1
     plus_panel, bias_panel = null(), null()
@@ -344,10 +339,3 @@ def _pack_transposed(scratch, b, start, depth, column, end, width):
                     scratch[k * width + target + lane] = (
                         b[j + lane, start + k] if inside else np.float32(0)
                     )
-
-
-@jit
-def _pack_strip(scratch, a, start, depth, first, last):
-    """a[start:start + depth, first:last] -> scratch behind the panel, in rows of STRIP_ROW."""
-    M = a.shape[1]
-    _copy_rows(scratch, PANEL * DEPTH, STRIP_ROW, a, start * M + first, M, depth, last - first)
