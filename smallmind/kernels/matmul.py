@@ -28,6 +28,7 @@ from smallmind.kernels.simd import (
 from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_panel, null
 
 DEPTH = 512  # most of K that is multiplied in one go
+FAR = 256  # elements from which the rows of a transposed a are far from each other
 STRIP = TILE_ROWS * 64  # most rows of the result at a time
 FEW = 4  # rows of a b^T up to which b is not transposed
 ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
@@ -158,8 +159,9 @@ def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     first, last, left, right = part
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
-    # A transposed a is walked at a stride of M: less of it stays in the cache.
-    blocks = max(1, _count(K, DEPTH // 2 if variant == TRANSPOSE_A else DEPTH))
+    # Where a transposed a is walked at a long stride, little of it stays in the cache.
+    far = variant == TRANSPOSE_A and a.shape[1] > FAR
+    blocks = max(1, _count(K, DEPTH // 2 if far else DEPTH))
     for block in range(blocks):
         start, end = block * K // blocks, (block + 1) * K // blocks
         for panel in range(panels):
