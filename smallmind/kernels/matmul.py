@@ -2,8 +2,9 @@
 
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). What differs between
 the variants is only how memory is walked: a is read in place, by rows or by columns, and a panel of
-b, DEPTH x PANEL, is packed so that a tile reads it front to back. A panel is scratch of bounded
-size, so no transposed copy of a matrix ever exists.
+b, DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the columns
+of a, a strip of it is copied as well, into rows that do not collide in the cache. A panel and a
+strip are scratch of bounded size, so no transposed copy of a matrix ever exists.
 """
 
 import threading
@@ -28,12 +29,16 @@ from smallmind.kernels.simd import (
 from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_panel, null
 
 DEPTH = 512  # most of K that is multiplied in one go
-FAR = 256  # elements from which the rows of a transposed a are far from each other
 STRIP = TILE_ROWS * 64  # most rows of the result at a time
+# A strip of a transposed a pays from so many panels on. Its rows lie an odd number of lines apart:
+# at a round distance they would fall into few sets of the cache.
+COPY_FROM = 12
+STRIP_DEPTH = 256
+STRIP_ROW = STRIP // 16 * 16 + 16
 FEW = 4  # rows of a b^T up to which b is not transposed
 ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
 PACK_FROM = 3 * TILE_ROWS  # with fewer rows b is not read often enough to be worth packing
-SCRATCH = DEPTH * PANEL
+SCRATCH = DEPTH * PANEL + STRIP_DEPTH * STRIP_ROW
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
 _NO_VECTOR = np.empty(0, np.float32)
@@ -117,11 +122,13 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
         part = (0, M, left, N if j == across - 1 else right)
         _product_few(out, activated, a, b, bias, plus, variant, part)
         return
-    # Where b is packed in passing, strips may be short; where that costs, they are long.
-    strip = STRIP if variant == TRANSPOSE_B else STRIP // 2
+    # By the shape alone, as it decides in what blocks a sum along K is taken.
+    copies = variant == TRANSPOSE_A and _count(N, PANEL) >= COPY_FROM
+    # Where b is packed in passing, strips may be short; where packing costs, they are long.
+    strip = STRIP if variant == TRANSPOSE_B or copies else STRIP // 2
     for row in range(first, last, strip):
         end = min(last, row + strip)
-        part = (row, end, left, right)
+        part = (row, end, left, right, copies)
         _product_rows(out, activated, a, b, bias, plus, variant, scratch, part)
         if single > 0 and j == across - 1:
             part = (row, end, N - single, N)
@@ -156,27 +163,37 @@ def _grid(M, vectors, workers, variant):
 @jit
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     """Rows first..last, columns left..right of the result, block after block along K."""
-    first, last, left, right = part
+    first, last, left, right, copies = part
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
-    # Where a transposed a is walked at a long stride, little of it stays in the cache.
-    far = variant == TRANSPOSE_A and a.shape[1] > FAR
-    blocks = max(1, _count(K, DEPTH // 2 if far else DEPTH))
+    blocks = max(1, _count(K, STRIP_DEPTH if copies else DEPTH))
     for block in range(blocks):
         start, end = block * K // blocks, (block + 1) * K // blocks
+        if copies:
+            M = a.shape[1]
+            _copy_rows(
+                scratch,
+                DEPTH * PANEL,
+                STRIP_ROW,
+                a,
+                start * M + first,
+                M,
+                end - start,
+                last - first,
+            )
         for panel in range(panels):
             column = left + vectors * panel // panels * LANES
             last_column = min(right, left + vectors * (panel + 1) // panels * LANES)
             _product_panel(
                 out, activated, a, b, bias, plus, variant, scratch,
-                (first, last, column, last_column, start, end, K),
+                (first, last, column, last_column, start, end, K, copies),
             )  # fmt: skip
 
 
 @jit
 def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
     """One panel of the result: rows first..last, columns column..last_column, K start..end."""
-    first, last, column, last_column, start, end, K = part
+    first, last, column, last_column, start, end, K, copies = part
     M, N = out.shape
     depth = end - start
     columns = last_column - column
@@ -190,7 +207,9 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
         b_panel, b_row = at(b, start * N + column), N
         if last - first >= PACK_FROM:
             packed = at(scratch, 0)
-    if variant == TRANSPOSE_A:
+    if copies:
+        a_strip, a_row, a_column = at(scratch, DEPTH * PANEL), 1, STRIP_ROW
+    elif variant == TRANSPOSE_A:
         a_strip, a_row, a_column = at(a, start * M + first), 1, M
     else:
         a_strip, a_row, a_column = at(a, first * K + start), K, 1
