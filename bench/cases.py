@@ -57,8 +57,36 @@ def kernel(axes: str, shapes: list[Shape]) -> Callable[[Callable[..., Case]], Ca
     return enter
 
 
+def _empty(*shape: int) -> np.ndarray:
+    """Starts on a cache line, as the arrays of a training step do."""
+    size = math.prod(shape)
+    whole = np.empty(size + 16, np.float32)
+    start = -whole.ctypes.data % 64 // 4
+    return whole[start : start + size].reshape(shape)
+
+
 def _normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(math.prod(shape)).standard_normal(shape, dtype=np.float32)
+    random = np.random.default_rng(math.prod(shape))
+    return random.standard_normal(shape, dtype=np.float32, out=_empty(*shape))
+
+
+def _shifted(*shape: int) -> np.ndarray:
+    """Normal around 1, so that what is summed up does not cancel."""
+    numbers = _normal(*shape)
+    numbers += 1
+    return numbers
+
+
+def _copy(x: np.ndarray) -> np.ndarray:
+    copy = _empty(*x.shape)
+    copy[...] = x
+    return copy
+
+
+def _zeros(*shape: int) -> np.ndarray:
+    zeros = _empty(*shape)
+    zeros[...] = 0
+    return zeros
 
 
 def _tensors(*arrays: np.ndarray) -> list:
@@ -94,7 +122,7 @@ def _case(
         plain(*results, *(_widen(x) for x in inputs))
         return results
 
-    others = [start.copy() for start in outputs_start]
+    others = [_copy(start) for start in outputs_start]
     return Case(
         ours=Contestant(lambda: fast(*outputs, *inputs)),
         numpy=Contestant(numpy or (lambda: plain(*others, *inputs))),
@@ -127,11 +155,11 @@ _FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8
 
 
 def _product(name: str, M: int, K: int, N: int, a: np.ndarray, b: np.ndarray) -> Case:
-    out = np.empty((M, N), np.float32)
-    at, bt, ct = _tensors(a, b, np.empty_like(out))
+    out = _empty(M, N)
+    at, bt, ct = _tensors(a, b, _empty(*out.shape))
     left = a.T if name == "matmul_transpose_a" else a
     right = b.T if name == "matmul_transpose_b" else b
-    theirs = np.empty_like(out)
+    theirs = _empty(*out.shape)
 
     def run_torch() -> None:
         x = at.T if name == "matmul_transpose_a" else at
@@ -172,7 +200,7 @@ def matmul_transpose_b(M: int, K: int, N: int) -> Case:
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])
 def matmul_gelu(M: int, K: int, N: int) -> Case:
     a, b, bias = _normal(M, K), _normal(K, N), _normal(N)
-    before, out = np.empty((M, N), np.float32), np.empty((M, N), np.float32)
+    before, out = _empty(M, N), _empty(M, N)
     at, bt, biast = _tensors(a, b, bias)
     return _case(
         "matmul_gelu",
@@ -192,7 +220,7 @@ _HEADS = [(12, 4, 64, 32), (16, 4, 128, 32), (16, 4, 512, 32), (4, 6, 1024, 64),
 @kernel("B H T D", _HEADS)
 def attention(B: int, H: int, T: int, D: int) -> Case:
     qkv = _normal(B * T, 3 * H * D)
-    out, logsumexp = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
+    out, logsumexp = _empty(B * T, H * D), _empty(B, H, T)
     q, k, v = _torch_heads(qkv, B, H, T)
     return _case(
         "attention",
@@ -209,9 +237,9 @@ def attention(B: int, H: int, T: int, D: int) -> Case:
 @kernel("B H T D", _HEADS)
 def attention_backward(B: int, H: int, T: int, D: int) -> Case:
     """Forward and backward: that is what PyTorch can be asked for."""
-    qkv, dout = _normal(B * T, 3 * H * D), _normal(B * T, H * D) + 1
-    out, logsumexp = np.empty((B * T, H * D), np.float32), np.empty((B, H, T), np.float32)
-    dqkv = np.empty_like(qkv)
+    qkv, dout = _normal(B * T, 3 * H * D), _shifted(B * T, H * D)
+    out, logsumexp = _empty(B * T, H * D), _empty(B, H, T)
+    dqkv = _empty(*qkv.shape)
 
     def forward_and_backward(kernels: object, dqkv: np.ndarray, *arrays: np.ndarray) -> None:
         out, logsumexp, qkv, dout = arrays
@@ -232,7 +260,7 @@ def attention_backward(B: int, H: int, T: int, D: int) -> Case:
             x.requires_grad_()
         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d)
 
-    others = [np.empty_like(x) for x in (dqkv, out, logsumexp)]
+    others = [_empty(*x.shape) for x in (dqkv, out, logsumexp)]
     return Case(
         Contestant(lambda: forward_and_backward(compiled, dqkv, out, logsumexp, qkv, dout)),
         Contestant(lambda: forward_and_backward(reference, *others, qkv, dout)),
@@ -261,8 +289,8 @@ _WIDE = [(768, 512), (8192, 512), (2048, 1536), (65536, 512)]
 
 @kernel("R C", _ROWS)
 def layernorm(R: int, C: int) -> Case:
-    x, weight, bias = _normal(R, C), _normal(C), _normal(C) + 1
-    out, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
+    x, weight, bias = _normal(R, C), _normal(C), _shifted(C)
+    out, mean, rstd = _empty(*x.shape), _empty(R), _empty(R)
     xt, wt, bt = _tensors(x, weight, bias)
     return _case(
         "layernorm",
@@ -275,10 +303,10 @@ def layernorm(R: int, C: int) -> Case:
 
 @kernel("R C", _ROWS)
 def layernorm_backward(R: int, C: int) -> Case:
-    x, dy, weight = _normal(R, C), _normal(R, C) + 1, _normal(C)
-    mean, rstd = np.empty(R, np.float32), np.empty(R, np.float32)
-    compiled.layernorm(np.empty_like(x), mean, rstd, x, weight)
-    dx, dweight, dbias = np.empty_like(x), np.zeros(C, np.float32), np.zeros(C, np.float32)
+    x, dy, weight = _normal(R, C), _shifted(R, C), _normal(C)
+    mean, rstd = _empty(R), _empty(R)
+    compiled.layernorm(_empty(*x.shape), mean, rstd, x, weight)
+    dx, dweight, dbias = _empty(*x.shape), _zeros(C), _zeros(C)
     tensors = _tensors(dy, x, weight, mean[:, None], rstd[:, None])
     dyt, xt, wt, meant, rstdt = tensors
     backward = torch and torch.ops.aten.native_layer_norm_backward
@@ -293,7 +321,7 @@ def layernorm_backward(R: int, C: int) -> Case:
 
 @kernel("R C", _WIDE)
 def gelu_backward(R: int, C: int) -> Case:
-    x, dy, dx = _normal(R, C), _normal(R, C) + 1, np.empty((R, C), np.float32)
+    x, dy, dx = _normal(R, C), _shifted(R, C), _empty(R, C)
     dyt, xt = _tensors(dy, x)
     backward = torch and torch.ops.aten.gelu_backward
     return _case(
@@ -307,11 +335,12 @@ def gelu_backward(R: int, C: int) -> Case:
 
 @kernel("R V", [(768, 65), (8192, 65), (1024, 4096), (8192, 4096)])
 def cross_entropy(R: int, V: int) -> Case:
-    start = 3 * _normal(R, V)
-    logits, losses = start.copy(), np.empty(R, np.float32)
+    start = _shifted(R, V)
+    start *= 3
+    logits, losses = _copy(start), _empty(R)
     targets = np.random.default_rng(0).integers(0, V, R).astype(np.int32)
     case = _case("cross_entropy", [losses, logits], [targets, 1 / R], 2 * logits.nbytes)
-    ours, theirs = case.ours, np.empty_like(start)
+    ours, theirs = case.ours, _empty(R, V)
     case.ours = Contestant(ours.run, lambda: np.copyto(logits, start))
     case.numpy = Contestant(
         lambda: reference.cross_entropy(np.empty_like(losses), theirs, targets, 1 / R),
@@ -333,7 +362,7 @@ def cross_entropy(R: int, V: int) -> Case:
 @kernel("B T C", [(12, 64, 128), (16, 512, 128), (8, 256, 384), (512, 512, 128)])
 def embedding(B: int, T: int, C: int) -> Case:
     token, position, ids, _ = _embedded(B, T, C)
-    out = np.empty((B * T, C), np.float32)
+    out = _empty(B * T, C)
     tt, pt, it = _tensors(token, position, ids)
     steps = torch and torch.arange(T)
     look_up = torch and torch.nn.functional.embedding
@@ -349,7 +378,7 @@ def embedding(B: int, T: int, C: int) -> Case:
 @kernel("B T C", [(12, 64, 128), (16, 512, 128), (8, 256, 384), (512, 512, 128)])
 def embedding_backward(B: int, T: int, C: int) -> Case:
     token, position, ids, dout = _embedded(B, T, C)
-    dtoken, dposition = np.zeros_like(token), np.zeros_like(position)
+    dtoken, dposition = _zeros(*token.shape), _zeros(*position.shape)
     dt, it = _tensors(dout.reshape(B, T, C), ids)
     backward = torch and torch.ops.aten.embedding_dense_backward
     return _case(
@@ -368,7 +397,7 @@ def _embedded(B: int, T: int, C: int) -> tuple[np.ndarray, ...]:
 
 @kernel("R C", _ROWS)
 def dropout(R: int, C: int) -> Case:
-    x, plus, out = _normal(R, C), _normal(R, C) + 1, np.empty((R, C), np.float32)
+    x, plus, out = _normal(R, C), _shifted(R, C), _empty(R, C)
     xt, pt = _tensors(x, plus)
     return _case(
         "dropout",
@@ -381,7 +410,7 @@ def dropout(R: int, C: int) -> Case:
 
 @kernel("R C", _WIDE)
 def column_sum(R: int, C: int) -> Case:
-    x, out = _normal(R, C), np.zeros(C, np.float32)
+    x, out = _normal(R, C), _zeros(C)
     xt, ot = _tensors(x, out.copy())
     case = _case("column_sum", [out], [x], x.nbytes, torch=_torch(lambda: ot.add_(xt.sum(0))))
     return case
@@ -410,10 +439,10 @@ def sum_of_squares(n: int) -> Case:
 
 @kernel("n", _PARAMETERS)
 def adamw(n: int) -> Case:
-    p, g, m, v = _normal(n), _normal(n) + 1, _normal(n), np.abs(_normal(n))
+    p, g, m, v = _normal(n), _shifted(n), _normal(n), np.abs(_normal(n), out=_empty(n))
     decayed = n * 9 // 10
     coefficients = reference.AdamWCoefficients(1e-3, 0.9, 0.99, 1e-8, 0.1, 1.0, 1.0, 0.5)
-    gradient = g.copy()
+    gradient = _copy(g)
     case = _case("adamw", [p, g, m, v], [decayed, coefficients], 2 * _bytes(p, g, m, v))
     case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))
     if torch:

@@ -39,35 +39,61 @@ def _cross_entropy(losses, logits, targets, scale):
 
 @jit
 def _cross_entropy_rows(losses, logits, targets, scale, first):
-    R, V = logits.shape
-    tail = V % LANES
-    whole = V - tail
-    for r in range(first, min(R, first + CHUNK)):
-        row = r * V
-        target_logit = logits[r, targets[r]]
-        top = broadcast(target_logit)
-        for v in range(0, whole, LANES):
-            top = maximum(load(logits, row + v), top)
-        if tail:
-            top = maximum(first_or(load_first(logits, row + whole, tail), tail, top), top)
-        m = lane_maximum(top)
-
-        total = broadcast(np.float32(0))
-        for v in range(0, whole, LANES):
-            e = exp(load(logits, row + v) - m)
-            total = total + e
-            store(logits, row + v, e)
-        if tail:
-            e = keep_first(exp(load_first(logits, row + whole, tail) - m), tail)
-            total = total + e
-            store_first(logits, row + whole, e, tail)
-        s = lane_sum(total)
-        losses[r] = np.log(s) + (m - target_logit)
-
-        # backward: d loss / d logit = softmax - onehot
+    """One chunk. A row's maximum, sum and gradient wait for each other: those of three rows in
+    succession are taken side by side."""
+    last = min(logits.shape[0], first + CHUNK)
+    m, s = np.float32(0), np.float32(1)
+    for r in range(first, last + 2):
         inverse = scale / s
-        for v in range(0, whole, LANES):
-            store(logits, row + v, load(logits, row + v) * inverse)
-        if tail:
-            store_first(logits, row + whole, load_first(logits, row + whole, tail) * inverse, tail)
-        logits[r, targets[r]] -= scale
+        if first < r <= last:
+            target_logit = logits[r - 1, targets[r - 1]]
+            s = _exponentials(logits, r - 1, m)
+            losses[r - 1] = np.log(s) + (m - target_logit)
+        if r < last:
+            m = _row_maximum(logits, r, targets[r])
+        if r >= first + 2:
+            # backward: d loss / d logit = softmax - onehot
+            _scale_row(logits, r - 2, inverse)
+            logits[r - 2, targets[r - 2]] -= scale
+
+
+@jit
+def _row_maximum(logits, r, target):
+    V = logits.shape[1]
+    row, tail = r * V, V % LANES
+    whole = V - tail
+    top = broadcast(logits[r, target])
+    for v in range(0, whole, LANES):
+        top = maximum(load(logits, row + v), top)
+    if tail:
+        top = maximum(first_or(load_first(logits, row + whole, tail), tail, top), top)
+    return lane_maximum(top)
+
+
+@jit
+def _exponentials(logits, r, m):
+    """Row r -> exp(row - m), in place; returns their sum."""
+    V = logits.shape[1]
+    row, tail = r * V, V % LANES
+    whole = V - tail
+    total = broadcast(np.float32(0))
+    for v in range(0, whole, LANES):
+        e = exp(load(logits, row + v) - m)
+        total = total + e
+        store(logits, row + v, e)
+    if tail:
+        e = keep_first(exp(load_first(logits, row + whole, tail) - m), tail)
+        total = total + e
+        store_first(logits, row + whole, e, tail)
+    return lane_sum(total)
+
+
+@jit
+def _scale_row(logits, r, factor):
+    V = logits.shape[1]
+    row, tail = r * V, V % LANES
+    whole = V - tail
+    for v in range(0, whole, LANES):
+        store(logits, row + v, load(logits, row + v) * factor)
+    if tail:
+        store_first(logits, row + whole, load_first(logits, row + whole, tail) * factor, tail)

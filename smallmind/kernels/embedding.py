@@ -28,8 +28,12 @@ def _embedding_rows(out, token_weight, position_weight, ids, start, first):
     R, C = out.shape
     T = ids.shape[1]
     tail = C % LANES
+    b, t = first // T, first % T
     for r in range(first, min(R, first + CHUNK)):
-        token, position = ids[r // T, r % T] * C, (start + r % T) * C
+        token, position = np.int64(ids[b, t]) * C, (start + t) * C
+        t += 1
+        if t == T:
+            b, t = b + 1, 0
         for c in range(0, C - tail, LANES):
             total = load(token_weight, token + c) + load(position_weight, position + c)
             store(out, r * C + c, total)
@@ -61,7 +65,7 @@ def _embedding_backward_channels(dtoken_weight, dposition_weight, dout, ids, c):
     count = min(LANES, C - c)
     for b in range(B):
         for t in range(T):
-            token, position = ids[b, t] * C + c, t * C + c
+            token, position = np.int64(ids[b, t]) * C + c, t * C + c
             if count == LANES:
                 d = load(dout, (b * T + t) * C + c)
                 store(dtoken_weight, token, load(dtoken_weight, token) + d)

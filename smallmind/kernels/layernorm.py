@@ -18,6 +18,7 @@ from smallmind.kernels.simd import (
 )
 
 EPSILON = np.float32(1e-5)
+BLOCK = 2048  # elements of a matrix that are worked on while they are in the first-level cache
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
 
@@ -39,39 +40,48 @@ def _layernorm(out, mean, rstd, x, weight, bias):
 
 @jit
 def _layernorm_rows(out, mean, rstd, x, weight, bias, first):
+    """One chunk, block after block of rows that stay in the first-level cache.
+
+    Three passes over a block instead of over a row: the sums of a row are a chain of additions, and
+    the chains of different rows run side by side.
+    """
     R, C = x.shape
     tail = C % LANES
     whole = C - tail
-    for r in range(first, min(R, first + CHUNK)):
-        row = r * C
-        total = broadcast(np.float32(0))
-        for c in range(0, whole, LANES):
-            total = total + load(x, row + c)
-        if tail:
-            total = total + load_first(x, row + whole, tail)
-        m = lane_sum(total) / np.float32(C)
-
-        squares = broadcast(np.float32(0))
-        for c in range(0, whole, LANES):
-            d = load(x, row + c) - m
-            squares = fma(d, d, squares)
-        if tail:
-            d = keep_first(load_first(x, row + whole, tail) - m, tail)
-            squares = fma(d, d, squares)
-        s = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(C) + EPSILON)
-
-        for c in range(0, whole, LANES):
-            y = (load(x, row + c) - m) * s * load(weight, c)
-            if bias.size > 0:
-                y = y + load(bias, c)
-            store(out, row + c, y)
-        if tail:
-            y = (load_first(x, row + whole, tail) - m) * s * load_first(weight, whole, tail)
-            if bias.size > 0:
-                y = y + load_first(bias, whole, tail)
-            store_first(out, row + whole, y, tail)
-        mean[r] = m
-        rstd[r] = s
+    end = min(R, first + CHUNK)
+    step = max(1, BLOCK // C)
+    for start in range(first, end, step):
+        stop = min(end, start + step)
+        for r in range(start, stop):
+            row = r * C
+            total = broadcast(np.float32(0))
+            for c in range(0, whole, LANES):
+                total = total + load(x, row + c)
+            if tail:
+                total = total + load_first(x, row + whole, tail)
+            mean[r] = lane_sum(total) / np.float32(C)
+        for r in range(start, stop):
+            row, m = r * C, mean[r]
+            squares = broadcast(np.float32(0))
+            for c in range(0, whole, LANES):
+                d = load(x, row + c) - m
+                squares = fma(d, d, squares)
+            if tail:
+                d = keep_first(load_first(x, row + whole, tail) - m, tail)
+                squares = fma(d, d, squares)
+            rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(C) + EPSILON)
+        for r in range(start, stop):
+            row, m, s = r * C, mean[r], rstd[r]
+            for c in range(0, whole, LANES):
+                y = (load(x, row + c) - m) * s * load(weight, c)
+                if bias.size > 0:
+                    y = y + load(bias, c)
+                store(out, row + c, y)
+            if tail:
+                y = (load_first(x, row + whole, tail) - m) * s * load_first(weight, whole, tail)
+                if bias.size > 0:
+                    y = y + load_first(bias, whole, tail)
+                store_first(out, row + whole, y, tail)
 
 
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None):
@@ -80,9 +90,13 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
     Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
     """
     R, C = x.shape
-    partial = np.empty(((R + CHUNK - 1) // CHUNK, 2 * C), np.float32)
+    chunks = (R + CHUNK - 1) // CHUNK
+    partial, means = (
+        np.empty((chunks, 2 * C), np.float32),
+        np.empty((chunks, 2 * CHUNK), np.float32),
+    )
     _layernorm_backward(
-        dx, partial, dy, x, mean, rstd, weight, _NO_MATRIX if plus is None else plus
+        dx, partial, means, dy, x, mean, rstd, weight, _NO_MATRIX if plus is None else plus
     )
     add_column_sums(dweight, partial, 0)
     if dbias is not None:
@@ -90,14 +104,16 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
 
 
 @parallel_jit
-def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, plus):
+def _layernorm_backward(dx, partial, means, dy, x, mean, rstd, weight, plus):
     R = x.shape[0]
     for chunk in prange((R + CHUNK - 1) // CHUNK):
-        _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, np.int64(chunk))
+        _layernorm_backward_rows(
+            dx, partial, means[chunk], dy, x, mean, rstd, weight, plus, np.int64(chunk)
+        )
 
 
 @jit
-def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk):
+def _layernorm_backward_rows(dx, partial, means, dy, x, mean, rstd, weight, plus, chunk):
     # forward: xhat = (x - mean) rstd, y = xhat weight + bias
     # backward, with dxhat = dy weight and means over a row:
     #   dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat xhat))
@@ -106,36 +122,51 @@ def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk
     whole = C - tail
     dweight = chunk * 2 * C
     dbias = dweight + C
+    end = min(R, chunk * CHUNK + CHUNK)
+    step = max(1, BLOCK // C)
     partial[chunk, :] = np.float32(0)
-    for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
+    for start in range(chunk * CHUNK, end, step):
+        stop = min(end, start + step)
+        _row_means(means, dy, x, mean, rstd, weight, start, stop)
+        for r in range(start, stop):
+            row, m, s = r * C, mean[r], rstd[r]
+            a, b = means[2 * (r - start)], means[2 * (r - start) + 1]
+            for c in range(0, whole, LANES):
+                g, xhat = load(dy, row + c), (load(x, row + c) - m) * s
+                store(partial, dweight + c, fma(g, xhat, load(partial, dweight + c)))
+                store(partial, dbias + c, load(partial, dbias + c) + g)
+                d = (g * load(weight, c) - a - xhat * b) * s
+                if plus.size > 0:
+                    d = d + load(plus, row + c)
+                store(dx, row + c, d)
+            if tail:
+                c = whole
+                g, xhat = load_first(dy, row + c, tail), (load_first(x, row + c, tail) - m) * s
+                sums = fma(g, xhat, load_first(partial, dweight + c, tail))
+                store_first(partial, dweight + c, sums, tail)
+                store_first(partial, dbias + c, load_first(partial, dbias + c, tail) + g, tail)
+                d = (g * load_first(weight, c, tail) - a - xhat * b) * s
+                if plus.size > 0:
+                    d = d + load_first(plus, row + c, tail)
+                store_first(dx, row + c, d, tail)
+
+
+@jit
+def _row_means(means, dy, x, mean, rstd, weight, start, stop):
+    """means[2 i], means[2 i + 1] = mean(dxhat), mean(dxhat xhat) of row start + i."""
+    C = x.shape[1]
+    tail = C % LANES
+    whole = C - tail
+    for r in range(start, stop):
         row, m, s = r * C, mean[r], rstd[r]
         plain, weighted = broadcast(np.float32(0)), broadcast(np.float32(0))
         for c in range(0, whole, LANES):
-            g, xhat = load(dy, row + c), (load(x, row + c) - m) * s
-            dxhat = g * load(weight, c)
-            plain, weighted = plain + dxhat, fma(dxhat, xhat, weighted)
-            store(partial, dweight + c, fma(g, xhat, load(partial, dweight + c)))
-            store(partial, dbias + c, load(partial, dbias + c) + g)
+            dxhat = load(dy, row + c) * load(weight, c)
+            plain, weighted = plain + dxhat, fma(dxhat, (load(x, row + c) - m) * s, weighted)
         if tail:
-            c = whole
-            g, xhat = load_first(dy, row + c, tail), (load_first(x, row + c, tail) - m) * s
-            dxhat = g * load_first(weight, c, tail)
+            dxhat = load_first(dy, row + whole, tail) * load_first(weight, whole, tail)
+            xhat = (load_first(x, row + whole, tail) - m) * s
             plain, weighted = plain + dxhat, fma(dxhat, xhat, weighted)
-            sums = fma(g, xhat, load_first(partial, dweight + c, tail))
-            store_first(partial, dweight + c, sums, tail)
-            store_first(partial, dbias + c, load_first(partial, dbias + c, tail) + g, tail)
-        a = broadcast(lane_sum(plain) / np.float32(C))
-        b = broadcast(lane_sum(weighted) / np.float32(C))
-        for c in range(0, whole, LANES):
-            xhat = (load(x, row + c) - m) * s
-            d = (load(dy, row + c) * load(weight, c) - a - xhat * b) * s
-            if plus.size > 0:
-                d = d + load(plus, row + c)
-            store(dx, row + c, d)
-        if tail:
-            c = whole
-            xhat = (load_first(x, row + c, tail) - m) * s
-            d = (load_first(dy, row + c, tail) * load_first(weight, c, tail) - a - xhat * b) * s
-            if plus.size > 0:
-                d = d + load_first(plus, row + c, tail)
-            store_first(dx, row + c, d, tail)
+        i = 2 * (r - start)
+        means[i] = lane_sum(plain) / np.float32(C)
+        means[i + 1] = lane_sum(weighted) / np.float32(C)

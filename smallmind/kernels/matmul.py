@@ -1,10 +1,10 @@
 """Matrix products in three variants, one micro-kernel: a b, a^T b and a b^T.
 
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). What differs between
-the variants is only how memory is walked: a is read in place, by rows or by columns, and a panel of
-b, DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the columns
-of a, a strip of it is copied as well, into rows that do not collide in the cache. A panel and a
-strip are scratch of bounded size, so no transposed copy of a matrix ever exists.
+the variants is only how memory is walked: a is read in place, by rows or by columns, and a panel
+of b, DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the
+columns of a, a strip of it is copied as well, into rows that do not collide in the cache. A panel
+and a strip are scratch of bounded size, so no transposed copy of a matrix ever exists.
 """
 
 import threading

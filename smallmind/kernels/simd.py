@@ -179,17 +179,13 @@ def square_root(typingctx, a):
 
 
 @intrinsic
-def power_of_two(typingctx, n):
-    """2**n for integral lanes from -126 to 127, by writing the exponent's bits."""
+def scale_by_power(typingctx, a, n):
+    """a * 2**n for integral lanes of n from -160 to 160, rounded once; NaN where either is NaN."""
 
     def codegen(context, builder, sig, args):
-        # Adding 1.5 * 2**23 leaves the integer in the low bits: no conversion that is undefined
-        # for NaN.
-        shifted = builder.fadd(args[0], HOST.constant(12582912.0))
-        bits = builder.add(builder.bitcast(shifted, HOST.integers), HOST.integer(127))
-        return builder.bitcast(builder.shl(bits, HOST.integer(23)), HOST.vector)
+        return HOST.scale_by_power(builder, *args)
 
-    return vector(vector), codegen
+    return vector(vector, vector), codegen
 
 
 @intrinsic
@@ -359,6 +355,4 @@ def exp(x):
     p = fma(p, r, broadcast(np.float32(1.6666665459e-1)))
     p = fma(p, r, broadcast(np.float32(5.0000001201e-1)))
     p = fma(p * r, r, r) + np.float32(1.0)
-    # In two factors, since 2**128 and 2**-150 are no float32 though their product with p may be.
-    half = nearest(n * np.float32(0.5))
-    return p * power_of_two(half) * power_of_two(n - half)
+    return scale_by_power(p, n)

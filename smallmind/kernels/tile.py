@@ -30,11 +30,8 @@ def tile_function(module, isa, rows, vectors, packs=False):
     name = f"smallmind_tile_{rows}x{vectors}" + "_packs" * packs
     if name in module.globals:
         return module.globals[name]
-    kind = ir.FunctionType(
-        ir.VoidType(),
-        [_POINTER, I64, I64, _POINTER, I64, _POINTER, I64, I64, I64]
-        + [_POINTER, I64, _POINTER, _POINTER],
-    )
+    to_c = [_POINTER, I64, I64, _POINTER, I64, _POINTER, I64, I64, I64]
+    kind = ir.FunctionType(ir.VoidType(), [*to_c, _POINTER, I64, _POINTER, _POINTER])
     function = ir.Function(module, kind, name)
     function.linkage = "internal"
     function.attributes.add("noinline")

@@ -53,6 +53,34 @@ class VectorIR:
             return builder.fadd(builder.fmul(a, b), c)
         return self.call(builder, f"llvm.fma.v{self.lanes}f32", self.vector, a, b, c)
 
+    def scale_by_power(self, builder, a, n):
+        """a * 2**n for integral lanes of n from -160 to 160."""
+        if self.lanes == 16:
+            unmasked, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
+            name = "llvm.x86.avx512.mask.scalef.ps.512"
+            return self.call(
+                builder, name, self.vector, a, n, self.constant(0.0), unmasked, current_rounding
+            )
+        # In two factors, since 2**128 and 2**-150 are no float32 though their product with a may
+        # be. The second is exact unless the result is denormal.
+        half = self.call(
+            builder,
+            f"llvm.nearbyint.v{self.lanes}f32",
+            self.vector,
+            builder.fmul(n, self.constant(0.5)),
+        )
+        rest = builder.fsub(n, half)
+        first = builder.fmul(a, self._power_of_two(builder, half))
+        return builder.fmul(first, self._power_of_two(builder, rest))
+
+    def _power_of_two(self, builder, n):
+        """2**n for integral lanes from -126 to 127, by writing the exponent's bits."""
+        # Adding 1.5 * 2**23 leaves the integer in the low bits: no conversion that is undefined
+        # for NaN.
+        shifted = builder.fadd(n, self.constant(12582912.0))
+        bits = builder.add(builder.bitcast(shifted, self.integers), self.integer(127))
+        return builder.bitcast(builder.shl(bits, self.integer(23)), self.vector)
+
     def first_lanes(self, builder, count):
         """count (i64) -> mask of the lanes below it."""
         lane = ir.Constant(self.integers, list(range(self.lanes)))

@@ -53,7 +53,7 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(packa
     # gelu.py calls exp of simd.py: Numba by itself would not see this edit.
     source = package / "smallmind" / "kernels" / "simd.py"
     text = source.read_text(encoding="utf-8")
-    edited = text.replace("p * power_of_two(half)", "p * np.float32(2) * power_of_two(half)")
+    edited = text.replace("return scale_by_power(p, n)", "return scale_by_power(p + p, n)")
     assert edited != text
     source.write_text(edited, encoding="utf-8")
     changed, compiled, _ = run_kernel(package, **cache)
