@@ -3,11 +3,13 @@
 Kernels are decorated with `jit`, `parallel_jit` or `native` from here, never with Numba's own.
 """
 
+import functools
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +106,22 @@ def _forgiving(dispatcher: Any) -> Any:
 
 # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
 jit = _cached(njit(error_model="numpy", cache=True))
-parallel_jit = _cached(njit(error_model="numpy", cache=True, parallel=True))
+_compile_parallel = _cached(njit(error_model="numpy", cache=True, parallel=True))
+# One Python thread at a time: two would share the same cores, and on Numba's own threading layer
+# the second ends the process.
+_entrance = threading.Lock()
+
+
+def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: compiles a function whose prange loops run on all threads."""
+    compiled = _compile_parallel(function)
+
+    @functools.wraps(function)
+    def enter(*arguments: Any) -> Any:
+        with _entrance:
+            return compiled(*arguments)
+
+    return enter
 
 
 def native(signature: Any) -> Callable[[Callable[..., Any]], Any]:

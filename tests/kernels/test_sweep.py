@@ -1,0 +1,83 @@
+"""Every size from 1 to 130, between guard values: the tails of every kernel."""
+
+import numpy as np
+import pytest
+
+from smallmind.kernels import reference
+from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
+
+SIZES = range(1, 131)
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(5)
+
+
+def swept(**others):
+    """Shapes in which one dimension after another takes every size, the others as given."""
+    for name in others:
+        for size in SIZES:
+            yield tuple((others | {name: size}).values())
+
+
+@pytest.mark.parametrize("others", [(7, 33, 65), (13, 17, 3)], ids=str)
+def test_products(random, others):
+    for M, K, N in swept(**dict(zip("MKN", others, strict=True))):
+        a, b, plus = normal(random, M, K), normal(random, K, N), normal(random, M, N)
+        a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+        pairs = run_both("matmul", [(M, N)], a, b, normal(random, N), plus)
+        pairs += run_both("matmul_gelu", [(M, N), (M, N)], a, b)
+        pairs += run_both("matmul_transpose_a", [(M, N)], a_t, b, plus)
+        pairs += run_both("matmul_transpose_b", [(M, N)], a, b_t)
+        assert_close(pairs, 5e-6, least_scale=np.sqrt(K))
+
+
+def test_kernels_of_rows_and_channels(random):
+    for R, C in swept(R=5, C=37):
+        x, dy, plus, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
+        pairs = run_both("layernorm", [(R, C), (R,), (R,)], x, weight, weight)
+        # Where a row has few channels rstd is large, and so is what it makes of rounding.
+        mean, rstd = pairs[1][1].astype(np.float32), pairs[2][1].astype(np.float32)
+        assert_close(pairs, 1e-5 * max(1, rstd.max()))
+        sums = [normal(random, C), normal(random, C)]
+        pairs = run_both("layernorm_backward", [(R, C), *sums], dy, x, mean, rstd, weight, plus)
+        assert_close(pairs, 1e-5 * max(1, rstd.max()))
+        pairs = run_both("gelu_backward", [(R, C)], dy, x)
+        pairs += run_both("dropout", [(R, C)], x, KEY, 0.3, plus)
+        pairs += run_both("column_sum", [weight], x)
+        targets = random.integers(0, C, R).astype(np.int32)
+        pairs += run_both("cross_entropy", [(R,), x.copy()], targets, 1 / R)
+        assert_close(pairs, 5e-6)
+
+
+def test_embedding(random):
+    for B, T, C in swept(B=3, T=5, C=37):
+        ids = random.integers(0, 7, (B, T)).astype(np.int32)
+        token, position, dout = normal(random, 7, C), normal(random, T, C), normal(random, B * T, C)
+        pairs = run_both("embedding", [(B * T, C)], token, position, ids)
+        pairs += run_both("embedding_backward", [token, position], dout, ids)
+        assert_close(pairs, 5e-6)
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.2])
+def test_attention(random, probability):
+    for B, H, T, D in swept(B=1, H=1, T=23, D=13):
+        R, C = B * T, H * D
+        if R * C > 23 * 130:
+            continue
+        qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
+        pairs = run_both("attention", [(R, C), (B, H, T)], qkv, KEY, probability)
+        assert_close(pairs, 5e-6)
+        out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
+        pairs = run_both(
+            "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
+        )
+        assert_close(pairs, 1e-5)
+
+
+def test_vectors(random):
+    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    for n in SIZES:
+        p, g, m, v = normal(random, n), normal(random, n), normal(random, n), random.random(n, "f")
+        assert_close(run_both("adamw", [p, g, m, v], n // 2, coefficients))

@@ -1,0 +1,124 @@
+"""The same bits on any number of threads, on either threading layer, from any Python thread."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Prints the number of threads, and a digest for each kernel, with the same inputs.
+DIGESTS = """
+import hashlib, sys
+import numpy as np
+from smallmind.kernels import compilation, compiled, reference
+from smallmind.kernels.compiled import *
+
+KEY = (0xABCD1234 << 32) + 0x9876FEDC
+random = np.random.default_rng(3)
+
+
+def normal(*shape):
+    return random.standard_normal(shape, dtype=np.float32)
+
+
+def empty(*shape):
+    return np.full(shape, np.nan, np.float32)
+
+
+R, C, V, B, H, T = 321, 72, 65, 3, 4, 107
+x, w, dy, y = normal(R, C), normal(C, 2 * C), normal(R, 2 * C), normal(R, C)
+long_x, long_dy = normal(1100, 40), normal(1100, 200)
+one, wide = normal(1, 600), normal(600, 500)
+gain, bias = normal(C), normal(2 * C)
+query, tables = normal(1, 500), [normal(V, C), normal(T, C)]
+qkv, dout = normal(B * T, 3 * C), normal(B * T, C)
+ids = random.integers(0, V, (B, T)).astype(np.int32)
+p, g, m, v = normal(40000), normal(40000), normal(40000), np.abs(normal(40000))
+coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+
+
+for count in map(int, sys.argv[1].split(",")):
+    compilation.set_threads(count)
+    shown = []
+
+    def digest(name, outputs, *inputs):
+        result = getattr(compiled, name)(*outputs, *inputs)
+        data = repr(result).encode() + b"".join(output.tobytes() for output in outputs)
+        shown.append(f"{name}={hashlib.sha256(data).hexdigest()[:16]}")
+        return outputs
+
+    digest("matmul", [empty(R, 2 * C)], x, w, bias, dy)
+    digest("matmul", [empty(1, 500)], one, wide)
+    digest("matmul_gelu", [empty(R, 2 * C), empty(R, 2 * C)], x, w, bias)
+    digest("matmul_transpose_a", [empty(C, 2 * C)], x, dy)
+    digest("matmul_transpose_a", [empty(40, 200)], long_x, long_dy)
+    digest("matmul_transpose_b", [empty(R, C)], dy, w)
+    digest("matmul_transpose_b", [empty(1, 600)], query, wide)
+    heads, sums = digest("attention", [empty(B * T, C), empty(B, H, T)], qkv, KEY, 0.2)
+    digest("attention_backward", [empty(B * T, 3 * C)], dout, heads, sums, qkv, KEY, 0.2)
+    _, mean, rstd = digest("layernorm", [empty(R, C), empty(R), empty(R)], x, gain)
+    digest("layernorm_backward", [empty(R, C), gain.copy(), gain.copy()], y, x, mean, rstd, gain)
+    digest("gelu_backward", [empty(R, C)], y, x)
+    digest("cross_entropy", [empty(R), x.copy()], ids.reshape(-1), 1 / R)
+    digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
+    digest("embedding", [empty(R, C)], *tables, ids)
+    digest("embedding_backward", [table.copy() for table in tables], x, ids)
+    digest("column_sum", [bias.copy()], dy)
+    digest("sum_of_squares", [], p)
+    digest("adamw", [a.copy() for a in (p, g, m, v)], 30000, coefficients)
+    print(count, *shown)
+"""
+
+# Several Python threads in kernels at once.
+CROWD = """
+import threading
+import numpy as np
+from smallmind.kernels.compiled import matmul
+
+a, b = np.ones((300, 200), np.float32), np.ones((200, 300), np.float32)
+errors = []
+
+
+def work():
+    out = np.empty((300, 300), np.float32)
+    for _ in range(50):
+        matmul(out, a, b)
+        if (out != 200).any():
+            errors.append("wrong")
+
+
+crowd = [threading.Thread(target=work) for _ in range(4)]
+for thread in crowd:
+    thread.start()
+for thread in crowd:
+    thread.join()
+print("errors", len(errors))
+"""
+
+
+def run(program, *arguments, **environment):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_results_do_not_depend_on_the_number_of_threads(layer):
+    counts = "1,2,3,4,8"
+    output = run(DIGESTS, counts, NUMBA_NUM_THREADS="8", NUMBA_THREADING_LAYER=layer)
+    lines = dict(line.split(" ", 1) for line in output.splitlines())
+    assert list(lines) == counts.split(",")
+    for count in lines:
+        assert lines[count].split() == lines["1"].split(), f"on {count} threads"
+    assert len(lines["1"].split()) >= 19
+
+
+@pytest.mark.parametrize("layer", ["omp", "workqueue"])
+def test_several_python_threads_may_run_kernels_at_once(layer):
+    assert run(CROWD, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="4") == "errors 0\n"
