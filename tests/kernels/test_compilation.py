@@ -87,3 +87,21 @@ def test_a_cache_file_that_is_cut_short_is_compiled_anew(package, suffix, share)
         path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     assert run_kernel(package, **environment)[:2] == (value, True)
     assert run_kernel(package, **environment)[:2] == (value, False)
+
+
+def test_two_first_starts_at_once_both_run(package):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(package),
+        "SMALLMIND_CACHE_DIR": str(package / "cache"),
+    }
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    starts = [
+        subprocess.Popen(command, env=environment, cwd=package, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for start in starts:
+        output, _ = start.communicate(timeout=120)
+        assert start.returncode == 0
+        assert float(output.split()[0]) == pytest.approx(1.0829641)
+    assert run_kernel(package, SMALLMIND_CACHE_DIR=environment["SMALLMIND_CACHE_DIR"])[1] is False

@@ -1,0 +1,120 @@
+"""NaN and infinity reach the output, as they do in plain NumPy, and spread no further."""
+
+import numpy as np
+import pytest
+
+from smallmind.kernels import compiled, reference
+from tests.kernels.test_compiled import KEY, normal
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+VALUES = [np.nan, np.inf, -np.inf]
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(7)
+
+
+def assert_same_kinds(name, shapes, *inputs, added=()):
+    """Both backends have NaN, inf and -inf at the same places of their outputs, and somewhere."""
+    fast = [np.zeros(shape, np.float32) for shape in shapes] + [x.copy() for x in added]
+    slow = [np.zeros(shape, np.float32) for shape in shapes] + [x.copy() for x in added]
+    getattr(compiled, name)(*fast, *inputs)
+    getattr(reference, name)(*slow, *inputs)
+    for actual, expected in zip(fast, slow, strict=True):
+        for kind in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(kind(actual), kind(expected), name)
+    assert not all(np.isfinite(output).all() for output in fast), name
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(("M", "K", "N"), [(1, 40, 37), (3, 40, 37), (70, 65, 130)])
+def test_products(random, M, K, N, value):
+    for operand in range(2):
+        a, b = normal(random, M, K), normal(random, K, N)
+        (a, b)[operand][-1, -1] = value
+        a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+        assert_same_kinds("matmul", [(M, N)], a, b)
+        assert_same_kinds("matmul_gelu", [(M, N), (M, N)], a, b)
+        assert_same_kinds("matmul_transpose_a", [(M, N)], a_t, b)
+        assert_same_kinds("matmul_transpose_b", [(M, N)], a, b_t)
+    for extra in ("bias", "plus"):
+        x = normal(random, *((N,) if extra == "bias" else (M, N)))
+        x[..., -1] = value
+        out = np.zeros((M, N), np.float32)
+        compiled.matmul(out, normal(random, M, K), normal(random, K, N), **{extra: x})
+        assert not np.isfinite(out[..., -1]).any()
+        assert np.isfinite(out[..., :-1]).all()
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("C", [5, 16, 37])
+def test_rows_and_channels(random, C, value):
+    R = 9
+    clean, spoilt, weight = normal(random, R, C), normal(random, R, C), normal(random, C)
+    spoilt[3, -1] = value
+    mean, rstd = np.zeros(R, np.float32), np.ones(R, np.float32)
+    assert_same_kinds("layernorm", [(R, C), (R,), (R,)], spoilt, weight)
+    for dy, x in ((clean, spoilt), (spoilt, clean)):
+        kernel = "layernorm_backward"
+        assert_same_kinds(kernel, [(R, C), (C,), (C,)], dy, x, mean, rstd, weight)
+    for dy, x in ((spoilt, clean), (clean, spoilt)):
+        assert_same_kinds("gelu_backward", [(R, C)], dy, x)
+    assert_same_kinds("column_sum", [(C,)], spoilt)
+    assert_same_kinds("dropout", [(R, C)], spoilt, KEY, 0.3, clean)
+    assert_same_kinds("dropout", [(R, C)], clean, KEY, 0.3, spoilt)
+    targets = np.zeros(R, np.int32)
+    losses, logits = np.zeros(R, np.float32), spoilt.copy()
+    compiled.cross_entropy(losses, logits, targets, 1.0)
+    if value != -np.inf:  # which is a probability of zero
+        assert np.isnan(losses[3])
+        assert np.isnan(logits[3]).any()
+    assert np.isfinite(np.delete(losses, 3)).all()
+    assert np.isfinite(np.delete(logits, 3, axis=0)).all()
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_embedding(random, value):
+    ids = np.array([[1, 2, 1], [0, 2, 3]], np.int32)
+    token, position, dout = normal(random, 4, 21), normal(random, 3, 21), normal(random, 6, 21)
+    token[2, -1], dout[4, 0] = value, value
+    assert_same_kinds("embedding", [(6, 21)], token, position, ids)
+    assert_same_kinds("embedding_backward", [(4, 21), (3, 21)], dout, ids)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("n", [5, 40, 9000])
+def test_vectors(random, n, value):
+    for spoilt in range(2):
+        vectors = [normal(random, n), normal(random, n), np.ones(n, "f"), np.ones(n, "f")]
+        vectors[spoilt][-1] = value
+        coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+        assert_same_kinds("adamw", [], n, coefficients, added=vectors)
+    x = normal(random, n)
+    x[-1] = value
+    assert compiled.sum_of_squares(x) == pytest.approx(float(value) ** 2, nan_ok=True)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+@pytest.mark.parametrize(("T", "D"), [(7, 5), (70, 32)])
+def test_attention_spoils_no_other_head_and_no_other_sequence(random, T, D, part, value):
+    B, H, b, h, t = 2, 2, 1, 0, T // 2
+    C = H * D
+    qkv, dout = normal(random, B * T, 3 * C), normal(random, B * T, C)
+    qkv[:, h * D] = np.abs(qkv[:, h * D])  # so that an infinite key has no score of -inf
+    column = ["query", "key", "value"].index(part) * C + h * D
+    qkv[b * T + t, column] = value
+    out, sums = np.zeros((B * T, C), np.float32), np.zeros((B, H, T), np.float32)
+    compiled.attention(out, sums, qkv)
+    dqkv = np.zeros_like(qkv)
+    compiled.attention_backward(dqkv, dout, out, sums, qkv)
+    heads = out.reshape(B, T, H, D)
+    assert not np.isfinite(heads[b, t, h]).all()
+    if part != "query":
+        assert not np.isfinite(heads[b, t:, h]).all(axis=-1).any()
+    gradients = dqkv.reshape(B, T, 3, H, D)
+    assert not np.isfinite(gradients[b, :, :, h]).all()
+    heads[b, :, h], gradients[b, :, :, h] = 0, 0
+    assert np.isfinite(heads).all()
+    assert np.isfinite(gradients).all()
