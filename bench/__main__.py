@@ -1,10 +1,11 @@
-"""python -m bench COMMAND: kernels, step.
+"""python -m bench COMMAND: kernels, step, start.
 
 What decides which machine code runs is read from the environment by NumPy, Numba and PyTorch as
 they are imported, so the arguments are read first.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -62,7 +63,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for name, default in {**sizes, "vocab_size": 65, "repeat": 100}.items():
         step.add_argument("--" + name.replace("_", "-"), type=_count, default=default)
 
-    for command in (kernels, step):
+    start = commands.add_parser("start", help="compiling kernels, and loading them from the cache")
+    start.add_argument("--rounds", type=_count, default=3, help="later starts")
+
+    for command in (kernels, step, start):
         command.add_argument("--threads", type=_count, help="all cores without")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
@@ -98,12 +102,14 @@ def _import_and_bind(threads: int | None) -> None:
 
 def main() -> None:
     options = parse()
+    if getattr(options, "plot", None) and not importlib.util.find_spec("matplotlib"):
+        sys.exit('--plot needs matplotlib: python -m pip install -e ".[bench]"')
     os.environ.update(ISAS.get(options.isa, {}))
     if options.threads:
         os.environ["NUMBA_NUM_THREADS"] = str(options.threads)
         os.environ["OPENBLAS_NUM_THREADS"] = str(options.threads)
     _import_and_bind(options.threads)
-    from bench import kernels, machine, step
+    from bench import kernels, machine, plot, start, step
 
     if options.command == "kernels":
         unknown = [name for name in options.names if name not in kernels.KERNELS]
@@ -114,13 +120,12 @@ def main() -> None:
             if axes != {len(shape)}:
                 sys.exit("--shapes needs kernels by name, and one size for each of their axes")
     described = machine.describe()
-    results = {"kernels": kernels.run, "step": step.run}[options.command](options, described)
+    commands = {"kernels": kernels.run, "step": step.run, "start": start.run}
+    results = commands[options.command](options, described)
     if options.json:
         record = {"machine": described, "results": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
-        from bench import plot
-
         plot.draw(results, options.plot)
 
 

@@ -7,8 +7,6 @@ import time
 import numpy as np
 
 import smallmind
-from smallmind.kernels import compilation
-from smallmind.kernels.isa import ISA
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
@@ -24,6 +22,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         model.loss_and_gradients(data[:, :-1], data[:, 1:])
         return optimizer.step(max_grad_norm=1.0)
 
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     for _ in range(10):
         one_step()
     seconds = []
@@ -35,8 +34,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     # 6 a parameter and token, and attention's two products over the causal half, three times.
     flops = 6 * model.flat.count * B * T + 6 * options.n_layer * options.n_embd * T * B * T
     print(
-        f"B {B}  T {T}  {options.n_layer} x {options.n_embd}  {options.n_head} heads  "
-        f"{ISA.name}  {compilation.threads()} threads: "
+        f"B {B}  T {T}  {options.n_layer} x {options.n_embd}  {options.n_head} heads: "
         f"median {median * 1e3:.2f} ms  least {min(seconds) * 1e3:.2f} ms  "
         f"{B * T / median:,.0f} tokens/s  {flops / median / 1e9:.0f} GFLOP/s"
     )

@@ -104,9 +104,34 @@ def _forgiving(dispatcher: Any) -> Any:
     return dispatcher
 
 
-# Divisions follow IEEE 754 instead of raising, or each one carries a branch.
-jit = _cached(njit(error_model="numpy", cache=True))
-_compile_parallel = _cached(njit(error_model="numpy", cache=True, parallel=True))
+def _quickly(dispatcher: Any) -> Any:
+    """The dispatcher, compiled at LLVM's first level of optimisation.
+
+    The kernels' vectors are written out: higher levels take a third longer and find nothing more.
+    """
+    compile = dispatcher.compile
+
+    def compile_at_first_level(signature: Any) -> Any:
+        before, numba.config.OPT = numba.config.OPT, type(numba.config.OPT)("1")
+        try:
+            return compile(signature)
+        finally:
+            numba.config.OPT = before
+
+    dispatcher.compile = compile_at_first_level
+    return dispatcher
+
+
+def _compiler(compile: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
+    cached = _cached(compile)
+    return lambda function: _quickly(cached(function))
+
+
+# Divisions follow IEEE 754 instead of raising, or each one carries a branch. What only kernels call
+# needs no way in from Python: without one it compiles in less time.
+called_jit = _cached(njit(error_model="numpy", cache=True))
+jit = _cached(njit(error_model="numpy", cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+_compile_parallel = _compiler(njit(error_model="numpy", cache=True, parallel=True))
 # One Python thread at a time: two would share the same cores, and on Numba's own threading layer
 # the second ends the process.
 _entrance = threading.Lock()

@@ -9,10 +9,11 @@ and a strip are scratch of bounded size, so no transposed copy of a matrix ever 
 
 import threading
 
+import llvmlite.binding as llvm
 import numpy as np
-from numba import prange
+from numba import carray, prange, types
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.compilation import called_jit, jit, native, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.simd import (
     LANES,
@@ -26,7 +27,7 @@ from smallmind.kernels.simd import (
     store_first,
     transpose_tile,
 )
-from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, multiply_panel, null
+from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, is_given, multiply_panel, null
 
 DEPTH = 512  # most of K that is multiplied in one go
 STRIP = TILE_ROWS * 64  # most rows of the result at a time
@@ -40,6 +41,10 @@ ALONE = 128 * 1024  # elements of b up to which one thread is quicker than wakin
 PACK_FROM = 3 * TILE_ROWS  # with fewer rows b is not read often enough to be worth packing
 SCRATCH = DEPTH * PANEL + STRIP_DEPTH * STRIP_ROW
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
+
+_n, _p = types.int64, types.CPointer(types.float32)
+_PART = types.void(_p, _p, _p, _p, _p, _p, _p, _n, _n, _n, _n, _n, _n)
+_call_product_part = types.ExternalFunction("smallmind_product_part", _PART)
 
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
@@ -90,17 +95,37 @@ def _product(out, activated, a, b, bias, plus, variant):
     workers = threads()
     scratch = _scratch(workers)
     if b.size <= ALONE and out.shape[0] * b.size <= 16 * ALONE:
-        _product_part(out, activated, a, b, bias, plus, variant, scratch[0], 0, 1)
+        _product_alone(out, activated, a, b, bias, plus, variant, scratch)
     else:
         _product_parallel(out, activated, a, b, bias, plus, variant, scratch, workers)
+
+
+@called_jit
+def _product_alone(out, activated, a, b, bias, plus, variant, scratch):
+    _product_share(out, activated, a, b, bias, plus, variant, scratch, 0, 1)
 
 
 @parallel_jit
 def _product_parallel(out, activated, a, b, bias, plus, variant, scratch, workers):
     for worker in prange(workers):
-        _product_part(
-            out, activated, a, b, bias, plus, variant, scratch[worker], np.int64(worker), workers
+        _product_share(
+            out, activated, a, b, bias, plus, variant, scratch, np.int64(worker), workers
         )
+
+
+@jit
+def _product_share(out, activated, a, b, bias, plus, variant, scratch, worker, workers):
+    M, N = out.shape
+    K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
+    _call_product_part(
+        at(out, 0), _pointer(activated), at(a, 0), at(b, 0), _pointer(bias), _pointer(plus),
+        at(scratch, worker * SCRATCH), M, K, N, variant, worker, workers,
+    )  # fmt: skip
+
+
+@jit
+def _pointer(array):
+    return at(array, 0) if array.size > 0 else null()
 
 
 @jit
@@ -119,7 +144,7 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
     left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
     right = min(N - single, right)
     if M == 1 or (variant == TRANSPOSE_B and M <= FEW):
-        part = (0, M, left, N if j == across - 1 else right)
+        part = (first, last, left, N if j == across - 1 else right)
         _product_few(out, activated, a, b, bias, plus, variant, part)
         return
     # By the shape alone, as it decides in what blocks a sum along K is taken.
@@ -128,8 +153,9 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
     strip = STRIP if variant == TRANSPOSE_B or copies else STRIP // 2
     for row in range(first, last, strip):
         end = min(last, row + strip)
-        part = (row, end, left, right, copies)
-        _product_rows(out, activated, a, b, bias, plus, variant, scratch, part)
+        _product_rows(
+            out, activated, a, b, bias, plus, variant, scratch, (row, end, left, right, copies)
+        )
         if single > 0 and j == across - 1:
             part = (row, end, N - single, N)
             _product_few(out, activated, a, b, bias, plus, variant, part)
@@ -360,3 +386,27 @@ def _pack_transposed(scratch, b, start, depth, column, end, width):
                     scratch[k * width + target + lane] = (
                         b[j + lane, start + k] if inside else np.float32(0)
                     )
+
+
+@native(_PART)
+def _product_of_pointers(
+    out, activated, a, b, bias, plus, scratch, M, K, N, variant, worker, workers
+):  # fmt: skip
+    a_shape = (K, M) if variant == TRANSPOSE_A else (M, K)
+    b_shape = (N, K) if variant == TRANSPOSE_B else (K, N)
+    _product_part(
+        carray(out, (M, N)),
+        carray(activated, (M if is_given(activated) else 0, N)),
+        carray(a, a_shape),
+        carray(b, b_shape),
+        carray(bias, (N if is_given(bias) else 0,)),
+        carray(plus, (M if is_given(plus) else 0, N)),
+        variant,
+        carray(scratch, (SCRATCH,)),
+        worker,
+        workers,
+    )
+
+
+# By symbol, as the micro-kernel: so that one thread and many run the same code, compiled once.
+llvm.add_symbol("smallmind_product_part", _product_of_pointers.address)

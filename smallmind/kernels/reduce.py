@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.compilation import called_jit, jit, parallel_jit
 from smallmind.kernels.simd import (
     LANES,
     broadcast,
@@ -48,7 +48,7 @@ def _column_sums_chunk(partial, x, chunk):
             store_first(partial, target + c, total, tail)
 
 
-@jit
+@called_jit
 def add_column_sums(out, partial, column):
     """partial (P, W) -> out (C,) += the sums of columns column..column + C. Adds to out."""
     W, C = partial.shape[1], out.size
