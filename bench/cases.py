@@ -114,15 +114,15 @@ def _case(
     Without `numpy` its NumPy peer is the reference in float32. Outputs that are added to or
     rewritten start from what they hold now.
     """
-    outputs_start = [np.nan_to_num(output, copy=True) for output in outputs]
+    starts = [np.nan_to_num(output, copy=True) for output in outputs]
     fast, plain = getattr(compiled, name), getattr(reference, name)
 
     def exact() -> list[np.ndarray]:
-        results = [start.astype(np.float64) for start in outputs_start]
+        results = [start.astype(np.float64) for start in starts]
         plain(*results, *(_widen(x) for x in inputs))
         return results
 
-    others = [_copy(start) for start in outputs_start]
+    others = [_copy(start) for start in starts]
     return Case(
         ours=Contestant(lambda: fast(*outputs, *inputs)),
         numpy=Contestant(numpy or (lambda: plain(*others, *inputs))),
@@ -221,7 +221,7 @@ _HEADS = [(12, 4, 64, 32), (16, 4, 128, 32), (16, 4, 512, 32), (4, 6, 1024, 64),
 def attention(B: int, H: int, T: int, D: int) -> Case:
     qkv = _normal(B * T, 3 * H * D)
     out, logsumexp = _empty(B * T, H * D), _empty(B, H, T)
-    q, k, v = _torch_heads(qkv, B, H, T)
+    q, k, v = _torch_heads(qkv, 3, B, H, T)
     return _case(
         "attention",
         [out, logsumexp],
@@ -247,12 +247,12 @@ def attention_backward(B: int, H: int, T: int, D: int) -> Case:
         kernels.attention_backward(dqkv, dout, out, logsumexp, qkv)  # type: ignore[attr-defined]
 
     def exact() -> list[np.ndarray]:
-        wide = [x.astype(np.float64) for x in (dqkv, out, logsumexp, qkv, dout)]
-        forward_and_backward(reference, *wide)
-        return wide[:3]
+        results = [np.empty(x.shape) for x in (dqkv, out, logsumexp)]
+        forward_and_backward(reference, *results, _widen(qkv), _widen(dout))
+        return results
 
-    q, k, v = _torch_heads(qkv, B, H, T)
-    (d,) = _torch_heads(dout, B, H, T)
+    q, k, v = _torch_heads(qkv, 3, B, H, T)
+    (d,) = _torch_heads(dout, 1, B, H, T)
 
     def run_torch() -> None:
         for x in (q, k, v):
@@ -272,13 +272,11 @@ def attention_backward(B: int, H: int, T: int, D: int) -> Case:
     )
 
 
-def _torch_heads(x: np.ndarray, B: int, H: int, T: int) -> list:
-    """x (B T, n C) -> n tensors (B, H, T, D), contiguous as PyTorch likes them."""
+def _torch_heads(x: np.ndarray, count: int, B: int, H: int, T: int) -> list:
+    """x (B T, count C) -> count tensors (B, H, T, D), contiguous as PyTorch likes them."""
     if torch is None:
-        return [None] * 3
-    D = x.shape[1] // H if x.shape[1] % (3 * H) else x.shape[1] // (3 * H)
-    count = x.shape[1] // (H * D)
-    heads = torch.from_numpy(x).reshape(B, T, count, H, D).permute(2, 0, 3, 1, 4)
+        return [None] * count
+    heads = torch.from_numpy(x).reshape(B, T, count, H, -1).permute(2, 0, 3, 1, 4)
     return [head.contiguous() for head in heads]
 
 

@@ -212,8 +212,6 @@ def _kernels(backend: str, console: Console) -> Iterator[None]:
     if backend != "numba":
         yield
         return
-    # Vectors are written, not left to LLVM to find: its lowest level is as fast, and compiles in
-    # three quarters of the time. Only here, since it holds for all of the process.
     from smallmind.kernels import compilation
 
     words = "Compiling kernels for this CPU, once: about 15 seconds ..."

@@ -59,14 +59,28 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, workers):
         keys = np.empty(_round_up(T, PANEL) * D, np.float32)
         values = np.empty(T * D_row, np.float32)
         scores = np.empty(TILE_ROWS * T_row, np.float32)
-        for head in range(heads * worker // workers, heads * (worker + 1) // workers):
-            _attention_head(
-                out, logsumexp, qkv, head, keys, values, scores, (key, threshold, factor)
-            )
+        begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
+        for head in range(begin // workers, (end + workers - 1) // workers):
+            # The first and the last head may be shared with the workers before and after. The work
+            # above a row grows as its square.
+            first = _row_of_share(T, np.sqrt(max(0, begin - head * workers) / workers))
+            last = _row_of_share(T, np.sqrt(min(workers, end - head * workers) / workers))
+            if first < last:
+                _attention_rows(
+                    out, logsumexp, qkv, head, first, last, keys, values, scores,
+                    (key, threshold, factor),
+                )  # fmt: skip
 
 
 @jit
-def _attention_head(out, logsumexp, qkv, head, keys, values, scores, mask):
+def _row_of_share(T, share):
+    """The row at a share of T, moved to the nearest border of a block of the backward pass."""
+    return T if share >= 1 else min(T, np.int64(share * T + ROWS / 2) // ROWS * ROWS)
+
+
+@jit
+def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores, mask):
+    """The queries begin..end of one head."""
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
@@ -75,10 +89,10 @@ def _attention_head(out, logsumexp, qkv, head, keys, values, scores, mask):
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
     scale = np.float32(1 / np.sqrt(D))
-    _pack_columns(keys, qkv, query + C, 3 * C, T, D)
-    _pack_rows(values, qkv, query + 2 * C, 3 * C, T, D)
-    for first in range(0, T, TILE_ROWS):
-        rows = min(TILE_ROWS, T - first)
+    _pack_columns(keys, qkv, query + C, 3 * C, end, D)
+    _pack_rows(values, qkv, query + 2 * C, 3 * C, end, D)
+    for first in range(begin, end, TILE_ROWS):
+        rows = min(TILE_ROWS, end - first)
         seen = first + rows
         for column in range(0, seen, PANEL):
             width = min(PANEL, _round_up(seen - column, LANES))
@@ -154,15 +168,26 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
         columns = np.empty((2, _round_up(T, PANEL) * D), np.float32)
         rows = np.empty((3, T * _round_up(D, LANES)), np.float32)
         tiles = np.empty((2, ROWS * T_row), np.float32)
-        for head in range(heads * worker // workers, heads * (worker + 1) // workers):
-            _attention_backward_head(
-                dqkv, dout, out, logsumexp, qkv, head, columns, rows, tiles,
-                (key, threshold, factor),
-            )  # fmt: skip
+        begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
+        for head in range(begin // workers, (end + workers - 1) // workers):
+            first = _row_of_share(T, max(0, begin - head * workers) / workers)
+            last = _row_of_share(T, min(workers, end - head * workers) / workers)
+            if first < last:
+                _attention_backward_rows(
+                    dqkv, dout, out, logsumexp, qkv, head, first, last, columns, rows, tiles,
+                    (key, threshold, factor),
+                )  # fmt: skip
 
 
 @jit
-def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, rows, tiles, mask):
+def _attention_backward_rows(
+    dqkv, dout, out, logsumexp, qkv, head, begin, end, columns, rows, tiles, mask
+):  # fmt: skip
+    """The gradients of the queries, keys and values begin..end of one head.
+
+    A worker that has the whole head computes each probability once; one that shares it computes
+    those of its queries, and then those of its keys.
+    """
     # forward: s = q k^T scale, p = exp(s - logsumexp), out = (p mask) v
     # backward, with dp = (dout v^T) mask and the mean of dp under p, which is dout . out:
     #   dv = (p mask)^T dout;  ds = p (dp - dout . out) scale;  dq = ds k;  dk = ds^T q
@@ -173,48 +198,34 @@ def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, row
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
-    scale = np.float32(1 / np.sqrt(D))
-    key_columns, value_columns = columns[0], columns[1]
     query_rows, key_rows, dout_rows = rows[0], rows[1], rows[2]
     p, ds = tiles[0], tiles[1]
-    _pack_columns(key_columns, qkv, query + C, 3 * C, T, D)
-    _pack_columns(value_columns, qkv, query + 2 * C, 3 * C, T, D)
+    _pack_columns(columns[0], qkv, query + C, 3 * C, T, D)
+    _pack_columns(columns[1], qkv, query + 2 * C, 3 * C, T, D)
     _pack_rows(query_rows, qkv, query, 3 * C, T, D)
     _pack_rows(key_rows, qkv, query + C, 3 * C, T, D)
     _pack_rows(dout_rows, dout, target, C, T, D)
-    for first in range(0, T, ROWS):
+    for first in range(begin, T, ROWS):
         last = min(T, first + ROWS)
-        for tile in range(first, last, TILE_ROWS):
-            count = min(TILE_ROWS, last - tile)
-            seen = tile + count
-            place = (tile - first) * T_row
-            for column in range(0, seen, PANEL):
-                width = min(PANEL, _round_up(seen - column, LANES))
-                multiply_panel(
-                    at(query_rows, tile * D_row), D_row, 1, at(key_columns, column * D), PANEL,
-                    at(p, place + column), T_row, D, count, width, null(), 0, null(), null(),
-                )  # fmt: skip
-                multiply_panel(
-                    at(dout_rows, tile * D_row), D_row, 1, at(value_columns, column * D), PANEL,
-                    at(ds, place + column), T_row, D, count, width, null(), 0, null(), null(),
-                )  # fmt: skip
-            for i in range(count):
-                row = tile + i
-                _softmax_backward_row(
-                    p, ds, place + i * T_row, row + 1, _round_up(last, LANES), scale,
-                    logsumexp[b, h, row], _dot(dout, out, target + row * C, D),
-                    mask, (head * T + row) * T,
-                )  # fmt: skip
-            for column in range(0, D, PANEL):
-                multiply_panel(
-                    at(ds, place), T_row, 1, at(key_rows, column), D_row,
-                    at(dqkv, query + tile * 3 * C + column), 3 * C, seen, count,
-                    min(PANEL, D - column), null(), 0, null(), null(),
-                )  # fmt: skip
-        for tile in range(0, last, TILE_ROWS):
+        own_queries = first < end
+        left = 0 if own_queries else begin
+        _probabilities(
+            dout, out, logsumexp, columns, rows, tiles, head,
+            (first, last, left, last if own_queries else min(last, end)), mask,
+        )  # fmt: skip
+        if own_queries:
+            for tile in range(first, last, TILE_ROWS):
+                for column in range(0, D, PANEL):
+                    multiply_panel(
+                        at(ds, (tile - first) * T_row), T_row, 1, at(key_rows, column), D_row,
+                        at(dqkv, query + tile * 3 * C + column), 3 * C,
+                        min(last, tile + TILE_ROWS), min(TILE_ROWS, last - tile),
+                        min(PANEL, D - column), null(), 0, null(), null(),
+                    )  # fmt: skip
+        for tile in range(begin, min(last, end), TILE_ROWS):
             # Queries before the first key of the tile do not see it.
             start = max(first, tile)
-            count = min(TILE_ROWS, last - tile)
+            count = min(TILE_ROWS, min(last, end) - tile)
             place = (start - first) * T_row + tile
             for column in range(0, D, PANEL):
                 width = min(PANEL, D - column)
@@ -233,13 +244,50 @@ def _attention_backward_head(dqkv, dout, out, logsumexp, qkv, head, columns, row
 
 
 @jit
-def _softmax_backward_row(p, ds, s, count, width, scale, logsumexp, delta, mask, counter):
+def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask):
+    """p and ds of the queries first..last and the keys left..right of one head -> tiles.
+
+    The columns of a tile are keys; those that a query does not see become zeros.
+    """
+    first, last, left, right = part
+    H, T = logsumexp.shape[1:]
+    C = out.shape[1]
+    D = C // H
+    D_row, T_row = _round_up(D, LANES), tiles.shape[1] // ROWS
+    b, h = head // H, head % H
+    scale = np.float32(1 / np.sqrt(D))
+    p, ds = tiles[0], tiles[1]
+    for tile in range(first, last, TILE_ROWS):
+        count = min(TILE_ROWS, last - tile)
+        seen = min(tile + count, right)
+        place = (tile - first) * T_row
+        for column in range(left // PANEL * PANEL, seen, PANEL):
+            width = min(PANEL, _round_up(seen - column, LANES))
+            multiply_panel(
+                at(rows[0], tile * D_row), D_row, 1, at(columns[0], column * D), PANEL,
+                at(p, place + column), T_row, D, count, width, null(), 0, null(), null(),
+            )  # fmt: skip
+            multiply_panel(
+                at(rows[2], tile * D_row), D_row, 1, at(columns[1], column * D), PANEL,
+                at(ds, place + column), T_row, D, count, width, null(), 0, null(), null(),
+            )  # fmt: skip
+        for i in range(count):
+            row = tile + i
+            _softmax_backward_row(
+                p, ds, place + i * T_row, row + 1, (left, _round_up(right, LANES)), scale,
+                logsumexp[b, h, row], _dot(dout, out, (b * T + row) * C + h * D, D),
+                mask, (head * T + row) * T,
+            )  # fmt: skip
+
+
+@jit
+def _softmax_backward_row(p, ds, s, count, part, scale, logsumexp, delta, mask, counter):
     """Scores in p -> probabilities after dropout; gradients of those in ds -> of the scores.
 
-    Columns from count up to width become zeros.
+    In the columns of `part`, of which those from count on become zeros.
     """
     key, threshold, factor = mask
-    for j in range(0, width, LANES):
+    for j in range(part[0], part[1], LANES):
         probability = broadcast(np.float32(0))
         dscore = probability
         if j < count:

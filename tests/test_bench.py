@@ -1,0 +1,104 @@
+"""The bench measures what it says, and refuses what it cannot; no times are asserted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import cases, kernels
+from bench.__main__ import parse
+
+ROOT = Path(__file__).parent.parent
+SMALL = {
+    "M K N": (5, 3, 7),
+    "B H T D": (1, 2, 5, 4),
+    "R C": (5, 7),
+    "R V": (5, 7),
+    "B T C": (2, 3, 5),
+    "n": (9,),
+}
+
+
+def bench(*arguments):
+    command = [sys.executable, "-m", "bench", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", cases.KERNELS)
+def test_every_case_runs_and_agrees_with_its_peers(name):
+    kernel = cases.KERNELS[name]
+    case = kernel.build(*SMALL[kernel.axes])
+    assert kernels._worst_error(case) < kernels.WORST
+    for contestant in (case.ours, case.numpy, case.torch):
+        for _ in range(2):
+            if contestant and contestant.prepare:
+                contestant.prepare()
+            if contestant:
+                contestant.run()
+    assert case.nbytes > 0
+
+
+def test_a_wrong_result_is_not_timed():
+    kernel = cases.KERNELS["matmul"]
+
+    def build(*shape):
+        case = kernel.build(*shape)
+        exact = case.exact
+        case.exact = lambda: [result * 1.001 for result in exact()]
+        return case
+
+    wrong = cases.Kernel("matmul", kernel.axes, kernel.shapes, build)
+    with pytest.raises(SystemExit, match="matmul 4x4x4 is wrong: error 1"):
+        kernels.measure(wrong, (4, 4, 4), rounds=1)
+
+
+def test_a_result_that_is_not_finite_is_wrong():
+    case = cases.KERNELS["matmul"].build(4, 4, 4)
+    case.ours.run()
+    broken = cases.Case(
+        cases.Contestant(lambda: case.results[0].fill(np.nan)), None, None, case.results,
+        case.exact, case.nbytes,
+    )  # fmt: skip
+    assert kernels._worst_error(broken) == float("inf")
+
+
+def test_the_table_and_the_record(tmp_path):
+    file = tmp_path / "record.json"
+    shown = bench(
+        "kernels", "matmul", "--shapes", "64x64x64,1x64x64", "--rounds", "1", "--json", str(file)
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "64x64x64" in shown.stdout and "x NumPy" in shown.stdout
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert record["machine"]["threads"] >= 1
+    assert [result["shape"] for result in record["results"]] == [[64, 64, 64], [1, 64, 64]]
+    for result in record["results"]:
+        assert result["worst_error"] < 1e-5
+        assert {"ours", "NumPy", "copy", "multiply-add"} <= set(result["times"])
+        assert result["share_of_limit"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kernels", "mattmul"], "no kernel named mattmul; there are matmul,"),
+        (["kernels", "matmul", "--shapes", "3x4"], "one size for each of their axes"),
+        (["kernels", "--shapes", "3x4"], "--shapes needs kernels by name"),
+        (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is no shape"),
+        (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_a_line(arguments, message):
+    refused = bench(*arguments)
+    assert refused.returncode != 0
+    assert message in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_shapes_are_read():
+    options = parse(["kernels", "matmul", "--shapes", "1x2x3,40x50x60", "--threads", "2"])
+    assert options.shapes == [(1, 2, 3), (40, 50, 60)]
+    assert options.threads == 2
