@@ -23,6 +23,7 @@ from smallmind.kernels.simd import (
     lane_sum,
     load,
     load_first,
+    prefetch,
     store,
     store_first,
     transpose_tile,
@@ -34,12 +35,15 @@ STRIP = TILE_ROWS * 64  # most rows of the result at a time
 # A strip of a transposed a pays from so many panels on. Its rows lie an odd number of lines apart:
 # at a round distance they would fall into few sets of the cache.
 COPY_FROM = 12
-STRIP_DEPTH = 256
 STRIP_ROW = STRIP // 16 * 16 + 16
 FEW = 4  # rows of a b^T up to which b is not transposed
 ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
 PACK_FROM = 3 * TILE_ROWS  # with fewer rows b is not read often enough to be worth packing
-SCRATCH = DEPTH * PANEL + STRIP_DEPTH * STRIP_ROW
+SCRATCH = DEPTH * PANEL + DEPTH // 2 * STRIP_ROW
+# From so many elements on the operands of a^T b come from memory, or from a cache that is shared;
+# then what is needed next is fetched while this is multiplied, GROUP panels of b at a time.
+FETCH_FROM = 2 * 1024 * 1024
+GROUP = max(1, 256 // PANEL)
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
 _n, _p = types.int64, types.CPointer(types.float32)
@@ -190,36 +194,72 @@ def _grid(M, vectors, workers, variant):
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     """Rows first..last, columns left..right of the result, block after block along K."""
     first, last, left, right, copies = part
+    M = out.shape[0]
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
-    blocks = max(1, _count(K, STRIP_DEPTH if copies else DEPTH))
+    panels = _count(right - left, PANEL)
+    fetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
+    depth = DEPTH // 2 if copies or fetches else DEPTH
+    blocks = max(1, _count(K, depth))
     for block in range(blocks):
         start, end = block * K // blocks, (block + 1) * K // blocks
         if copies:
-            M = a.shape[1]
-            _copy_rows(
-                scratch,
-                DEPTH * PANEL,
-                STRIP_ROW,
-                a,
-                start * M + first,
-                M,
-                end - start,
-                last - first,
-            )
+            strip, x = DEPTH * PANEL, start * M + first
+            _copy_rows(scratch, strip, STRIP_ROW, a, x, M, end - start, last - first)
         for panel in range(panels):
-            column = left + vectors * panel // panels * LANES
-            last_column = min(right, left + vectors * (panel + 1) // panels * LANES)
+            column, last_column = _panel(left, right, panel), _panel(left, right, panel + 1)
+            ahead = (np.int64(0), np.int64(0), left, left, np.int64(0), np.int64(0))
+            if fetches:
+                next_end = min(block + 2, blocks) * K // blocks
+                ahead = _ahead(left, right, panel, start, end, next_end)
             _product_panel(
                 out, activated, a, b, bias, plus, variant, scratch,
-                (first, last, column, last_column, start, end, K, copies),
+                (first, last, column, last_column, start, end, K, copies, fetches), ahead,
             )  # fmt: skip
 
 
 @jit
-def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
+def _panel(left, right, panel):
+    """The first column of a panel; the panels of a range differ by one vector at most."""
+    vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
+    return min(right, left + vectors * panel // panels * LANES)
+
+
+@jit
+def _ahead(left, right, panel, start, end, next_end):
+    """What is fetched from memory while a panel is multiplied: rows and columns of b, rows of a.
+
+    Of b the panels that come after those in the GROUP of this one, a part of their rows for each;
+    of a the next block along K, a part of its rows for each panel of this block.
+    """
+    panels = _count(right - left, PANEL)
+    begin = panel // GROUP * GROUP
+    count = min(GROUP, panels - begin)
+    k, k_end, following = start, end, begin + GROUP
+    if following >= panels:
+        k, k_end, following = end, next_end, 0
+    rows = k_end - k
+    return (
+        k + rows * (panel - begin) // count,
+        k + rows * (panel - begin + 1) // count,
+        _panel(left, right, following),
+        _panel(left, right, min(panels, following + GROUP)),
+        end + (next_end - end) * panel // panels,
+        end + (next_end - end) * (panel + 1) // panels,
+    )
+
+
+@jit
+def _fetch(x, first, last, left, right):
+    """Asks for the cache lines of rows first..last, columns left..right of x."""
+    for row in range(first, last):
+        for column in range(left, right, 16):
+            prefetch(x, row * x.shape[1] + column)
+
+
+@jit
+def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahead):
     """One panel of the result: rows first..last, columns column..last_column, K start..end."""
-    first, last, column, last_column, start, end, K, copies = part
+    first, last, column, last_column, start, end, K, copies, fetches = part
     M, N = out.shape
     depth = end - start
     columns = last_column - column
@@ -233,23 +273,34 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part):
         b_panel, b_row = at(b, start * N + column), N
         if last - first >= PACK_FROM:
             packed = at(scratch, 0)
-    if copies:
-        a_strip, a_row, a_column = at(scratch, DEPTH * PANEL), 1, STRIP_ROW
-    elif variant == TRANSPOSE_A:
-        a_strip, a_row, a_column = at(a, start * M + first), 1, M
-    else:
-        a_strip, a_row, a_column = at(a, first * K + start), K, 1
-    plus_panel, bias_panel = null(), null()
-    if start > 0:
-        plus_panel = at(out, first * N + column)
-    elif plus.size > 0:
-        plus_panel = at(plus, first * N + column)
-    if end == K and bias.size > 0:
-        bias_panel = at(bias, column)
-    multiply_panel(
-        a_strip, a_row, a_column, b_panel, b_row, at(out, first * N + column), N,
-        depth, last - first, columns, plus_panel, N, bias_panel, packed,
-    )  # fmt: skip
+    bias_panel = at(bias, column) if end == K and bias.size > 0 else null()
+    # In one go, or tile by tile, with a share of what is to be fetched after each.
+    step = TILE_ROWS if fetches else last - first
+    b_first, b_last, b_left, b_right, a_first, a_last = ahead
+    tiles = _count(last - first, TILE_ROWS)
+    b_share, a_share = _count(b_last - b_first, tiles), _count(a_last - a_first, tiles)
+    for row in range(first, last, step):
+        if copies:
+            a_strip, a_row, a_column = at(scratch, DEPTH * PANEL + row - first), 1, STRIP_ROW
+        elif variant == TRANSPOSE_A:
+            a_strip, a_row, a_column = at(a, start * M + row), 1, M
+        else:
+            a_strip, a_row, a_column = at(a, row * K + start), K, 1
+        plus_panel = null()
+        if start > 0:
+            plus_panel = at(out, row * N + column)
+        elif plus.size > 0:
+            plus_panel = at(plus, row * N + column)
+        multiply_panel(
+            a_strip, a_row, a_column, b_panel, b_row, at(out, row * N + column), N,
+            depth, min(step, last - row), columns, plus_panel, N, bias_panel, packed,
+        )  # fmt: skip
+        if fetches:
+            if is_given(packed):
+                b_panel, b_row, packed = packed, width, null()
+            _fetch(b, b_first, min(b_last, b_first + b_share), b_left, b_right)
+            _fetch(a, a_first, min(a_last, a_first + a_share), first, last)
+            b_first, a_first = b_first + b_share, a_first + a_share
     if end == K and activated.size > 0:
         _activate(activated, out, first, last - first, column, last_column)
 

@@ -98,6 +98,17 @@ def store_first(typingctx, array, index, value, count):
 
 
 @intrinsic
+def prefetch(typingctx, array, index):
+    """Asks for the cache line of array at a flat index, which may lie outside."""
+
+    def codegen(context, builder, sig, args):
+        HOST.prefetch(builder, _element(context, builder, sig.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+@intrinsic
 def broadcast(typingctx, scalar):
     """float32 -> Vector with that value in every lane."""
 
