@@ -71,37 +71,40 @@ def _aligned(shape):
     return whole[start : start + size].reshape(shape)
 
 
-def _or(given, otherwise):
-    return otherwise if given is None else given
+# A small product holds Python's lock from its beginning to its end: one scratch serves them all.
+_scratch_alone = _aligned((1, SCRATCH))
 
 
 def matmul(out, a, b, bias=None, plus=None):
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ plus (M, N)]. Writes out."""
-    _product(out, _NO_MATRIX, a, b, _or(bias, _NO_VECTOR), _or(plus, _NO_MATRIX), PLAIN)
+    _product(out, None, a, b, bias, plus, PLAIN)
 
 
 def matmul_gelu(out, before, a, b, bias=None):
     """a (M, K), b (K, N) -> before (M, N) = a b [+ bias (N,)], out = gelu(before). Writes both."""
-    _product(before, out, a, b, _or(bias, _NO_VECTOR), _NO_MATRIX, PLAIN)
+    _product(before, out, a, b, bias, None, PLAIN)
 
 
 def matmul_transpose_a(out, a, b, plus=None):
     """a (K, M), b (K, N) -> out (M, N) = a^T b [+ plus (M, N), which may be out]. Writes out."""
-    _product(out, _NO_MATRIX, a, b, _NO_VECTOR, _or(plus, _NO_MATRIX), TRANSPOSE_A)
+    _product(out, None, a, b, None, plus, TRANSPOSE_A)
 
 
 def matmul_transpose_b(out, a, b, plus=None):
     """a (M, K), b (N, K) -> out (M, N) = a b^T [+ plus (M, N), which may be out]. Writes out."""
-    _product(out, _NO_MATRIX, a, b, _NO_VECTOR, _or(plus, _NO_MATRIX), TRANSPOSE_B)
+    _product(out, None, a, b, None, plus, TRANSPOSE_B)
 
 
 def _product(out, activated, a, b, bias, plus, variant):
+    activated = _NO_MATRIX if activated is None else activated
+    bias = _NO_VECTOR if bias is None else bias
+    plus = _NO_MATRIX if plus is None else plus
+    size = b.size
+    if size <= ALONE and len(out) * size <= 16 * ALONE:
+        _product_alone(out, activated, a, b, bias, plus, variant, _scratch_alone)
+        return
     workers = threads()
-    scratch = _scratch(workers)
-    if b.size <= ALONE and out.shape[0] * b.size <= 16 * ALONE:
-        _product_alone(out, activated, a, b, bias, plus, variant, scratch)
-    else:
-        _product_parallel(out, activated, a, b, bias, plus, variant, scratch, workers)
+    _product_parallel(out, activated, a, b, bias, plus, variant, _scratch(workers), workers)
 
 
 @called_jit
