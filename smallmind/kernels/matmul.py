@@ -321,8 +321,14 @@ def _product_few(out, activated, a, b, bias, plus, variant, part):
                 start += bias[j]
             out[i, j] = start
     if variant == TRANSPOSE_B:
-        for i in range(first, last):
-            _add_dots(out, a, b, i, left, right)
+        N, K = b.shape
+        flat = out.reshape(-1)
+        if last - first <= right - left:
+            for i in range(first, last):
+                _add_dots(flat, i * N, 1, a, i * K, b, left, right)
+        else:
+            for j in range(left, right):
+                _add_dots(flat, j, N, b, j * K, a, first, last)
     else:
         _add_rows(out, a, b, left, right)
     if activated.size > 0:
@@ -331,35 +337,35 @@ def _product_few(out, activated, a, b, bias, plus, variant, part):
 
 
 @jit
-def _add_dots(out, a, b, i, left, right):
-    """out[i, j] += a[i] . b[j] for the columns left..right, four rows of b at a time."""
-    K = b.shape[1]
+def _add_dots(out, place, step, x, x_place, y, first, last):
+    """out[place + step j] += x[x_place:] . y[j] for the rows first..last of y, four at a time."""
+    K = y.shape[1]
     whole, tail = K - K % LANES, K % LANES
-    fours = left + (right - left) // 4 * 4
-    for j in range(left, fours, 4):
+    fours = first + (last - first) // 4 * 4
+    for j in range(first, fours, 4):
         s0 = s1 = s2 = s3 = broadcast(np.float32(0))
         for k in range(0, whole, LANES):
-            x, y = load(a, i * K + k), j * K + k
-            s0, s1 = fma(x, load(b, y), s0), fma(x, load(b, y + K), s1)
-            s2, s3 = fma(x, load(b, y + 2 * K), s2), fma(x, load(b, y + 3 * K), s3)
+            u, v = load(x, x_place + k), j * K + k
+            s0, s1 = fma(u, load(y, v), s0), fma(u, load(y, v + K), s1)
+            s2, s3 = fma(u, load(y, v + 2 * K), s2), fma(u, load(y, v + 3 * K), s3)
         if tail:
-            x, y = load_first(a, i * K + whole, tail), j * K + whole
-            s0 = fma(x, load_first(b, y, tail), s0)
-            s1 = fma(x, load_first(b, y + K, tail), s1)
-            s2 = fma(x, load_first(b, y + 2 * K, tail), s2)
-            s3 = fma(x, load_first(b, y + 3 * K, tail), s3)
-        out[i, j] += lane_sum(s0)
-        out[i, j + 1] += lane_sum(s1)
-        out[i, j + 2] += lane_sum(s2)
-        out[i, j + 3] += lane_sum(s3)
-    for j in range(fours, right):
+            u, v = load_first(x, x_place + whole, tail), j * K + whole
+            s0 = fma(u, load_first(y, v, tail), s0)
+            s1 = fma(u, load_first(y, v + K, tail), s1)
+            s2 = fma(u, load_first(y, v + 2 * K, tail), s2)
+            s3 = fma(u, load_first(y, v + 3 * K, tail), s3)
+        out[place + step * j] += lane_sum(s0)
+        out[place + step * (j + 1)] += lane_sum(s1)
+        out[place + step * (j + 2)] += lane_sum(s2)
+        out[place + step * (j + 3)] += lane_sum(s3)
+    for j in range(fours, last):
         total = broadcast(np.float32(0))
         for k in range(0, whole, LANES):
-            total = fma(load(a, i * K + k), load(b, j * K + k), total)
+            total = fma(load(x, x_place + k), load(y, j * K + k), total)
         if tail:
-            x = load_first(a, i * K + whole, tail)
-            total = fma(x, load_first(b, j * K + whole, tail), total)
-        out[i, j] += lane_sum(total)
+            u = load_first(x, x_place + whole, tail)
+            total = fma(u, load_first(y, j * K + whole, tail), total)
+        out[place + step * j] += lane_sum(total)
 
 
 @jit
