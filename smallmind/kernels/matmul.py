@@ -38,7 +38,7 @@ COPY_FROM = 12
 STRIP_ROW = STRIP // 16 * 16 + 16
 FEW = 4  # rows of a b^T up to which b is not transposed
 ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
-PACK_FROM = 3 * TILE_ROWS  # with fewer rows b is not read often enough to be worth packing
+PACK_FROM = TILE_ROWS + 1  # rows from which the panel of b is read again after it is packed
 SCRATCH = DEPTH * PANEL + DEPTH // 2 * STRIP_ROW
 # From so many elements on the operands of a^T b come from memory, or from a cache that is shared;
 # then what is needed next is fetched while this is multiplied, GROUP panels of b at a time.
@@ -100,7 +100,7 @@ def _product(out, activated, a, b, bias, plus, variant):
     bias = _NO_VECTOR if bias is None else bias
     plus = _NO_MATRIX if plus is None else plus
     size = b.size
-    if size <= ALONE and len(out) * size <= 16 * ALONE:
+    if size <= ALONE and len(out) * size <= 4 * ALONE:
         _product_alone(out, activated, a, b, bias, plus, variant, _scratch_alone)
         return
     workers = threads()
