@@ -24,6 +24,7 @@ from smallmind.kernels.simd import (
     load,
     load_first,
     maximum,
+    round_up,
     store,
     transpose_tile,
 )
@@ -31,11 +32,6 @@ from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
 
 ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
 _ODD = 16  # added to row strides, which as powers of two would fall into few sets of the cache
-
-
-@jit
-def _round_up(n, step):
-    return (n + step - 1) // step * step
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0):
@@ -54,9 +50,9 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, workers):
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        T_row = _round_up(T, PANEL) + _ODD
-        D_row = _round_up(D, LANES)
-        keys = np.empty(_round_up(T, PANEL) * D, np.float32)
+        T_row = round_up(T, PANEL) + _ODD
+        D_row = round_up(D, LANES)
+        keys = np.empty(round_up(T, PANEL) * D, np.float32)
         values = np.empty(T * D_row, np.float32)
         scores = np.empty(TILE_ROWS * T_row, np.float32)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
@@ -84,7 +80,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
-    D_row, T_row = _round_up(D, LANES), scores.size // TILE_ROWS
+    D_row, T_row = round_up(D, LANES), scores.size // TILE_ROWS
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
@@ -95,7 +91,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
         rows = min(TILE_ROWS, end - first)
         seen = first + rows
         for column in range(0, seen, PANEL):
-            width = min(PANEL, _round_up(seen - column, LANES))
+            width = min(PANEL, round_up(seen - column, LANES))
             multiply_panel(
                 at(qkv, query + first * 3 * C), 3 * C, 1, at(keys, column * D), PANEL,
                 at(scores, column), T_row, D, rows, width, null(), 0, null(), null(),
@@ -104,7 +100,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
             count = first + i + 1
             s = i * T_row
             logsumexp[b, h, first + i] = _softmax_row(
-                scores, s, count, _round_up(seen, LANES), scale, mask, (head * T + first + i) * T
+                scores, s, count, round_up(seen, LANES), scale, mask, (head * T + first + i) * T
             )
         for column in range(0, D, PANEL):
             multiply_panel(
@@ -164,9 +160,9 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        T_row = _round_up(T, PANEL) + _ODD
-        columns = np.empty((2, _round_up(T, PANEL) * D), np.float32)
-        rows = np.empty((3, T * _round_up(D, LANES)), np.float32)
+        T_row = round_up(T, PANEL) + _ODD
+        columns = np.empty((2, round_up(T, PANEL) * D), np.float32)
+        rows = np.empty((3, T * round_up(D, LANES)), np.float32)
         tiles = np.empty((2, ROWS * T_row), np.float32)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for head in range(begin // workers, (end + workers - 1) // workers):
@@ -194,7 +190,7 @@ def _attention_backward_rows(
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
-    D_row, T_row = _round_up(D, LANES), tiles.shape[1] // ROWS
+    D_row, T_row = round_up(D, LANES), tiles.shape[1] // ROWS
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
@@ -253,7 +249,7 @@ def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask)
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
-    D_row, T_row = _round_up(D, LANES), tiles.shape[1] // ROWS
+    D_row, T_row = round_up(D, LANES), tiles.shape[1] // ROWS
     b, h = head // H, head % H
     scale = np.float32(1 / np.sqrt(D))
     p, ds = tiles[0], tiles[1]
@@ -262,7 +258,7 @@ def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask)
         seen = min(tile + count, right)
         place = (tile - first) * T_row
         for column in range(left // PANEL * PANEL, seen, PANEL):
-            width = min(PANEL, _round_up(seen - column, LANES))
+            width = min(PANEL, round_up(seen - column, LANES))
             multiply_panel(
                 at(rows[0], tile * D_row), D_row, 1, at(columns[0], column * D), PANEL,
                 at(p, place + column), T_row, D, count, width, null(), 0, null(), null(),
@@ -274,7 +270,7 @@ def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask)
         for i in range(count):
             row = tile + i
             _softmax_backward_row(
-                p, ds, place + i * T_row, row + 1, (left, _round_up(right, LANES)), scale,
+                p, ds, place + i * T_row, row + 1, (left, round_up(right, LANES)), scale,
                 logsumexp[b, h, row], _dot(dout, out, (b * T + row) * C + h * D, D),
                 mask, (head * T + row) * T,
             )  # fmt: skip
@@ -318,7 +314,7 @@ def _dot(a, b, place, count):
 @jit
 def _pack_columns(panels, x, place, stride, T, D):
     """T rows of D elements -> their transpose as panels (D, PANEL); zeros in the columns past T."""
-    for t in range(0, _round_up(T, LANES), LANES):
+    for t in range(0, round_up(T, LANES), LANES):
         panel, column = t // PANEL * PANEL * D, t % PANEL
         whole = D - D % LANES if t + LANES <= T else 0
         for d in range(0, whole, LANES):
@@ -337,7 +333,7 @@ def _pack_columns(panels, x, place, stride, T, D):
 @jit
 def _pack_rows(rows, x, place, stride, T, D):
     """T rows of D elements -> the same, contiguous, each padded with zeros to whole vectors."""
-    D_row = _round_up(D, LANES)
+    D_row = round_up(D, LANES)
     for t in range(T):
         for d in range(0, D, LANES):
             count = min(LANES, D - d)

@@ -129,8 +129,10 @@ def _compiler(compile: Callable[[Callable[..., Any]], Any]) -> Callable[[Callabl
 
 # Divisions follow IEEE 754 instead of raising, or each one carries a branch. What only kernels call
 # needs no way in from Python: without one it compiles in less time.
-called_jit = _cached(njit(error_model="numpy", cache=True))
-jit = _cached(njit(error_model="numpy", cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True))
+called_jit = _compiler(njit(error_model="numpy", cache=True))
+jit = _compiler(
+    njit(error_model="numpy", cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+)
 _compile_parallel = _compiler(njit(error_model="numpy", cache=True, parallel=True))
 # One Python thread at a time: two would share the same cores, and on Numba's own threading layer
 # the second ends the process.

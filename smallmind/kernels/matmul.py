@@ -24,6 +24,7 @@ from smallmind.kernels.simd import (
     load,
     load_first,
     prefetch,
+    round_up,
     store,
     store_first,
     transpose_tile,
@@ -52,15 +53,6 @@ _call_product_part = types.ExternalFunction("smallmind_product_part", _PART)
 
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
-_local = threading.local()
-
-
-def _scratch(workers):
-    """One row a worker, kept between calls; each Python thread has its own."""
-    scratch = getattr(_local, "scratch", None)
-    if scratch is None or len(scratch) < workers:
-        scratch = _local.scratch = _aligned((workers, SCRATCH))
-    return scratch
 
 
 def _aligned(shape):
@@ -71,8 +63,14 @@ def _aligned(shape):
     return whole[start : start + size].reshape(shape)
 
 
-# A small product holds Python's lock from its beginning to its end: one scratch serves them all.
-_scratch_alone = _aligned((1, SCRATCH))
+class _Scratch(threading.local):
+    """One row a worker, kept between calls; each Python thread has its own."""
+
+    def __init__(self):
+        self.rows = _aligned((1, SCRATCH))
+
+
+_scratch = _Scratch()
 
 
 def matmul(out, a, b, bias=None, plus=None):
@@ -101,10 +99,12 @@ def _product(out, activated, a, b, bias, plus, variant):
     plus = _NO_MATRIX if plus is None else plus
     size = b.size
     if size <= ALONE and len(out) * size <= 4 * ALONE:
-        _product_alone(out, activated, a, b, bias, plus, variant, _scratch_alone)
+        _product_alone(out, activated, a, b, bias, plus, variant, _scratch.rows)
         return
     workers = threads()
-    _product_parallel(out, activated, a, b, bias, plus, variant, _scratch(workers), workers)
+    if len(_scratch.rows) < workers:
+        _scratch.rows = _aligned((workers, SCRATCH))
+    _product_parallel(out, activated, a, b, bias, plus, variant, _scratch.rows, workers)
 
 
 @called_jit
@@ -144,10 +144,10 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
     vectors = _count(N - single, LANES)
     down = _grid(M, vectors, workers, variant)
     across = workers // down
-    if worker >= down * across:
-        return
     i, j = worker // across, worker % across
     first, last = M * i // down, M * (i + 1) // down
+    if i >= down or first == last:
+        return
     left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
     right = min(N - single, right)
     if M == 1 or (variant == TRANSPOSE_B and M <= FEW):
@@ -172,11 +172,6 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
 def _count(n, size):
     """How many pieces of at most `size` n is cut into."""
     return (n + size - 1) // size
-
-
-@jit
-def _round_up(n, size):
-    return (n + size - 1) // size * size
 
 
 @jit
@@ -209,7 +204,10 @@ def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
             strip, x = DEPTH * PANEL, start * M + first
             _copy_rows(scratch, strip, STRIP_ROW, a, x, M, end - start, last - first)
         for panel in range(panels):
-            column, last_column = _panel(left, right, panel), _panel(left, right, panel + 1)
+            column, last_column = (
+                _panel_start(left, right, panel),
+                _panel_start(left, right, panel + 1),
+            )
             ahead = (np.int64(0), np.int64(0), left, left, np.int64(0), np.int64(0))
             if fetches:
                 next_end = min(block + 2, blocks) * K // blocks
@@ -221,7 +219,7 @@ def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
 
 
 @jit
-def _panel(left, right, panel):
+def _panel_start(left, right, panel):
     """The first column of a panel; the panels of a range differ by one vector at most."""
     vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
     return min(right, left + vectors * panel // panels * LANES)
@@ -244,8 +242,8 @@ def _ahead(left, right, panel, start, end, next_end):
     return (
         k + rows * (panel - begin) // count,
         k + rows * (panel - begin + 1) // count,
-        _panel(left, right, following),
-        _panel(left, right, min(panels, following + GROUP)),
+        _panel_start(left, right, following),
+        _panel_start(left, right, min(panels, following + GROUP)),
         end + (next_end - end) * panel // panels,
         end + (next_end - end) * (panel + 1) // panels,
     )
@@ -266,7 +264,7 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
     M, N = out.shape
     depth = end - start
     columns = last_column - column
-    width = _round_up(columns, LANES)
+    width = round_up(columns, LANES)
     b_panel, b_row, packed = at(scratch, 0), width, null()
     if variant == TRANSPOSE_B:
         _pack_transposed(scratch, b, start, depth, column, last_column, width)

@@ -367,3 +367,9 @@ def exp(x):
     p = fma(p, r, broadcast(np.float32(5.0000001201e-1)))
     p = fma(p * r, r, r) + np.float32(1.0)
     return scale_by_power(p, n)
+
+
+@jit
+def round_up(n, size):
+    """The next multiple of size."""
+    return (n + size - 1) // size * size
