@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+import psutil
+
 from bench.thread_pools import ThreadPools
 
 # What makes each package take the path of an instruction set.
@@ -67,13 +69,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     start.add_argument("--rounds", type=_count, default=3, help="later starts")
 
     for command in (kernels, step, start):
-        command.add_argument("--threads", type=_count, help="all cores without")
+        command.add_argument("--threads", type=_count, help="one a core without")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
     return parser.parse_args(arguments)
 
 
-def _import_and_bind(threads: int | None) -> None:
+def _import_and_bind(threads: int) -> None:
     """Imports the contestants, each with its threads, and binds those.
 
     NumPy and PyTorch come first: so they keep their own settings of OpenMP.
@@ -89,7 +91,7 @@ def _import_and_bind(threads: int | None) -> None:
     except ImportError:
         pass
     else:
-        if threads:
+        if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         torch.mm(torch.from_numpy(matrix), torch.from_numpy(matrix))
         pools.note()
@@ -105,10 +107,17 @@ def main() -> None:
     if getattr(options, "plot", None) and not importlib.util.find_spec("matplotlib"):
         sys.exit('--plot needs matplotlib: python -m pip install -e ".[bench]"')
     os.environ.update(ISAS.get(options.isa, {}))
-    if options.threads:
-        os.environ["NUMBA_NUM_THREADS"] = str(options.threads)
-        os.environ["OPENBLAS_NUM_THREADS"] = str(options.threads)
-    _import_and_bind(options.threads)
+    for file in (options.json, getattr(options, "plot", None)):
+        if file and not os.access(file.resolve().parent, os.W_OK):
+            sys.exit(
+                f"{file} cannot be written: {file.resolve().parent} is no directory to write to"
+            )
+    if getattr(options, "plot", None) and options.plot.suffix not in (".png", ".pdf", ".svg"):
+        sys.exit(f"--plot {options.plot}: the name must end in .png, .pdf or .svg")
+    # Two threads of one core share its multipliers: by default there is one a core.
+    threads = options.threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
+    os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
+    _import_and_bind(threads)
     from bench import kernels, machine, plot, start, step
 
     if options.command == "kernels":

@@ -12,6 +12,7 @@ import numpy as np
 
 from bench.timing import Contestant
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 
 try:
     import torch
@@ -57,17 +58,9 @@ def kernel(axes: str, shapes: list[Shape]) -> Callable[[Callable[..., Case]], Ca
     return enter
 
 
-def _empty(*shape: int) -> np.ndarray:
-    """Starts on a cache line, as the arrays of a training step do."""
-    size = math.prod(shape)
-    whole = np.empty(size + 16, np.float32)
-    start = -whole.ctypes.data % 64 // 4
-    return whole[start : start + size].reshape(shape)
-
-
 def _normal(*shape: int) -> np.ndarray:
     random = np.random.default_rng(math.prod(shape))
-    return random.standard_normal(shape, dtype=np.float32, out=_empty(*shape))
+    return random.standard_normal(shape, dtype=np.float32, out=aligned_empty(shape))
 
 
 def _shifted(*shape: int) -> np.ndarray:
@@ -78,15 +71,9 @@ def _shifted(*shape: int) -> np.ndarray:
 
 
 def _copy(x: np.ndarray) -> np.ndarray:
-    copy = _empty(*x.shape)
+    copy = aligned_empty(x.shape)
     copy[...] = x
     return copy
-
-
-def _zeros(*shape: int) -> np.ndarray:
-    zeros = _empty(*shape)
-    zeros[...] = 0
-    return zeros
 
 
 def _tensors(*arrays: np.ndarray) -> list:
@@ -155,11 +142,11 @@ _FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8
 
 
 def _product(name: str, M: int, K: int, N: int, a: np.ndarray, b: np.ndarray) -> Case:
-    out = _empty(M, N)
-    at, bt, ct = _tensors(a, b, _empty(*out.shape))
+    out = aligned_empty((M, N))
+    at, bt, ct = _tensors(a, b, aligned_empty(out.shape))
     left = a.T if name == "matmul_transpose_a" else a
     right = b.T if name == "matmul_transpose_b" else b
-    theirs = _empty(*out.shape)
+    theirs = aligned_empty(out.shape)
 
     def run_torch() -> None:
         x = at.T if name == "matmul_transpose_a" else at
@@ -200,7 +187,7 @@ def matmul_transpose_b(M: int, K: int, N: int) -> Case:
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])
 def matmul_gelu(M: int, K: int, N: int) -> Case:
     a, b, bias = _normal(M, K), _normal(K, N), _normal(N)
-    before, out = _empty(M, N), _empty(M, N)
+    before, out = aligned_empty((M, N)), aligned_empty((M, N))
     at, bt, biast = _tensors(a, b, bias)
     return _case(
         "matmul_gelu",
@@ -220,7 +207,7 @@ _HEADS = [(12, 4, 64, 32), (16, 4, 128, 32), (16, 4, 512, 32), (4, 6, 1024, 64),
 @kernel("B H T D", _HEADS)
 def attention(B: int, H: int, T: int, D: int) -> Case:
     qkv = _normal(B * T, 3 * H * D)
-    out, logsumexp = _empty(B * T, H * D), _empty(B, H, T)
+    out, logsumexp = aligned_empty((B * T, H * D)), aligned_empty((B, H, T))
     q, k, v = _torch_heads(qkv, 3, B, H, T)
     return _case(
         "attention",
@@ -238,8 +225,8 @@ def attention(B: int, H: int, T: int, D: int) -> Case:
 def attention_backward(B: int, H: int, T: int, D: int) -> Case:
     """Forward and backward: that is what PyTorch can be asked for."""
     qkv, dout = _normal(B * T, 3 * H * D), _shifted(B * T, H * D)
-    out, logsumexp = _empty(B * T, H * D), _empty(B, H, T)
-    dqkv = _empty(*qkv.shape)
+    out, logsumexp = aligned_empty((B * T, H * D)), aligned_empty((B, H, T))
+    dqkv = aligned_empty(qkv.shape)
 
     def forward_and_backward(kernels: object, dqkv: np.ndarray, *arrays: np.ndarray) -> None:
         out, logsumexp, qkv, dout = arrays
@@ -260,7 +247,7 @@ def attention_backward(B: int, H: int, T: int, D: int) -> Case:
             x.requires_grad_()
         torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d)
 
-    others = [_empty(*x.shape) for x in (dqkv, out, logsumexp)]
+    others = [aligned_empty(x.shape) for x in (dqkv, out, logsumexp)]
     return Case(
         Contestant(lambda: forward_and_backward(compiled, dqkv, out, logsumexp, qkv, dout)),
         Contestant(lambda: forward_and_backward(reference, *others, qkv, dout)),
@@ -288,7 +275,7 @@ _WIDE = [(768, 512), (8192, 512), (2048, 1536), (65536, 512)]
 @kernel("R C", _ROWS)
 def layernorm(R: int, C: int) -> Case:
     x, weight, bias = _normal(R, C), _normal(C), _shifted(C)
-    out, mean, rstd = _empty(*x.shape), _empty(R), _empty(R)
+    out, mean, rstd = aligned_empty(x.shape), aligned_empty(R), aligned_empty(R)
     xt, wt, bt = _tensors(x, weight, bias)
     return _case(
         "layernorm",
@@ -302,9 +289,9 @@ def layernorm(R: int, C: int) -> Case:
 @kernel("R C", _ROWS)
 def layernorm_backward(R: int, C: int) -> Case:
     x, dy, weight = _normal(R, C), _shifted(R, C), _normal(C)
-    mean, rstd = _empty(R), _empty(R)
-    compiled.layernorm(_empty(*x.shape), mean, rstd, x, weight)
-    dx, dweight, dbias = _empty(*x.shape), _zeros(C), _zeros(C)
+    mean, rstd = aligned_empty(R), aligned_empty(R)
+    compiled.layernorm(aligned_empty(x.shape), mean, rstd, x, weight)
+    dx, dweight, dbias = aligned_empty(x.shape), aligned_zeros(C), aligned_zeros(C)
     tensors = _tensors(dy, x, weight, mean[:, None], rstd[:, None])
     dyt, xt, wt, meant, rstdt = tensors
     backward = torch and torch.ops.aten.native_layer_norm_backward
@@ -319,7 +306,7 @@ def layernorm_backward(R: int, C: int) -> Case:
 
 @kernel("R C", _WIDE)
 def gelu_backward(R: int, C: int) -> Case:
-    x, dy, dx = _normal(R, C), _shifted(R, C), _empty(R, C)
+    x, dy, dx = _normal(R, C), _shifted(R, C), aligned_empty((R, C))
     dyt, xt = _tensors(dy, x)
     backward = torch and torch.ops.aten.gelu_backward
     return _case(
@@ -335,10 +322,10 @@ def gelu_backward(R: int, C: int) -> Case:
 def cross_entropy(R: int, V: int) -> Case:
     start = _shifted(R, V)
     start *= 3
-    logits, losses = _copy(start), _empty(R)
+    logits, losses = _copy(start), aligned_empty(R)
     targets = np.random.default_rng(0).integers(0, V, R).astype(np.int32)
     case = _case("cross_entropy", [losses, logits], [targets, 1 / R], 2 * logits.nbytes)
-    ours, theirs = case.ours, _empty(R, V)
+    ours, theirs = case.ours, aligned_empty((R, V))
     case.ours = Contestant(ours.run, lambda: np.copyto(logits, start))
     case.numpy = Contestant(
         lambda: reference.cross_entropy(np.empty_like(losses), theirs, targets, 1 / R),
@@ -360,7 +347,7 @@ def cross_entropy(R: int, V: int) -> Case:
 @kernel("B T C", [(12, 64, 128), (16, 512, 128), (8, 256, 384), (512, 512, 128)])
 def embedding(B: int, T: int, C: int) -> Case:
     token, position, ids, _ = _embedded(B, T, C)
-    out = _empty(B * T, C)
+    out = aligned_empty((B * T, C))
     tt, pt, it = _tensors(token, position, ids)
     steps = torch and torch.arange(T)
     look_up = torch and torch.nn.functional.embedding
@@ -376,7 +363,7 @@ def embedding(B: int, T: int, C: int) -> Case:
 @kernel("B T C", [(12, 64, 128), (16, 512, 128), (8, 256, 384), (512, 512, 128)])
 def embedding_backward(B: int, T: int, C: int) -> Case:
     token, position, ids, dout = _embedded(B, T, C)
-    dtoken, dposition = _zeros(*token.shape), _zeros(*position.shape)
+    dtoken, dposition = aligned_zeros(token.shape), aligned_zeros(position.shape)
     dt, it = _tensors(dout.reshape(B, T, C), ids)
     backward = torch and torch.ops.aten.embedding_dense_backward
     return _case(
@@ -395,7 +382,7 @@ def _embedded(B: int, T: int, C: int) -> tuple[np.ndarray, ...]:
 
 @kernel("R C", _ROWS)
 def dropout(R: int, C: int) -> Case:
-    x, plus, out = _normal(R, C), _shifted(R, C), _empty(R, C)
+    x, plus, out = _normal(R, C), _shifted(R, C), aligned_empty((R, C))
     xt, pt = _tensors(x, plus)
     return _case(
         "dropout",
@@ -408,7 +395,7 @@ def dropout(R: int, C: int) -> Case:
 
 @kernel("R C", _WIDE)
 def column_sum(R: int, C: int) -> Case:
-    x, out = _normal(R, C), _zeros(C)
+    x, out = _normal(R, C), aligned_zeros(C)
     xt, ot = _tensors(x, out.copy())
     case = _case("column_sum", [out], [x], x.nbytes, torch=_torch(lambda: ot.add_(xt.sum(0))))
     return case
@@ -437,7 +424,7 @@ def sum_of_squares(n: int) -> Case:
 
 @kernel("n", _PARAMETERS)
 def adamw(n: int) -> Case:
-    p, g, m, v = _normal(n), _shifted(n), _normal(n), np.abs(_normal(n), out=_empty(n))
+    p, g, m, v = _normal(n), _shifted(n), _normal(n), np.abs(_normal(n), out=aligned_empty(n))
     decayed = n * 9 // 10
     coefficients = reference.AdamWCoefficients(1e-3, 0.9, 0.99, 1e-8, 0.1, 1.0, 1.0, 0.5)
     gradient = _copy(g)

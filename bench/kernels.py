@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import numpy as np
 from tabulate import tabulate
 
-from bench.cases import KERNELS, Case, Kernel, Shape, torch
+from bench.cases import KERNELS, Case, Kernel, Shape
 from bench.ceilings import Copy, multiply_add
 from bench.timing import Contestant, Times, take_in_turn
 from smallmind.kernels import compilation
@@ -122,15 +122,17 @@ def _duration(seconds: float) -> str:
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
     """Measures and prints the kernels asked for; returns their records."""
-    if torch:
-        torch.set_num_threads(compilation.threads())
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records = []
     for name in options.names or KERNELS:
         kernel = KERNELS[name]
         rows = []
         for shape in options.shapes or kernel.shapes:
-            record = measure(kernel, shape, options.rounds)
+            try:
+                record = measure(kernel, shape, options.rounds)
+            except KeyboardInterrupt:
+                print("interrupted: what was measured before is kept")
+                return records
             records.append(record)
             rows.append(_row(record))
             gc.collect()

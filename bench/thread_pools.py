@@ -1,6 +1,7 @@
 """Gives every contestant the same cores."""
 
 import os
+from pathlib import Path
 
 import psutil
 
@@ -26,12 +27,25 @@ class ThreadPools:
     def bind(self) -> None:
         if not hasattr(os, "sched_setaffinity"):
             return
-        cpus = sorted(os.sched_getaffinity(0))
+        cpus = _one_of_each_core_first(sorted(os.sched_getaffinity(0)))
+        # Never that of the main thread, which works too: a pool may hold a thread that only waits.
+        others = cpus[1:] or cpus
         for pool in self.pools:
-            for place, thread in enumerate(pool, 1):
-                os.sched_setaffinity(thread, {cpus[place % len(cpus)]})
+            for place, thread in enumerate(pool):
+                os.sched_setaffinity(thread, {others[place % len(others)]})
         os.sched_setaffinity(0, {cpus[0]})
 
     @staticmethod
     def _threads() -> set[int]:
         return {thread.id for thread in psutil.Process().threads()}
+
+
+def _one_of_each_core_first(cpus: list[int]) -> list[int]:
+    """CPUs that share a core with one before them come last."""
+    first, others, cores = [], [], set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = siblings.read_text().strip() if siblings.exists() else str(cpu)
+        (others if core in cores else first).append(cpu)
+        cores.add(core)
+    return first + others

@@ -88,6 +88,7 @@ def test_the_table_and_the_record(tmp_path):
         (["kernels", "matmul", "--shapes", "3x4"], "one size for each of their axes"),
         (["kernels", "--shapes", "3x4"], "--shapes needs kernels by name"),
         (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is no shape"),
+        (["kernels", "matmul", "--json", "nowhere/record.json"], "nowhere is no directory"),
         (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
     ],
 )

@@ -93,8 +93,9 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
         for column in range(0, seen, PANEL):
             width = min(PANEL, round_up(seen - column, LANES))
             multiply_panel(
-                at(qkv, query + first * 3 * C), 3 * C, 1, at(keys, column * D), PANEL,
-                at(scores, column), T_row, D, rows, width, null(), 0, null(), null(),
+                at(qkv, query + first * 3 * C), TILE_ROWS * 3 * C, 3 * C, 1,
+                at(keys, column * D), PANEL, at(scores, column), T_row,
+                D, rows, width, null(), 0, null(), null(),
             )  # fmt: skip
         for i in range(rows):
             count = first + i + 1
@@ -104,7 +105,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
             )
         for column in range(0, D, PANEL):
             multiply_panel(
-                at(scores, 0), T_row, 1, at(values, column), D_row,
+                at(scores, 0), TILE_ROWS * T_row, T_row, 1, at(values, column), D_row,
                 at(out, target + first * C + column), C, seen, rows, min(PANEL, D - column),
                 null(), 0, null(), null(),
             )  # fmt: skip
@@ -213,8 +214,8 @@ def _attention_backward_rows(
             for tile in range(first, last, TILE_ROWS):
                 for column in range(0, D, PANEL):
                     multiply_panel(
-                        at(ds, (tile - first) * T_row), T_row, 1, at(key_rows, column), D_row,
-                        at(dqkv, query + tile * 3 * C + column), 3 * C,
+                        at(ds, (tile - first) * T_row), TILE_ROWS * T_row, T_row, 1,
+                        at(key_rows, column), D_row, at(dqkv, query + tile * 3 * C + column), 3 * C,
                         min(last, tile + TILE_ROWS), min(TILE_ROWS, last - tile),
                         min(PANEL, D - column), null(), 0, null(), null(),
                     )  # fmt: skip
@@ -230,12 +231,14 @@ def _attention_backward_rows(
                 plus_dkey = dkey if tile < first else null()
                 plus_dvalue = dvalue if tile < first else null()
                 multiply_panel(
-                    at(ds, place), 1, T_row, at(query_rows, start * D_row + column), D_row,
-                    dkey, 3 * C, last - start, count, width, plus_dkey, 3 * C, null(), null(),
+                    at(ds, place), TILE_ROWS, 1, T_row,
+                    at(query_rows, start * D_row + column), D_row, dkey, 3 * C,
+                    last - start, count, width, plus_dkey, 3 * C, null(), null(),
                 )  # fmt: skip
                 multiply_panel(
-                    at(p, place), 1, T_row, at(dout_rows, start * D_row + column), D_row,
-                    dvalue, 3 * C, last - start, count, width, plus_dvalue, 3 * C, null(), null(),
+                    at(p, place), TILE_ROWS, 1, T_row,
+                    at(dout_rows, start * D_row + column), D_row, dvalue, 3 * C,
+                    last - start, count, width, plus_dvalue, 3 * C, null(), null(),
                 )  # fmt: skip
 
 
@@ -260,12 +263,14 @@ def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask)
         for column in range(left // PANEL * PANEL, seen, PANEL):
             width = min(PANEL, round_up(seen - column, LANES))
             multiply_panel(
-                at(rows[0], tile * D_row), D_row, 1, at(columns[0], column * D), PANEL,
-                at(p, place + column), T_row, D, count, width, null(), 0, null(), null(),
+                at(rows[0], tile * D_row), TILE_ROWS * D_row, D_row, 1,
+                at(columns[0], column * D), PANEL, at(p, place + column), T_row,
+                D, count, width, null(), 0, null(), null(),
             )  # fmt: skip
             multiply_panel(
-                at(rows[2], tile * D_row), D_row, 1, at(columns[1], column * D), PANEL,
-                at(ds, place + column), T_row, D, count, width, null(), 0, null(), null(),
+                at(rows[2], tile * D_row), TILE_ROWS * D_row, D_row, 1,
+                at(columns[1], column * D), PANEL, at(ds, place + column), T_row,
+                D, count, width, null(), 0, null(), null(),
             )  # fmt: skip
         for i in range(count):
             row = tile + i

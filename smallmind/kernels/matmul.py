@@ -3,8 +3,8 @@
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). What differs between
 the variants is only how memory is walked: a is read in place, by rows or by columns, and a panel
 of b, DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the
-columns of a, a strip of it is copied as well, into rows that do not collide in the cache. A panel
-and a strip are scratch of bounded size, so no transposed copy of a matrix ever exists.
+columns of a, a strip of it is packed as well, tile after tile. A panel and a strip are scratch of
+bounded size, so no transposed copy of a matrix ever exists.
 """
 
 import threading
@@ -13,6 +13,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from numba import carray, prange, types
 
+from smallmind.kernels.alignment import aligned_empty
 from smallmind.kernels.compilation import called_jit, jit, native, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.simd import (
@@ -33,17 +34,17 @@ from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, is_given, mul
 
 DEPTH = 512  # most of K that is multiplied in one go
 STRIP = TILE_ROWS * 64  # most rows of the result at a time
-# A strip of a transposed a pays from so many panels on. Its rows lie an odd number of lines apart:
-# at a round distance they would fall into few sets of the cache.
-COPY_FROM = 12
-STRIP_ROW = STRIP // 16 * 16 + 16
-FEW = 4  # rows of a b^T up to which b is not transposed
+# Panels of b from which on packing a transposed a pays: measured, as is FETCH_FROM.
+PACK_A_FROM = 12 if LANES == 16 else 3
+FEW = 4  # rows up to which a tile would leave most of its registers idle
 ALONE = 128 * 1024  # elements of b up to which one thread is quicker than waking others
-PACK_FROM = TILE_ROWS + 1  # rows from which the panel of b is read again after it is packed
-SCRATCH = DEPTH * PANEL + DEPTH // 2 * STRIP_ROW
+PACK_B_FROM = TILE_ROWS + 1  # rows from which the panel of b is read again after it is packed
+SCRATCH = DEPTH * PANEL + STRIP // TILE_ROWS * (DEPTH // 2 * TILE_ROWS + 3 * 16)
+CHUNK = 2048  # columns of b that `_add_rows` reads in one go: four rows of them stay in cache
 # From so many elements on the operands of a^T b come from memory, or from a cache that is shared;
-# then what is needed next is fetched while this is multiplied, GROUP panels of b at a time.
-FETCH_FROM = 2 * 1024 * 1024
+# then what is needed next is fetched while this is multiplied, GROUP panels of b at a time. It pays
+# only where the CPU multiplies so fast that it waits for memory.
+FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
 GROUP = max(1, 256 // PANEL)
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
@@ -55,19 +56,11 @@ _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
 
 
-def _aligned(shape):
-    """An array that starts on a cache line, so that no vector of it lies across two."""
-    size = int(np.prod(shape))
-    whole = np.empty(size + 16, np.float32)
-    start = -whole.ctypes.data % 64 // 4
-    return whole[start : start + size].reshape(shape)
-
-
 class _Scratch(threading.local):
     """One row a worker, kept between calls; each Python thread has its own."""
 
     def __init__(self):
-        self.rows = _aligned((1, SCRATCH))
+        self.rows = aligned_empty((1, SCRATCH))
 
 
 _scratch = _Scratch()
@@ -103,7 +96,7 @@ def _product(out, activated, a, b, bias, plus, variant):
         return
     workers = threads()
     if len(_scratch.rows) < workers:
-        _scratch.rows = _aligned((workers, SCRATCH))
+        _scratch.rows = aligned_empty((workers, SCRATCH))
     _product_parallel(out, activated, a, b, bias, plus, variant, _scratch.rows, workers)
 
 
@@ -150,18 +143,18 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
         return
     left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
     right = min(N - single, right)
-    if M == 1 or (variant == TRANSPOSE_B and M <= FEW):
+    if M == 1 or (M <= FEW and variant != TRANSPOSE_A):
         part = (first, last, left, N if j == across - 1 else right)
         _product_few(out, activated, a, b, bias, plus, variant, part)
         return
     # By the shape alone, as it decides in what blocks a sum along K is taken.
-    copies = variant == TRANSPOSE_A and _count(N, PANEL) >= COPY_FROM
+    packs_a = variant == TRANSPOSE_A and _count(N, PANEL) >= PACK_A_FROM
     # Where b is packed in passing, strips may be short; where packing costs, they are long.
-    strip = STRIP if variant == TRANSPOSE_B or copies else STRIP // 2
+    strip = STRIP if variant == TRANSPOSE_B or packs_a else STRIP // 2
     for row in range(first, last, strip):
         end = min(last, row + strip)
         _product_rows(
-            out, activated, a, b, bias, plus, variant, scratch, (row, end, left, right, copies)
+            out, activated, a, b, bias, plus, variant, scratch, (row, end, left, right, packs_a)
         )
         if single > 0 and j == across - 1:
             part = (row, end, N - single, N)
@@ -191,18 +184,16 @@ def _grid(M, vectors, workers, variant):
 @jit
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     """Rows first..last, columns left..right of the result, block after block along K."""
-    first, last, left, right, copies = part
-    M = out.shape[0]
+    first, last, left, right, packs_a = part
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     panels = _count(right - left, PANEL)
     fetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
-    depth = DEPTH // 2 if copies or fetches else DEPTH
+    depth = DEPTH // 2 if packs_a or fetches else DEPTH
     blocks = max(1, _count(K, depth))
     for block in range(blocks):
         start, end = block * K // blocks, (block + 1) * K // blocks
-        if copies:
-            strip, x = DEPTH * PANEL, start * M + first
-            _copy_rows(scratch, strip, STRIP_ROW, a, x, M, end - start, last - first)
+        if packs_a:
+            _pack_columns(scratch, DEPTH * PANEL, a, start, end, first, last)
         for panel in range(panels):
             column, last_column = (
                 _panel_start(left, right, panel),
@@ -214,7 +205,7 @@ def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
                 ahead = _ahead(left, right, panel, start, end, next_end)
             _product_panel(
                 out, activated, a, b, bias, plus, variant, scratch,
-                (first, last, column, last_column, start, end, K, copies, fetches), ahead,
+                (first, last, column, last_column, start, end, K, packs_a, fetches), ahead,
             )  # fmt: skip
 
 
@@ -260,7 +251,7 @@ def _fetch(x, first, last, left, right):
 @jit
 def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahead):
     """One panel of the result: rows first..last, columns column..last_column, K start..end."""
-    first, last, column, last_column, start, end, K, copies, fetches = part
+    first, last, column, last_column, start, end, K, packs_a, fetches = part
     M, N = out.shape
     depth = end - start
     columns = last_column - column
@@ -272,7 +263,7 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
         _copy_rows(scratch, 0, width, b, start * N + column, N, depth, columns)
     else:
         b_panel, b_row = at(b, start * N + column), N
-        if last - first >= PACK_FROM:
+        if last - first >= PACK_B_FROM:
             packed = at(scratch, 0)
     bias_panel = at(bias, column) if end == K and bias.size > 0 else null()
     # In one go, or tile by tile, with a share of what is to be fetched after each.
@@ -281,19 +272,20 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
     tiles = _count(last - first, TILE_ROWS)
     b_share, a_share = _count(b_last - b_first, tiles), _count(a_last - a_first, tiles)
     for row in range(first, last, step):
-        if copies:
-            a_strip, a_row, a_column = at(scratch, DEPTH * PANEL + row - first), 1, STRIP_ROW
+        if packs_a:
+            a_tile, a_row, a_column = _packed_tile(depth), 1, TILE_ROWS
+            a_strip = at(scratch, DEPTH * PANEL + (row - first) // TILE_ROWS * a_tile)
         elif variant == TRANSPOSE_A:
-            a_strip, a_row, a_column = at(a, start * M + row), 1, M
+            a_strip, a_tile, a_row, a_column = at(a, start * M + row), TILE_ROWS, 1, M
         else:
-            a_strip, a_row, a_column = at(a, row * K + start), K, 1
+            a_strip, a_tile, a_row, a_column = at(a, row * K + start), TILE_ROWS * K, K, 1
         plus_panel = null()
         if start > 0:
             plus_panel = at(out, row * N + column)
         elif plus.size > 0:
             plus_panel = at(plus, row * N + column)
         multiply_panel(
-            a_strip, a_row, a_column, b_panel, b_row, at(out, row * N + column), N,
+            a_strip, a_tile, a_row, a_column, b_panel, b_row, at(out, row * N + column), N,
             depth, min(step, last - row), columns, plus_panel, N, bias_panel, packed,
         )  # fmt: skip
         if fetches:
@@ -304,6 +296,39 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
             b_first, a_first = b_first + b_share, a_first + a_share
     if end == K and activated.size > 0:
         _activate(activated, out, first, last - first, column, last_column)
+
+
+@jit
+def _packed_tile(depth):
+    """Elements from a packed tile of a to the next: an odd number of cache lines.
+
+    At a round distance the tiles would fall into few sets of the cache.
+    """
+    return (depth * TILE_ROWS // 32 * 2 + 3) * 16
+
+
+@jit
+def _pack_columns(scratch, place, a, start, end, first, last):
+    """a[start:end, first:last] -> scratch from `place` on, TILE_ROWS columns at a time.
+
+    Vectors are stored whole: what is too much of one the next row overwrites, or nobody reads.
+    """
+    M = a.shape[1]
+    size, tiles = _packed_tile(end - start), _count(last - first, TILE_ROWS)
+    # So many tiles at least can be read in whole vectors.
+    whole = max(0, min(tiles, (M - first - round_up(TILE_ROWS, LANES)) // TILE_ROWS + 1))
+    for k in range(start, end):
+        source, target = k * M + first, place + (k - start) * TILE_ROWS
+        for _ in range(whole):
+            prefetch(a, source + 2 * M)
+            for v in range(0, TILE_ROWS, LANES):
+                store(scratch, target + v, load(a, source + v))
+            source, target = source + TILE_ROWS, target + size
+        for tile in range(whole, tiles):
+            for v in range(0, TILE_ROWS, LANES):
+                n = max(0, min(LANES, M - first - tile * TILE_ROWS - v))
+                store(scratch, target + v, load_first(a, source + v, n))
+            source, target = source + TILE_ROWS, target + size
 
 
 @jit
@@ -328,7 +353,7 @@ def _product_few(out, activated, a, b, bias, plus, variant, part):
             for j in range(left, right):
                 _add_dots(flat, j, N, b, j * K, a, first, last)
     else:
-        _add_rows(out, a, b, left, right)
+        _add_rows(out, a, b, first, last, left, right)
     if activated.size > 0:
         for i in range(first, last):
             _activate(activated, out, i, 1, left, right)
@@ -367,28 +392,36 @@ def _add_dots(out, place, step, x, x_place, y, first, last):
 
 
 @jit
-def _add_rows(out, a, b, left, right):
-    """out[0, j] += a . b[:, j] for the columns left..right, four rows of b at a time."""
+def _add_rows(out, a, b, first, last, left, right):
+    """out[i, j] += a[i] . b[:, j] for a part of out; of b, four rows are read at a time."""
     K, N = b.shape
-    whole = left + (right - left) // LANES * LANES
-    a = a.reshape(-1)
-    for k in range(0, K - K % 4, 4):
-        a0, a1 = broadcast(a[k]), broadcast(a[k + 1])
-        a2, a3 = broadcast(a[k + 2]), broadcast(a[k + 3])
-        for j in range(left, whole, LANES):
-            y = k * N + j
-            s, t = fma(a0, load(b, y), load(out, j)), a1 * load(b, y + N)
-            s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)
-            store(out, j, s + t)
-    for k in range(K - K % 4, K):
-        for j in range(left, whole, LANES):
-            store(out, j, fma(broadcast(a[k]), load(b, k * N + j), load(out, j)))
-    if whole < right:
-        n = right - whole
-        total = load_first(out, whole, n)
-        for k in range(K):
-            total = fma(broadcast(a[k]), load_first(b, k * N + whole, n), total)
-        store_first(out, whole, total, n)
+    a = a.reshape(-1)  # a^T b of one row reads the same elements
+    for begin in range(left, right, CHUNK):
+        end = min(right, begin + CHUNK)
+        whole = begin + (end - begin) // LANES * LANES
+        for k in range(0, K - K % 4, 4):
+            for i in range(first, last):
+                x = i * K + k
+                a0, a1 = broadcast(a[x]), broadcast(a[x + 1])
+                a2, a3 = broadcast(a[x + 2]), broadcast(a[x + 3])
+                for j in range(begin, whole, LANES):
+                    y, z = k * N + j, i * N + j
+                    s, t = fma(a0, load(b, y), load(out, z)), a1 * load(b, y + N)
+                    s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)
+                    store(out, z, s + t)
+        for k in range(K - K % 4, K):
+            for i in range(first, last):
+                a0 = broadcast(a[i * K + k])
+                for j in range(begin, whole, LANES):
+                    store(out, i * N + j, fma(a0, load(b, k * N + j), load(out, i * N + j)))
+        if whole < end:
+            n = end - whole
+            for i in range(first, last):
+                total = load_first(out, i * N + whole, n)
+                for k in range(K):
+                    a0 = broadcast(a[i * K + k])
+                    total = fma(a0, load_first(b, k * N + whole, n), total)
+                store_first(out, i * N + whole, total, n)
 
 
 @jit

@@ -15,6 +15,8 @@ TILE_ROWS = ISA.tile_rows
 TILE_VECTORS = ISA.tile_vectors
 PANEL = LANES * TILE_VECTORS  # columns of a tile at its widest
 
+FETCHED_AHEAD = 32  # rows of b between what is asked for and what is multiplied
+
 _POINTER = F32.as_pointer()
 
 
@@ -59,6 +61,10 @@ def tile_function(module, isa, rows, vectors, packs=False):
     a_k = builder.mul(k, a_column)
     b_values = [ops.load(builder, builder.gep(b_k, [I64(v * ops.lanes)])) for v in range(vectors)]
     if packs:
+        # Rows of b lie too far apart for the CPU to guess the next; the later tiles read it packed.
+        ahead = builder.gep(b_k, [builder.mul(b_row, I64(FETCHED_AHEAD))])
+        for v in range(0, vectors, max(1, 16 // ops.lanes)):
+            ops.prefetch(builder, builder.gep(ahead, [I64(v * ops.lanes)]), locality=2)
         packed_k = builder.gep(packed, [builder.mul(k, I64(vectors * ops.lanes))])
         for v, value in enumerate(b_values):
             ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
@@ -216,17 +222,19 @@ def advance(typingctx, pointer, count):
 
 
 _n, _p = types.int64, types.CPointer(types.float32)
-_PANEL = types.void(_p, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
+_PANEL = types.void(_p, _n, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
 
 
 @native(_PANEL)
 def _panel(
-    a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed
+    a, a_tile, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias,
+    packed,
 ):  # fmt: skip
-    for row in range(0, rows, TILE_ROWS):
+    for tile in range((rows + TILE_ROWS - 1) // TILE_ROWS):
+        row = tile * TILE_ROWS
         _choose_tile(
             (
-                advance(a, row * a_row), a_row, a_column, b, b_row,
+                advance(a, tile * a_tile), a_row, a_column, b, b_row,
                 advance(c, row * c_row), c_row, depth, min(TILE_ROWS, rows - row), columns,
                 advance(plus, row * plus_row), plus_row, bias, packed,
             )
@@ -240,12 +248,13 @@ def _panel(
 llvm.add_symbol("smallmind_multiply_panel", _panel.address)
 
 # multiply_panel(
-#     a, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias, packed
+#     a, a_tile, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias,
+#     packed,
 # ):
 #   c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus]
-# columns <= PANEL. Pointers with strides in elements, null() for nothing to add; b must be readable
-# up to the next multiple of LANES columns. If `packed` is not null(), the first tile writes what it
-# reads of b to it, row after row without gaps, for the tiles below it: for that there must be
-# TILE_ROWS rows at least and whole vectors of columns. The order of the sum over depth is the same
-# in every shape of tile.
+# columns <= PANEL. Pointers with strides in elements, null() for nothing to add. TILE_ROWS rows of
+# a start a_tile elements after those before; b must be readable up to the next multiple of LANES
+# columns. If `packed` is not null(), the first tile writes what it reads of b to it, row after row
+# without gaps, for the tiles below it: for that there must be TILE_ROWS rows at least and whole
+# vectors of columns. The order of the sum over depth is the same in every shape of tile.
 multiply_panel = types.ExternalFunction("smallmind_multiply_panel", _PANEL)

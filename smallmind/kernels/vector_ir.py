@@ -36,12 +36,15 @@ class VectorIR:
     def store(self, builder, value, pointer):
         builder.store(value, builder.bitcast(pointer, self.vector.as_pointer()), align=4)
 
-    def prefetch(self, builder, pointer, write=False):
-        """Asks for the cache line at pointer, which need not be one's own."""
+    def prefetch(self, builder, pointer, write=False, locality=3):
+        """Asks for the cache line at pointer, which need not be one's own.
+
+        locality 3 brings it into every cache, 2 into those from the second level on.
+        """
         place = builder.bitcast(pointer, ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [place, I32(int(write)), I32(3), I32(1)])
+        builder.call(function, [place, I32(int(write)), I32(locality), I32(1)])
 
     def call(self, builder, name, result, *arguments):
         kind = ir.FunctionType(result, [argument.type for argument in arguments])

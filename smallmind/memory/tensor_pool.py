@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-ALIGNMENT = 64  # bytes: a cache line, and a vector of the widest instruction set
+from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
 
 
 def bucket_size(n: int) -> int:
@@ -76,12 +76,10 @@ class TensorPool:
 
     def _allocate(self, key: tuple[int, Any]) -> np.ndarray:
         size, dtype = key
-        nbytes = size * np.dtype(dtype).itemsize
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        self.bytes_held += raw.nbytes
+        array = aligned_empty(size, dtype)
+        self.bytes_held += array.nbytes + ALIGNMENT
         self.misses += 1
-        return raw[start : start + nbytes].view(dtype)
+        return array
 
 
 TensorPool.shared = TensorPool()

@@ -6,6 +6,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from smallmind.kernels.alignment import aligned_zeros
+
 ALIGNED = 16  # elements: no two parameters share a cache line
 
 
@@ -24,8 +26,8 @@ class Parameters:
             size += -(-math.prod(shape) // ALIGNED) * ALIGNED
             if len(shape) >= 2:
                 self.decayed = size
-        self.values: np.ndarray = np.zeros(size, dtype)
-        self.gradients: np.ndarray = np.zeros(size, dtype)
+        self.values: np.ndarray = aligned_zeros(size, dtype)
+        self.gradients: np.ndarray = aligned_zeros(size, dtype)
         self.count = sum(math.prod(shape) for shape in shapes.values())
 
         def views(flat: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -2,9 +2,8 @@
 
 import math
 
-import numpy as np
-
 from smallmind.config import InputError, TrainingConfig
+from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import AdamWCoefficients
 from smallmind.nn.transformer import TransformerModel
 
@@ -37,8 +36,8 @@ class AdamW:
         self.eps = eps
         self.weight_decay = weight_decay
         self.steps = 0
-        self.m = np.zeros_like(model.flat.values)
-        self.v = np.zeros_like(model.flat.values)
+        self.m = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
+        self.v = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
 
     def step(self, max_grad_norm: float | None = None) -> float:
         """One update -> the norm of the gradient before clipping. Clears the gradients.
