@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 TURN = 0.015  # seconds that a contestant runs at a stretch
 MOST_CALLS = 400  # of one turn
-# Idle threads of OpenBLAS and of PyTorch go on spinning for up to 30 ms after a call. Whoever came
-# next would pay for it.
-PAUSE = 0.03
+PAUSE = 0.005
+MOST_PAUSES = 100
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,21 @@ def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, T
         for name, contestant in contestants.items():
             with contestant.setting():
                 seconds[name] += _turn(contestant)
-            time.sleep(PAUSE)
+            _wait_for_idle_threads()
     return {name: _summary(values) for name, values in seconds.items()}
+
+
+def _wait_for_idle_threads() -> None:
+    """Pauses until no thread of this process is busy.
+
+    Those of OpenBLAS and of PyTorch go on spinning for up to 100 ms after a call, and whoever came
+    next would pay for it.
+    """
+    for _ in range(MOST_PAUSES):
+        before = time.process_time()
+        time.sleep(PAUSE)
+        if time.process_time() - before < PAUSE / 10:
+            return
 
 
 def _turn(contestant: Contestant) -> list[float]:

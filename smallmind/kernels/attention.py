@@ -8,8 +8,9 @@ and keeps for the backward pass only the logarithm of each row's sum of exponent
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.compilation import called_jit, jit, parallel_jit, threads
 from smallmind.kernels.dropout import dropout_threshold
+from smallmind.kernels.scratch import scratch
 from smallmind.kernels.simd import (
     LANES,
     at,
@@ -31,7 +32,6 @@ from smallmind.kernels.simd import (
 from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
 
 ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
-_ODD = 16  # added to row strides, which as powers of two would fall into few sets of the cache
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0):
@@ -42,19 +42,20 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0):
     the dropout mask follows from key (64 bits) and is off at probability 0.
     """
     threshold, factor = dropout_threshold(probability)
-    _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, threads())
+    T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
+    # Keys and values of a head, scores of a tile.
+    size = _keys(T, D) + _rows(T, D) + TILE_ROWS * _score_row(T)
+    rows = scratch(threads(), size)
+    _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
 
 @parallel_jit
-def _attention(out, logsumexp, qkv, key, threshold, factor, workers):
+def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
+    workers = scratch.shape[0]
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        T_row = round_up(T, PANEL) + _ODD
-        D_row = round_up(D, LANES)
-        keys = np.empty(round_up(T, PANEL) * D, np.float32)
-        values = np.empty(T * D_row, np.float32)
-        scores = np.empty(TILE_ROWS * T_row, np.float32)
+        row, values, scores = scratch[worker], _keys(T, D), _keys(T, D) + _rows(T, D)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for head in range(begin // workers, (end + workers - 1) // workers):
             # The first and the last head may be shared with the workers before and after. The work
@@ -63,9 +64,27 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, workers):
             last = _row_of_share(T, np.sqrt(min(workers, end - head * workers) / workers))
             if first < last:
                 _attention_rows(
-                    out, logsumexp, qkv, head, first, last, keys, values, scores,
-                    (key, threshold, factor),
+                    out, logsumexp, qkv, head, first, last,
+                    row[:values], row[values:scores], row[scores:], (key, threshold, factor),
                 )  # fmt: skip
+
+
+@called_jit
+def _keys(T, D):
+    """Elements of the keys of a head, in panels."""
+    return round_up(T, PANEL) * D
+
+
+@called_jit
+def _rows(T, D):
+    """Elements of the queries, the keys or the values of a head, in padded rows."""
+    return T * round_up(D, LANES)
+
+
+@called_jit
+def _score_row(T):
+    """Elements from a row of scores to the next: as a power of two, few sets of the cache."""
+    return round_up(T, PANEL) + 16
 
 
 @jit
@@ -80,7 +99,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
-    D_row, T_row = round_up(D, LANES), scores.size // TILE_ROWS
+    D_row, T_row = round_up(D, LANES), _score_row(T)
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
@@ -151,20 +170,25 @@ def _softmax_row(scores, s, count, width, scale, mask, counter):
 def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
-    _attention_backward(
-        dqkv, dout, out, logsumexp, qkv, np.uint64(key), threshold, factor, threads()
-    )
+    T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
+    # Keys and values; queries, keys and gradients; probabilities and gradients of scores.
+    size = 2 * _keys(T, D) + 3 * _rows(T, D) + 2 * ROWS * _score_row(T)
+    rows = scratch(threads(), size)
+    _attention_backward(dqkv, dout, out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
 
 @parallel_jit
-def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor, workers):
+def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor, scratch):
+    workers = scratch.shape[0]
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        T_row = round_up(T, PANEL) + _ODD
-        columns = np.empty((2, round_up(T, PANEL) * D), np.float32)
-        rows = np.empty((3, T * round_up(D, LANES)), np.float32)
-        tiles = np.empty((2, ROWS * T_row), np.float32)
+        own, size = scratch[worker], _keys(T, D)
+        columns = own[: 2 * size].reshape(2, size)
+        place, size = 2 * size, _rows(T, D)
+        rows = own[place : place + 3 * size].reshape(3, size)
+        place, size = place + 3 * size, ROWS * _score_row(T)
+        tiles = own[place : place + 2 * size].reshape(2, size)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for head in range(begin // workers, (end + workers - 1) // workers):
             first = _row_of_share(T, max(0, begin - head * workers) / workers)
@@ -191,7 +215,7 @@ def _attention_backward_rows(
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
-    D_row, T_row = round_up(D, LANES), tiles.shape[1] // ROWS
+    D_row, T_row = round_up(D, LANES), _score_row(T)
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
@@ -252,7 +276,7 @@ def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask)
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
     D = C // H
-    D_row, T_row = round_up(D, LANES), tiles.shape[1] // ROWS
+    D_row, T_row = round_up(D, LANES), _score_row(T)
     b, h = head // H, head % H
     scale = np.float32(1 / np.sqrt(D))
     p, ds = tiles[0], tiles[1]

@@ -1,14 +1,23 @@
 """GELU in its tanh form (Hendrycks & Gimpel 2016), and its derivative.
 
 gelu(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) = x sigmoid(z), z = 2 sqrt(2/pi) (x + ...):
-the same function with one exponential and no cancellation for negative x.
+the same function with one exponential and no cancellation for negative x, where tanh is near -1.
 """
 
 import numpy as np
 from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import LANES, broadcast, exp, fma, load, load_first, store, store_first
+from smallmind.kernels.simd import (
+    LANES,
+    broadcast,
+    fma,
+    load,
+    load_first,
+    sigmoid,
+    store,
+    store_first,
+)
 
 SLOPE = np.float32(2 * np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715)
@@ -17,8 +26,7 @@ CUBIC = np.float32(0.044715)
 @jit
 def _sigmoid(x):
     """sigmoid(z(x)) of a Vector."""
-    z = x * fma(x * x, broadcast(SLOPE * CUBIC), broadcast(SLOPE))
-    return np.float32(1) / (exp(np.float32(0) - z) + np.float32(1))
+    return sigmoid(x * fma(x * x, broadcast(SLOPE * CUBIC), broadcast(SLOPE)))
 
 
 @jit

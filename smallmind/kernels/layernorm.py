@@ -5,6 +5,7 @@ from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit
 from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.scratch import scratch
 from smallmind.kernels.simd import (
     LANES,
     broadcast,
@@ -90,13 +91,10 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
     Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
     """
     R, C = x.shape
-    chunks = (R + CHUNK - 1) // CHUNK
-    partial, means = (
-        np.empty((chunks, 2 * C), np.float32),
-        np.empty((chunks, 2 * CHUNK), np.float32),
-    )
+    # Sums over a chunk of rows for dweight and dbias; two means of each row of a block.
+    partial = scratch((R + CHUNK - 1) // CHUNK, 2 * C + 2 * CHUNK)
     _layernorm_backward(
-        dx, partial, means, dy, x, mean, rstd, weight, _NO_MATRIX if plus is None else plus
+        dx, partial, dy, x, mean, rstd, weight, _NO_MATRIX if plus is None else plus
     )
     add_column_sums(dweight, partial, 0)
     if dbias is not None:
@@ -104,27 +102,26 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
 
 
 @parallel_jit
-def _layernorm_backward(dx, partial, means, dy, x, mean, rstd, weight, plus):
+def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, plus):
     R = x.shape[0]
     for chunk in prange((R + CHUNK - 1) // CHUNK):
         _layernorm_backward_rows(
-            dx, partial, means[chunk], dy, x, mean, rstd, weight, plus, np.int64(chunk)
+            dx, partial[chunk], dy, x, mean, rstd, weight, plus, np.int64(chunk)
         )
 
 
 @jit
-def _layernorm_backward_rows(dx, partial, means, dy, x, mean, rstd, weight, plus, chunk):
+def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk):
     # forward: xhat = (x - mean) rstd, y = xhat weight + bias
     # backward, with dxhat = dy weight and means over a row:
     #   dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat xhat))
     R, C = x.shape
     tail = C % LANES
     whole = C - tail
-    dweight = chunk * 2 * C
-    dbias = dweight + C
+    dweight, dbias, means = 0, C, partial[2 * C :]
     end = min(R, chunk * CHUNK + CHUNK)
     step = max(1, BLOCK // C)
-    partial[chunk, :] = np.float32(0)
+    partial[: 2 * C] = np.float32(0)
     for start in range(chunk * CHUNK, end, step):
         stop = min(end, start + step)
         _row_means(means, dy, x, mean, rstd, weight, start, stop)

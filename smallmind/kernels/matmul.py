@@ -7,15 +7,13 @@ columns of a, a strip of it is packed as well, tile after tile. A panel and a st
 bounded size, so no transposed copy of a matrix ever exists.
 """
 
-import threading
-
 import llvmlite.binding as llvm
 import numpy as np
 from numba import carray, prange, types
 
-from smallmind.kernels.alignment import aligned_empty
 from smallmind.kernels.compilation import called_jit, jit, native, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.scratch import scratch
 from smallmind.kernels.simd import (
     LANES,
     at,
@@ -56,16 +54,6 @@ _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
 
 
-class _Scratch(threading.local):
-    """One row a worker, kept between calls; each Python thread has its own."""
-
-    def __init__(self):
-        self.rows = aligned_empty((1, SCRATCH))
-
-
-_scratch = _Scratch()
-
-
 def matmul(out, a, b, bias=None, plus=None):
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ plus (M, N)]. Writes out."""
     _product(out, None, a, b, bias, plus, PLAIN)
@@ -92,12 +80,11 @@ def _product(out, activated, a, b, bias, plus, variant):
     plus = _NO_MATRIX if plus is None else plus
     size = b.size
     if size <= ALONE and len(out) * size <= 4 * ALONE:
-        _product_alone(out, activated, a, b, bias, plus, variant, _scratch.rows)
+        rows = _NO_MATRIX if len(out) == 1 else scratch(1, SCRATCH)  # one row packs nothing
+        _product_alone(out, activated, a, b, bias, plus, variant, rows)
         return
-    workers = threads()
-    if len(_scratch.rows) < workers:
-        _scratch.rows = aligned_empty((workers, SCRATCH))
-    _product_parallel(out, activated, a, b, bias, plus, variant, _scratch.rows, workers)
+    rows = scratch(threads(), SCRATCH)
+    _product_parallel(out, activated, a, b, bias, plus, variant, rows, len(rows))
 
 
 @called_jit

@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.compilation import called_jit, jit, parallel_jit
+from smallmind.kernels.scratch import scratch
 from smallmind.kernels.simd import (
     LANES,
     broadcast,
@@ -22,7 +23,7 @@ ELEMENTS = 8192  # elements whose squares are summed as one
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     R, C = x.shape
-    partial = np.empty(((R + CHUNK - 1) // CHUNK, C), np.float32)
+    partial = scratch((R + CHUNK - 1) // CHUNK, C)
     _column_sums(partial, x)
     add_column_sums(out, partial, 0)
 
@@ -36,8 +37,8 @@ def _column_sums(partial, x):
 @jit
 def _column_sums_chunk(partial, x, chunk):
     R, C = x.shape
-    partial[chunk, :] = np.float32(0)
-    target = chunk * C
+    partial[chunk, :C] = np.float32(0)
+    target = chunk * partial.shape[1]
     tail = C % LANES
     for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
         for c in range(0, C - tail, LANES):
@@ -68,7 +69,8 @@ def add_column_sums(out, partial, column):
 
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
-    partial = np.empty((x.size + ELEMENTS - 1) // ELEMENTS, np.float64)
+    chunks = (x.size + ELEMENTS - 1) // ELEMENTS
+    partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
     _sums_of_squares(partial, x)
     return float(partial.sum())
 

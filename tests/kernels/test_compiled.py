@@ -69,6 +69,18 @@ def test_both_backends_have_the_same_kernels_with_the_same_arguments():
         ), name
 
 
+@pytest.mark.parametrize("shape", [*itertools.product((0, 1, 40), repeat=3)], ids=str)
+def test_products_of_nothing(random, shape):
+    M, K, N = shape
+    a, b = normal(random, M, K), normal(random, K, N)
+    a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+    bias, plus = normal(random, N), normal(random, M, N)
+    assert_close(run_both("matmul", [(M, N)], a, b, bias, plus))
+    assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
+    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b, plus))
+    assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
+
+
 @pytest.mark.parametrize("M", SIZES)
 def test_products(random, M):
     for K, N in itertools.product(SIZES, SIZES):

@@ -49,6 +49,21 @@ def test_exp_at_its_ends():
     np.testing.assert_array_equal(apply(simd.exp)(x)[:6], [np.nan, np.inf, 0, np.inf, 0, 1])
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
+def test_sigmoid_over_its_whole_range():
+    x = every(501, 1e-38, 110)
+    exact = 1 / (1 + np.exp(-x.astype(np.float64)))
+    computed = apply(simd.sigmoid)(x).astype(np.float64)
+    # 2e-7 relative; below -88.7 it is less than 3e-39, and 0.
+    assert (np.abs(computed - exact) <= np.maximum(2e-7 * exact, 3e-39)).all()
+
+
+def test_sigmoid_at_its_ends():
+    x = np.zeros(16, np.float32)
+    x[:6] = np.nan, np.inf, -np.inf, 1000, -1000, 0
+    np.testing.assert_array_equal(apply(simd.sigmoid)(x)[:6], [np.nan, 1, 0, 1, 0, 0.5])
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_gelu_and_its_derivative_over_their_whole_range():
     for start, stop in ((-12, 12), (-1e4, 1e4)):

@@ -1,0 +1,47 @@
+"""Memory that kernels need while they run, kept from call to call."""
+
+import threading
+
+import numpy as np
+
+from smallmind.kernels.alignment import aligned_empty
+
+_MOST_VIEWS = 256
+
+
+class _Kept(threading.local):
+    """Each Python thread has its own: it runs one kernel at a time."""
+
+    def __init__(self) -> None:
+        self.elements = aligned_empty(0)
+        self.views: dict[tuple[int, int], np.ndarray] = {}  # to make one takes a microsecond
+
+
+_kept = _Kept()
+
+
+def scratch(rows: int, size: int) -> np.ndarray:
+    """-> (rows, at least size) float32, contents undefined, good until the next call.
+
+    No two rows share a cache line. It grows to the most that was asked for and stays, so that
+    kernels allocate nothing once they have run.
+    """
+    view = _kept.views.get((rows, size))
+    return _view(rows, size) if view is None else view
+
+
+def _view(rows: int, size: int) -> np.ndarray:
+    padded = (size + 15) // 16 * 16
+    if _kept.elements.size < rows * padded:
+        _kept.views.clear()
+        _kept.elements = aligned_empty(rows * padded)
+    elif len(_kept.views) == _MOST_VIEWS:
+        _kept.views.clear()
+    view = _kept.elements[: rows * padded].reshape(rows, padded)
+    _kept.views[rows, size] = view
+    return view
+
+
+def scratch_bytes() -> int:
+    """How much this Python thread keeps."""
+    return _kept.elements.nbytes
