@@ -60,10 +60,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     kernels.add_argument("--rounds", type=_count, default=7, help="turns of each contestant")
     kernels.add_argument("--plot", type=Path, metavar="FILE.png", help="GFLOP/s by shape")
 
-    step = commands.add_parser("step", help="one training step")
-    sizes = {"batch_size": 12, "block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
-    for name, default in {**sizes, "vocab_size": 65, "repeat": 100}.items():
-        step.add_argument("--" + name.replace("_", "-"), type=_count, default=default)
+    step = commands.add_parser("step", help="a training step, beside those of other libraries")
+    step.add_argument(
+        "--shapes", type=_shapes, metavar="S,S", help="like 12x64x128x4x4: B, T, C, layers, heads"
+    )
+    step.add_argument(
+        "--peers", type=lambda text: [word for word in text.split(",") if word], metavar="P,P",
+        help="of torch, torch compile, jax; all that are installed without",
+    )  # fmt: skip
+    step.add_argument("--steps", type=_count, default=60, help="that are timed")
 
     start = commands.add_parser("start", help="compiling kernels, and loading them from the cache")
     start.add_argument("--rounds", type=_count, default=3, help="later starts")
@@ -76,7 +81,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def _import_and_bind(threads: int) -> None:
-    """Imports the contestants, each with its threads, and binds those.
+    """Imports the contestants of the kernels, each with its threads, and binds those.
 
     NumPy and PyTorch come first: so they keep their own settings of OpenMP.
     """
@@ -117,7 +122,8 @@ def main() -> None:
     # Two threads of one core share its multipliers: by default there is one a core.
     threads = options.threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
     os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
-    _import_and_bind(threads)
+    if options.command == "kernels":
+        _import_and_bind(threads)
     from bench import kernels, machine, plot, start, step
 
     if options.command == "kernels":
@@ -128,6 +134,10 @@ def main() -> None:
         for shape in options.shapes or []:
             if axes != {len(shape)}:
                 sys.exit("--shapes needs kernels by name, and one size for each of their axes")
+    if options.command == "step":
+        for shape in options.shapes or []:
+            if len(shape) != 5 or shape[2] % shape[4]:
+                sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     described = machine.describe()
     commands = {"kernels": kernels.run, "step": step.run, "start": start.run}
     results = commands[options.command](options, described)

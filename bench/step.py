@@ -1,42 +1,177 @@
-"""python -m bench step: the time of a training step, beside the arithmetic that it does."""
+"""python -m bench step: a training step of ours beside those of other libraries.
+
+Every contestant is a process of its own, trains the same model from the same weights on the same
+batches, and has a few steps in turn.
+"""
 
 import argparse
+import importlib.util
+import json
+import os
 import statistics
-import time
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+from tabulate import tabulate
 
 import smallmind
+from bench.ceilings import multiply_add
+from bench.peers import job
+from bench.peers.job import Sizes
+from bench.timing import Contestant, take_in_turn
+from smallmind.text.corpus import built_in_text
+
+ROOT = Path(__file__).parent.parent
+PEERS = {"torch": "torch", "torch compile": "torch", "jax": "jax"}  # name -> package
+COMPARED = 20  # first steps, whose losses must agree
+AGREEMENT = 1e-3  # nats
+TURN = 5  # steps
+SIZES = [
+    Sizes(12, 64, 128, 4, 4),
+    Sizes(16, 128, 128, 4, 4),
+    Sizes(16, 512, 128, 4, 4),
+    Sizes(8, 256, 384, 6, 6),
+]
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
-    """Measures and prints; returns the record. Units: seconds, floating-point operations."""
-    B, T = options.batch_size, options.block_size
+class _Process:
+    """A contestant, which answers commands."""
+
+    def __init__(self, name: str, path: str, threads: int) -> None:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            # Each thread on a core of its own, whoever starts it.
+            "OMP_PROC_BIND": "spread",
+            "OMP_PLACES": "cores",
+        }
+        if threads == 1:
+            environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.peers", name, path],
+            cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    def ask(self, **command: object) -> Any:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self.name} ended with status {self.process.wait()}; see above")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def installed() -> list[str]:
+    """The peers whose package is there."""
+    return [name for name, package in PEERS.items() if importlib.util.find_spec(package)]
+
+
+def operations(sizes: Sizes, parameters: int) -> int:
+    """Of a step: 6 a parameter and token, and attention's products over the causal half."""
+    tokens = sizes.B * sizes.T
+    return 6 * parameters * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
+
+
+def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
+    """Takes the contestants in turn -> the record. Units: seconds, bytes, nats a token."""
     model = smallmind.TransformerModel(
-        options.vocab_size, T, options.n_embd, options.n_layer, options.n_head
+        sizes.V, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, tie_weights=True
     )
-    optimizer = smallmind.AdamW(model)
-    data = np.random.default_rng(0).integers(0, options.vocab_size, (B, T + 1))
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(Path(directory) / "job.npz")
+        job.write(path, sizes, dict(model.parameters), built_in_text().encode())
+        processes = {name: _Process(name, path, threads) for name in ["ours", *peers]}
+        first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in processes}
+        for start in range(COMPARED, COMPARED + steps, TURN):
+            for name, process in processes.items():
+                seconds[name] += process.ask(run=[start, TURN])["seconds"]
+        ceiling = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
+        memory = {name: process.ask(memory=True) for name, process in processes.items()}
+        python = processes["ours"].ask(python=True)
+        for process in processes.values():
+            process.close()
+    quarters = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
+    return {
+        "sizes": asdict(sizes),
+        "parameters": model.flat.count,
+        "operations": operations(sizes, model.flat.count),
+        "multiply_add_per_second": multiply_add() / ceiling.median,
+        "python_seconds": python,
+        "contestants": {
+            name: {
+                "seconds": quarters[name][1],
+                "spread": (quarters[name][2] - quarters[name][0]) / quarters[name][1],
+                "peak_bytes": memory[name],
+                "losses": first[name],
+                "worst_difference": max(
+                    abs(a - b) for a, b in zip(first[name], first["ours"], strict=True)
+                ),
+            }
+            for name in processes
+        },
+    }
 
-    def one_step() -> float:
-        model.loss_and_gradients(data[:, :-1], data[:, 1:])
-        return optimizer.step(max_grad_norm=1.0)
 
+def show(record: dict[str, Any]) -> None:
+    """Prints the record as a table."""
+    sizes, ours = Sizes(**record["sizes"]), record["contestants"]["ours"]
+    rows = []
+    for name, result in record["contestants"].items():
+        rate = record["operations"] / result["seconds"]
+        rows.append(
+            [
+                name,
+                f"{result['seconds'] * 1e3:.2f}",
+                f"{result['spread'] * 100:.0f} %",
+                f"{sizes.B * sizes.T / result['seconds']:,.0f}",
+                f"{rate / 1e9:.0f}",
+                f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
+                f"{result['seconds'] / ours['seconds']:.2f}",
+                f"{result['peak_bytes'] / 1e6:.0f}",
+                f"{ours['peak_bytes'] / result['peak_bytes']:.2f}",
+                f"{result['losses'][-1]:.5f}",
+                f"{result['worst_difference']:.0e}" if name != "ours" else "",
+            ]
+        )
+    heads = [
+        "", "ms", "spread", "tokens/s", "GFLOP/s", "of FMA", "time / ours", "peak MB", "ours / it",
+        f"loss after {COMPARED}", "differs",
+    ]  # fmt: skip
+    share = record["python_seconds"] / ours["seconds"]
+    print(f"\n{sizes.name}, {record['parameters']:,} parameters")
+    print(tabulate(rows, heads, stralign="right", disable_numparse=True))
+    print(f"Python takes {record['python_seconds'] * 1e3:.2f} ms of our step, {share * 100:.1f} %")
+
+
+def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+    """Measures and prints; returns the records. Ends with an error where losses disagree."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
-    for _ in range(10):
-        one_step()
-    seconds = []
-    for _ in range(options.repeat):
-        start = time.perf_counter()
-        one_step()
-        seconds.append(time.perf_counter() - start)
-    median = statistics.median(seconds)
-    # 6 a parameter and token, and attention's two products over the causal half, three times.
-    flops = 6 * model.flat.count * B * T + 6 * options.n_layer * options.n_embd * T * B * T
-    print(
-        f"B {B}  T {T}  {options.n_layer} x {options.n_embd}  {options.n_head} heads: "
-        f"median {median * 1e3:.2f} ms  least {min(seconds) * 1e3:.2f} ms  "
-        f"{B * T / median:,.0f} tokens/s  {flops / median / 1e9:.0f} GFLOP/s"
-    )
-    sizes = {name: getattr(options, name) for name in ("n_embd", "n_layer", "n_head")}
-    return [{"B": B, "T": T, **sizes, "seconds": median, "least": min(seconds), "flops": flops}]
+    peers = installed() if options.peers is None else options.peers
+    missing = [name for name in peers if name not in installed()]
+    if missing:
+        raise SystemExit(f"--peers: {missing[0]} is not installed; there are {installed()}")
+    records = []
+    for sizes in options.shapes or SIZES:
+        sizes = sizes if isinstance(sizes, Sizes) else Sizes(*sizes)
+        record = measure(sizes, peers, options.steps, int(str(machine["threads"])))
+        records.append(record)
+        show(record)
+        for name, result in record["contestants"].items():
+            if not result["worst_difference"] <= AGREEMENT:
+                raise SystemExit(
+                    f"{name}'s losses differ by {result['worst_difference']:.1e} from ours"
+                )
+    return records

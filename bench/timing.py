@@ -41,11 +41,11 @@ def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, T
         for name, contestant in contestants.items():
             with contestant.setting():
                 seconds[name] += _turn(contestant)
-            _wait_for_idle_threads()
+            wait_for_idle_threads()
     return {name: _summary(values) for name, values in seconds.items()}
 
 
-def _wait_for_idle_threads() -> None:
+def wait_for_idle_threads() -> None:
     """Pauses until no thread of this process is busy.
 
     Those of OpenBLAS and of PyTorch go on spinning for up to 100 ms after a call, and whoever came

@@ -25,20 +25,26 @@ if TYPE_CHECKING:
     )
     from smallmind.generation import generate
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
+    from smallmind.memory.tensor_pool import TensorPool
+    from smallmind.memory.tracker import MemoryTracker
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
     from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
 
 _HOMES = {
     "AdamW": "smallmind.optim.adamw",
     "GenerationConfig": "smallmind.config",
     "InputError": "smallmind.config",
+    "MemoryTracker": "smallmind.memory.tracker",
     "ModelConfig": "smallmind.config",
     "RunConfig": "smallmind.config",
+    "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
     "Training": "smallmind.training.training",
     "TrainingConfig": "smallmind.config",
+    "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",
     "generate": "smallmind.generation",
     "matmul": "smallmind.linalg",
@@ -50,11 +56,14 @@ __all__ = [
     "AdamW",
     "GenerationConfig",
     "InputError",
+    "MemoryTracker",
     "ModelConfig",
     "RunConfig",
+    "TensorPool",
     "Tokenizer",
     "Training",
     "TrainingConfig",
+    "TrainingProfiler",
     "TransformerModel",
     "__version__",
     "generate",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smallmind.box import LINES
 from smallmind.config import (
     GenerationConfig,
     InputError,
@@ -73,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         for field in dataclasses.fields(config):
             if field.name not in FROM_TEXT:
                 _add_flag(group, field)
+    group = train.add_argument_group("What is measured on the way")
+    group.add_argument(
+        "--profile", action="store_true", help="show at the end where time and memory went"
+    )
+    group.add_argument(
+        "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
+    )
+    group.add_argument(
+        "--profile-json", metavar="FILE", help="write a trace that chrome://tracing shows"
+    )
     train.set_defaults(command=_train)
 
     generate = commands.add_parser("generate", help="let a trained model write")
@@ -121,6 +132,9 @@ def _train(options: argparse.Namespace) -> int:
     run_config = _config(RunConfig, options)
     training_config = _config(TrainingConfig, options)
     _config(ModelConfig, options)  # what is wrong with the flags comes before the work
+    trace = options.profile_json and Path(options.profile_json)
+    if trace and (trace.is_dir() or not os.access(trace.resolve().parent, os.W_OK)):
+        raise InputError(f"--profile-json: {trace} cannot be written; name a file in a directory")
 
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
@@ -157,7 +171,8 @@ def _train(options: argparse.Namespace) -> int:
         _describe_model(console, model)
         _describe_data(console, name, text, tokenizer, training.dataset)
         _describe_run(console, training_config, run_config, training.dataset.block_size)
-        finished = _run(console, training, training_config, directory)
+        with _profiled(console, training, options):
+            finished = _run(console, training, training_config, directory)
         if finished:
             _show_result(console, training, of_stories=run_config.text is None)
             _show_sample(console, training, training_config.steps, directory)
@@ -189,6 +204,35 @@ def _run(
         else:
             directory.discard()
     return finished
+
+
+@contextlib.contextmanager
+def _profiled(
+    console: Console, training: "Training", options: argparse.Namespace
+) -> Iterator[None]:
+    """Within the block everything is measured, if asked for; shown and written at its end."""
+    shows = options.profile or options.profile_wide
+    if not shows and not options.profile_json:
+        yield
+        return
+    from smallmind.memory.tracker import MemoryTracker
+    from smallmind.training.profiler import TrainingProfiler
+
+    profiler = TrainingProfiler(keep_events=bool(options.profile_json))
+    tracker = MemoryTracker()
+    tracker.snapshot("Before training")
+    try:
+        with profiler.watch(training.model):
+            yield
+    finally:
+        tracker.snapshot("After training")
+        if shows:
+            ascii_only = not console.can_print(LINES)
+            console.line(profiler.report(options.profile_wide, ascii_only).rstrip())
+            console.line(tracker.report(ascii_only).rstrip())
+        if options.profile_json:
+            profiler.save_trace(options.profile_json)
+            console.line(f"The trace is in {options.profile_json}")
 
 
 def _read(path: str | None) -> tuple[str, str]:

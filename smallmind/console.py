@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TextIO
 
+from smallmind.box import can_print
+
 MARGIN = "  | "
 
 
@@ -53,17 +55,14 @@ class Console:
         # tabulate takes time to import, which --help does not need.
         from tabulate import tabulate
 
-        style = "rounded_outline" if self._can_print("╭─┬╮│") else "outline"
+        style = "rounded_outline" if self.can_print("╭─┬╮│") else "outline"
         align = ["left"] * (len(rows[0]) - 1) + ["right"]
         self.line(title)
         self.line(tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True))
 
-    def _can_print(self, text: str) -> bool:
-        try:
-            text.encode(getattr(self.stream, "encoding", None) or "ascii")
-        except (UnicodeEncodeError, LookupError):
-            return False
-        return True
+    def can_print(self, text: str) -> bool:
+        """Whether the stream's encoding has these characters."""
+        return can_print(text, getattr(self.stream, "encoding", None))
 
     def _clear(self) -> None:
         if self._live_width:

@@ -7,7 +7,7 @@ import numpy as np
 
 from smallmind.config import GenerationConfig, InputError
 from smallmind.nn.transformer import TransformerModel
-from smallmind.nn.workspace import mix
+from smallmind.randomness import mix
 from smallmind.text.tokenizer import Tokenizer
 
 

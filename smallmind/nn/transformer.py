@@ -129,7 +129,7 @@ class TransformerModel:
         InputError where T is over block_size or an id is outside the vocabulary.
         """
         ids = self._checked(ids)
-        with self.workspace.one_pass():
+        with self.workspace.one_pass(), self.workspace.profile("Forward"):
             return self._forward(ids).reshape(*ids.shape, -1).copy()
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
@@ -140,7 +140,10 @@ class TransformerModel:
         """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
         ids, targets = self._checked_pair(ids, targets)
         with self.workspace.one_pass():
-            return self._cross_entropy(self._forward(ids), targets).reshape(ids.shape).copy()
+            with self.workspace.profile("Forward"):
+                logits = self._forward(ids)
+            with self.workspace.profile("Loss"):
+                return self._cross_entropy(logits, targets).reshape(ids.shape).copy()
 
     def loss_and_gradients(self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
@@ -150,10 +153,14 @@ class TransformerModel:
         ids, targets = self._checked_pair(ids, targets)
         with self.workspace.one_pass(self.passes):
             self.passes += 1
-            logits = self._forward(ids)
-            losses = self._cross_entropy(logits, targets, scale)
-            self._backward(logits)
-            return float(losses.mean(dtype=np.float64))
+            with self.workspace.profile("Forward"):
+                logits = self._forward(ids)
+            with self.workspace.profile("Loss"):
+                losses = self._cross_entropy(logits, targets, scale)
+                loss = float(losses.mean(dtype=np.float64))
+            with self.workspace.profile("Backward"):
+                self._backward(logits)
+            return loss
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero."""

@@ -2,8 +2,8 @@
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -11,19 +11,14 @@ import numpy as np
 
 from smallmind.kernels import reference
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.randomness import mix
 
-_WORD = 2**64 - 1
+_NOTHING = nullcontext()
 
 
-def mix(*words: int) -> int:
-    """Some integers -> 64 bits that depend on all of them (SplitMix64; Steele et al. 2014)."""
-    x = 0
-    for word in words:
-        x = (x + word + 0x9E3779B97F4A7C15) & _WORD
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
-        x ^= x >> 31
-    return x
+def no_profile(name: str, bytes: int = 0) -> AbstractContextManager[None]:
+    """The scope of a profiler that measures nothing."""
+    return _NOTHING
 
 
 class Workspace:
@@ -31,6 +26,7 @@ class Workspace:
 
     def __init__(self, backend: str, dtype: Any, dropout: float, seed: int) -> None:
         self.kernels: Any = _kernels(backend)
+        self.profile: Callable[[str], AbstractContextManager[None]] = no_profile
         self.pool = TensorPool.shared
         self.dtype = dtype
         self.dropout = dropout

@@ -48,8 +48,9 @@ class AdamW:
         """
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise InputError(f"max_grad_norm={max_grad_norm} must be above 0, or None")
-        flat, kernels = self.model.flat, self.model.workspace.kernels
-        norm = math.sqrt(kernels.sum_of_squares(flat.gradients))
+        flat, workspace = self.model.flat, self.model.workspace
+        with workspace.profile("ClipGradients"):
+            norm = math.sqrt(workspace.kernels.sum_of_squares(flat.gradients))
         if not math.isfinite(norm):
             raise FloatingPointError(f"the norm of the gradient is {norm}; nothing was updated")
         scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
@@ -65,5 +66,8 @@ class AdamW:
             correction2=1 / (1 - beta2**self.steps),
             gradient_scale=scale,
         )
-        kernels.adamw(flat.values, flat.gradients, self.m, self.v, flat.decayed, coefficients)
+        with workspace.profile("OptimizerStep"):
+            workspace.kernels.adamw(
+                flat.values, flat.gradients, self.m, self.v, flat.decayed, coefficients
+            )
         return norm

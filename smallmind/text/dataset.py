@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from smallmind.config import InputError
+from smallmind.randomness import mix
 
 HELD_OUT = 0.1  # the share at the end of a text that is never trained on
+
+Batch = tuple[np.ndarray, np.ndarray]
 
 
 def read_text(path: str) -> str:
@@ -53,24 +56,20 @@ class Dataset:
         self.batch_size = batch_size
         self.seed = seed
 
-    def batch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """number -> ids, targets, int32 (B, T): windows of the training part."""
-        return self._windows(self.train, stream=0, number=number)
+    def batch(self, number: int, out: Batch | None = None) -> Batch:
+        """number -> ids, targets, int32 (B, T): windows of the training part, in `out` if given."""
+        return self._windows(self.train, 0, number, out)
 
-    def evaluation_batch(self, part: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def evaluation_batch(self, part: str, number: int) -> Batch:
         """part "train" or "held_out", number -> ids, targets: the same at every evaluation."""
-        return self._windows(getattr(self, part), stream=1 + (part == "train"), number=number)
+        return self._windows(getattr(self, part), 1 + (part == "train"), number, None)
 
-    def _windows(
-        self, tokens: np.ndarray, stream: int, number: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _windows(self, tokens: np.ndarray, stream: int, number: int, out: Batch | None) -> Batch:
         # A held-out part shorter than a window still counts, in shorter windows.
-        T = min(self.block_size, len(tokens) - 1)
-        counter = [0, 0, stream, number]
-        random = np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
-        starts = random.integers(0, len(tokens) - T, self.batch_size)
-        windows = tokens[starts[:, None] + np.arange(T + 1)]
-        return (
-            np.ascontiguousarray(windows[:, :-1], np.int32),
-            np.ascontiguousarray(windows[:, 1:], np.int32),
-        )
+        B, T = self.batch_size, min(self.block_size, len(tokens) - 1)
+        ids, targets = out or (np.empty((B, T), np.int32), np.empty((B, T), np.int32))
+        for row in range(B):
+            start = mix(self.seed, stream, number, row) % (len(tokens) - T)
+            ids[row] = tokens[start : start + T]
+            targets[row] = tokens[start + 1 : start + T + 1]
+        return ids, targets

@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from smallmind.config import InputError, RunConfig, TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.schedule import learning_rate
-from smallmind.text.dataset import Dataset
+from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 
 
@@ -64,6 +66,7 @@ class Training:
                 f"vocab_size={model.config.vocab_size}"
             )
         self.dataset = Dataset(tokenizer.encode(text), block_size, run.batch_size, run.seed)
+        self.optimizer: AdamW | None = None  # of the last run
 
     def steps(self, config: TrainingConfig) -> Iterator[StepRecord | EvaluationRecord]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
@@ -72,16 +75,23 @@ class Training:
         weights are then those before that step.
         """
         model, dataset = self.model, self.dataset
-        optimizer = AdamW(
+        optimizer = self.optimizer = AdamW(
             model, config.learning_rate, (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
         )  # fmt: skip
-        tokens_per_step = dataset.batch_size * dataset.block_size * config.grad_accum_steps
         model.zero_gradients()
+        shape, pool = (dataset.batch_size, dataset.block_size), model.workspace.pool
+        with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
+            yield from self._steps(config, optimizer, (ids, targets))
+
+    def _steps(
+        self, config: TrainingConfig, optimizer: AdamW, batch: Batch
+    ) -> Iterator[StepRecord | EvaluationRecord]:
+        tokens_per_step = batch[0].size * config.grad_accum_steps
         start = last_time = time.perf_counter()
         last_step = 0
         for step in range(1, config.steps + 1):
-            loss = self._accumulate(step, config.grad_accum_steps)
+            loss = self._accumulate(step, config.grad_accum_steps, batch)
             if not math.isfinite(loss):
                 raise FloatingPointError(
                     f"the loss became {loss} at step {step}: lower the learning rate, "
@@ -110,12 +120,14 @@ class Training:
             pairs = (self.dataset.evaluation_batch(part, i) for i in range(batches))
             return sum(self.model.loss(ids, targets) for ids, targets in pairs) / batches
 
-        return EvaluationRecord(step, mean("train"), mean("held_out"))
+        with self.model.workspace.profile("Evaluate"):
+            return EvaluationRecord(step, mean("train"), mean("held_out"))
 
-    def _accumulate(self, step: int, batches: int) -> float:
-        """Adds the gradients of the step's batches -> their mean loss in nats a token."""
+    def _accumulate(self, step: int, batches: int, batch: Batch) -> float:
+        """Adds the gradients of the step's batches -> their mean loss; overwrites batch."""
         total = 0.0
         for i in range(batches):
-            ids, targets = self.dataset.batch((step - 1) * batches + i)
+            with self.model.workspace.profile("GetBatch"):
+                ids, targets = self.dataset.batch((step - 1) * batches + i, batch)
             total += self.model.loss_and_gradients(ids, targets, scale=1 / batches)
         return total / batches

@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ def test_a_returned_array_is_rented_again():
     pool.return_(first)
     second = pool.rent(1024)
     assert np.shares_memory(first, second)
-    assert pool.misses == 1
+    assert pool.statistics().misses == 1
 
 
 def test_rented_arrays_never_overlap():
@@ -78,3 +80,95 @@ def test_dtypes_do_not_share_buckets():
     pool = TensorPool()
     pool.return_(pool.rent(64, np.float32))
     assert pool.rent(64, np.float64).dtype == np.float64
+
+
+def test_a_part_of_what_was_rented_cannot_be_returned():
+    pool = TensorPool()
+    array = pool.rent(100)
+    with pytest.raises(ValueError, match="100 elements were rented; this array has 10 of them"):
+        pool.return_(array[:10])
+    pool.return_(array)
+
+
+def test_a_dtype_may_be_named_in_several_ways():
+    pool = TensorPool()
+    first = pool.rent(64, "f4")
+    pool.return_(first)
+    assert np.shares_memory(pool.rent(64, np.dtype(np.float32)), first)
+    assert pool.trim() == 0
+
+
+def test_statistics_count_what_happens():
+    pool = TensorPool()
+    a, b = pool.rent(64), pool.rent(1000, np.float64)
+    whole = pool.statistics()
+    assert (whole.rents, whole.hits, whole.misses) == (2, 0, 2)
+    assert whole.bytes_rented == whole.bytes_held == whole.high_water_mark
+    assert 64 * 4 + 1024 * 8 <= whole.bytes_held <= 64 * 4 + 1024 * 8 + 2 * 64
+    pool.return_(a)
+    pool.return_(b)
+    c = pool.rent(60)
+    later = pool.statistics()
+    assert (later.rents, later.hits) == (3, 1)
+    assert later.bytes_held == later.high_water_mark == whole.bytes_held
+    assert later.bytes_rented == 64 * 4 + 64
+    pool.return_(c)
+
+
+def test_trim_frees_what_is_idle_and_only_that():
+    pool = TensorPool()
+    kept, idle = pool.rent(1000), pool.rent(1000)
+    pool.return_(idle)
+    held = pool.statistics().bytes_held
+    assert pool.trim() == held // 2
+    assert pool.trim() == 0
+    assert pool.statistics().bytes_held == pool.statistics().bytes_rented == held // 2
+    pool.return_(kept)
+    assert np.shares_memory(pool.rent(1000), kept)
+
+
+def test_the_capacity_is_never_exceeded():
+    pool = TensorPool(capacity=10_000)
+    first = pool.rent(1024)
+    pool.return_(pool.rent(256))
+    second = pool.rent(1024)  # the idle one makes way
+    assert pool.statistics().bytes_held <= 10_000
+    with pytest.raises(MemoryError, match="may hold 10,000 bytes, 8,320 are rented and 1,088 more"):
+        pool.rent(256)
+    pool.return_(second)
+    third = pool.rent(256)
+    assert pool.statistics().bytes_rented == sum(1024 * 4 + 64 for _ in [first]) + 256 * 4 + 64
+    pool.return_(third)
+
+
+def test_a_closed_pool_refuses():
+    with TensorPool() as pool:
+        array = pool.rent(64)
+        pool.return_(pool.rent(128))
+    for use in (lambda: pool.rent(64), lambda: pool.return_(array), pool.trim):
+        with pytest.raises(RuntimeError, match="closed"):
+            use()
+    array[:] = 1  # still its holder's
+    assert pool.statistics().bytes_held == 0
+    pool.close()
+
+
+def test_several_threads_never_get_the_same_array():
+    pool, errors = TensorPool(), []
+
+    def work(number):
+        random = np.random.default_rng(number)
+        for _ in range(300):
+            with pool.borrow(int(random.integers(1, 200))) as array:
+                array[:] = number
+                if not (array == number).all():
+                    errors.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    statistics = pool.statistics()
+    assert statistics.rents == 8 * 300 and statistics.bytes_rented == 0

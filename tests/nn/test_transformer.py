@@ -178,9 +178,9 @@ def test_a_step_returns_every_array_that_it_rents():
         assert len(pool._rented) == rented
     model.forward(ids)
     assert len(pool._rented) == rented
-    misses = pool.misses
+    misses = pool.statistics().misses
     model.loss_and_gradients(ids, targets)
-    assert pool.misses == misses
+    assert pool.statistics().misses == misses
 
 
 def test_a_pass_that_is_broken_off_returns_every_array(monkeypatch):

@@ -1,0 +1,60 @@
+"""python -m bench.peers NAME JOB: a contestant, a process of its own so that its memory is.
+
+Reads commands as lines of JSON from its input, answers each with a line:
+`{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from bench.peers.job import Job, Step
+from bench.timing import wait_for_idle_threads
+from smallmind.memory.tracker import peak_resident_bytes
+
+
+def _build(name: str, work: Job) -> Step:
+    if name == "ours":
+        from bench.peers import ours
+
+        return ours.build(work)
+    if name == "jax":
+        from bench.peers import jax_model
+
+        return jax_model.build(work)
+    from bench.peers import torch_model
+
+    return torch_model.build(work, compiled=name == "torch compile")
+
+
+def _run(step: Step, first: int, count: int) -> dict[str, list[float]]:
+    seconds, losses = [], []
+    for index in range(first, first + count):
+        start = time.perf_counter()
+        losses.append(step(index))
+        seconds.append(time.perf_counter() - start)
+    wait_for_idle_threads()
+    return {"seconds": seconds, "losses": losses}
+
+
+def main() -> None:
+    name, path = sys.argv[1:]
+    work = Job(path)
+    step = _build(name, work)
+    for line in sys.stdin:
+        command: dict[str, Any] = json.loads(line)
+        answer: Any
+        if "run" in command:
+            answer = _run(step, *command["run"])
+        elif "memory" in command:
+            answer = peak_resident_bytes()
+        else:
+            from bench.peers import ours
+
+            answer = ours.python_seconds(work)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What every contestant trains: sizes, initial weights, batches, settings of the optimiser."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+LEARNING_RATE = 1e-3
+BETAS = (0.9, 0.99)
+EPSILON = 1e-8
+WEIGHT_DECAY = 0.1  # of matrices
+MAX_GRAD_NORM = 1.0
+
+# index of the step -> its loss in nats a token, before the update
+Step = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B windows of T tokens, n_layer blocks of n_embd channels in n_head heads, V tokens known."""
+
+    B: int
+    T: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    V: int = 65
+
+    @property
+    def name(self) -> str:
+        return f"B{self.B} T{self.T} {self.n_layer}x{self.n_embd} {self.n_head} heads"
+
+
+class Job:
+    """A file with the weights by name, the tokens of a text, and where each batch starts in it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        with np.load(path) as file:
+            arrays = dict(file)
+        self.sizes = Sizes(*map(int, arrays.pop("sizes")))
+        self.tokens = arrays.pop("tokens")
+        self.starts = arrays.pop("starts")
+        self.weights = arrays
+
+    def batch(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """-> ids, targets (B, T), the targets one token further."""
+        place = self.starts[index % len(self.starts)][:, None] + np.arange(self.sizes.T + 1)
+        windows = self.tokens[place]
+        return windows[:, :-1], windows[:, 1:]
+
+
+def write(
+    path: str | os.PathLike[str], sizes: Sizes, weights: dict[str, np.ndarray], text: bytes
+) -> None:
+    """Writes the file of a job. Batches are drawn from the text, which has V characters at most."""
+    values = np.frombuffer(text, np.uint8)
+    tokens = np.searchsorted(np.unique(values), values).astype(np.int64)
+    random = np.random.default_rng(0)
+    starts = random.integers(0, len(tokens) - sizes.T - 1, (256, sizes.B))
+    numbers = [sizes.B, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, sizes.V]
+    np.savez(path, sizes=numbers, tokens=tokens, starts=starts, **weights)  # type: ignore[arg-type]

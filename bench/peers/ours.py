@@ -1,0 +1,52 @@
+"""The step in smallmind."""
+
+import time
+from typing import Any
+
+import smallmind
+from bench.peers import job
+from bench.peers.job import Job, Step
+
+
+def build(work: Job) -> Step:
+    model, optimizer = _prepare(work)
+
+    def step(index: int) -> float:
+        ids, targets = work.batch(index)
+        loss = model.loss_and_gradients(ids, targets)
+        optimizer.step(job.MAX_GRAD_NORM)
+        return loss
+
+    return step
+
+
+def python_seconds(work: Job, repeat: int = 200) -> float:
+    """The time of a step whose kernels do nothing: what Python takes."""
+    model, optimizer = _prepare(work)
+    model.workspace.kernels = _NoKernels()
+    seconds = []
+    for index in range(repeat):
+        start = time.perf_counter()
+        ids, targets = work.batch(index)
+        model.loss_and_gradients(ids, targets)
+        optimizer.step(job.MAX_GRAD_NORM)
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[repeat // 2]
+
+
+def _prepare(work: Job) -> tuple[smallmind.TransformerModel, smallmind.AdamW]:
+    sizes = work.sizes
+    model = smallmind.TransformerModel(
+        sizes.V, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, tie_weights=True
+    )
+    for name, value in work.weights.items():
+        model.parameters[name][...] = value
+    optimizer = smallmind.AdamW(
+        model, job.LEARNING_RATE, job.BETAS, job.EPSILON, job.WEIGHT_DECAY
+    )
+    return model, optimizer
+
+
+class _NoKernels:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **named: 1.0

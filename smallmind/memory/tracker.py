@@ -1,0 +1,94 @@
+"""How much memory the process takes, phase by phase."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+
+from smallmind import box
+from smallmind.memory.tensor_pool import TensorPool
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class MemorySnapshot:
+    """Memory at one moment. Units: bytes."""
+
+    phase: str
+    resident: int  # of the whole process, in RAM
+    peak: int  # the most it has been resident since the process began
+    pool_held: int  # by the pool, rented and idle
+    pool_rented: int
+    pool_peak: int  # the most that was rented at one time
+
+
+class MemoryTracker:
+    """`tracker.snapshot("Forward")` at the end of each phase; `print_report()` draws them all."""
+
+    def __init__(self, pool: TensorPool | None = None) -> None:
+        self.pool = TensorPool.shared if pool is None else pool
+        self.snapshots: list[MemorySnapshot] = []
+
+    def snapshot(self, phase: str) -> MemorySnapshot:
+        """Measures now, keeps and returns it."""
+        pool = self.pool.statistics()
+        snapshot = MemorySnapshot(
+            phase=phase,
+            resident=psutil.Process().memory_info().rss,
+            peak=peak_resident_bytes(),
+            pool_held=pool.bytes_held,
+            pool_rented=pool.bytes_rented,
+            pool_peak=pool.high_water_mark,
+        )
+        self.snapshots.append(snapshot)
+        return snapshot
+
+    def report(self, ascii_only: bool = False) -> str:
+        """The snapshots as a table, one a line, in MiB."""
+
+        def mib(nbytes: int) -> str:
+            return f"{nbytes / MIB:.1f}"
+
+        return box.draw(
+            "MEMORY REPORT",
+            ["Phase", "Resident (MiB)", "Peak (MiB)", "Pool (MiB)", "Rented (MiB)"],
+            [
+                [s.phase, mib(s.resident), mib(s.peak), mib(s.pool_held), mib(s.pool_rented)]
+                for s in self.snapshots
+            ],
+            [
+                "PEAK",
+                mib(max((s.resident for s in self.snapshots), default=0)),
+                mib(max((s.peak for s in self.snapshots), default=0)),
+                mib(max((s.pool_held for s in self.snapshots), default=0)),
+                mib(max((s.pool_peak for s in self.snapshots), default=0)),
+            ],
+            widths=[20, 0, 0, 0, 0],
+            ascii_only=ascii_only,
+        )
+
+    def print_report(self, stream: TextIO | None = None) -> None:
+        """Writes the report to a stream, in ASCII where it cannot show the lines."""
+        stream = sys.stdout if stream is None else stream
+        encoding = getattr(stream, "encoding", None)
+        stream.write(self.report(ascii_only=not box.can_print(box.LINES, encoding)))
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has had resident since it began."""
+    memory = psutil.Process().memory_info()
+    if hasattr(memory, "peak_wset"):  # Windows
+        return int(memory.peak_wset)
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage: on Linux that starts from the peak of the process that started this one.
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,269 @@
+"""Where the time of a run goes: nested scopes, a report in a box, a trace for the browser."""
+
+import functools
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any, TextIO
+
+import numpy as np
+
+from smallmind import box
+from smallmind.nn.transformer import TransformerModel
+
+TITLE = "TRAINING PERFORMANCE REPORT"
+WIDTHS = [28, 10, 8, 6, 7]  # of the guide's columns
+MOST_EVENTS = 1_000_000  # of a trace: a browser shows no more
+
+
+@dataclass(frozen=True)
+class ProfileRow:
+    """One operation at one place. Units: nanoseconds, bytes."""
+
+    name: str
+    path: tuple[str, ...]  # the scopes around it, outermost first, and its name
+    total: int  # from entering to leaving
+    own: int  # without the scopes inside
+    count: int
+    minimum: int
+    maximum: int
+    nbytes: int
+
+    @property
+    def depth(self) -> int:
+        return len(self.path) - 1
+
+
+class _Node:
+    """An operation at one place in the tree of scopes."""
+
+    __slots__ = ("children", "count", "maximum", "minimum", "name", "nbytes", "total")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.children: dict[str, _Node] = {}
+        self.count = self.total = self.maximum = self.nbytes = 0
+        self.minimum = sys.maxsize
+
+
+class _Stack(threading.local):
+    """The scopes that a thread is in, outermost first; the lowest is no scope but their parent."""
+
+    def __init__(self, profiler: "TrainingProfiler") -> None:
+        self.nodes = [_Node("")]
+        profiler._roots.append(self.nodes[0])
+
+
+class _Scope:
+    __slots__ = ("name", "nbytes", "node", "profiler", "stack", "start")
+
+    def __init__(self, profiler: "TrainingProfiler", name: str, nbytes: int) -> None:
+        self.profiler = profiler
+        self.name = name
+        self.nbytes = nbytes
+
+    def __enter__(self) -> None:
+        self.stack = nodes = self.profiler._stack.nodes
+        children = nodes[-1].children
+        node = children.get(self.name)
+        if node is None:
+            node = children[self.name] = _Node(self.name)
+        self.node = node
+        nodes.append(node)
+        self.start = perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        elapsed = perf_counter_ns() - self.start
+        node = self.node
+        self.stack.pop()
+        node.count += 1
+        node.total += elapsed
+        node.nbytes += self.nbytes
+        if elapsed < node.minimum:
+            node.minimum = elapsed
+        if elapsed > node.maximum:
+            node.maximum = elapsed
+        if self.profiler._events is not None:
+            self.profiler._keep((self.name, self.start, elapsed, self.nbytes))
+
+
+_NOTHING = nullcontext()
+
+
+class TrainingProfiler:
+    """Measures scopes, which may lie inside each other.
+
+        profiler = TrainingProfiler()
+        with profiler.profile("Forward"):
+            with profiler.profile("matmul", bytes=3 * 4096):
+                ...
+        profiler.print_report()
+
+    The same name at two places gives two rows. Every moment is counted once, by the innermost scope
+    that it lies in, so that percentages add to 100. With `enabled=False` nothing is measured.
+    `keep_events` keeps every single scope for `save_trace`.
+    """
+
+    def __init__(self, enabled: bool = True, keep_events: bool = False) -> None:
+        self.enabled = enabled
+        self._roots: list[_Node] = []
+        self._events: list[tuple[str, int, int, int, int]] | None = [] if keep_events else None
+        self._dropped = 0
+        self._stack = _Stack(self)
+
+    def profile(self, name: str, bytes: int = 0) -> AbstractContextManager[None]:
+        """A context manager; `bytes` is what the scope reads and writes, for its rate."""
+        return _Scope(self, name, bytes) if self.enabled else _NOTHING
+
+    @contextmanager
+    def watch(self, model: TransformerModel) -> Iterator[None]:
+        """Within the block the model's passes, its optimizer and every kernel are measured."""
+        workspace = model.workspace
+        kernels, profile = workspace.kernels, workspace.profile
+        if self.enabled:
+            workspace.profile = self.profile
+            workspace.kernels = _ProfiledKernels(kernels, self.profile)
+        try:
+            yield
+        finally:
+            workspace.kernels, workspace.profile = kernels, profile
+
+    def _keep(self, event: tuple[str, int, int, int]) -> None:
+        assert self._events is not None
+        if len(self._events) < MOST_EVENTS:
+            self._events.append((*event, threading.get_ident()))
+        else:
+            self._dropped += 1
+
+    def rows(self) -> list[ProfileRow]:
+        """All operations: each level sorted by total time, what lies inside below its scope."""
+        rows: list[ProfileRow] = []
+        _collect(rows, list(self._roots), ())
+        return rows
+
+    def report(self, wide: bool = False, ascii_only: bool = False) -> str:
+        """The rows as a table; in the wide form with minimum, maximum and GB/s.
+
+        Total and average are from entering to leaving; % Time is without the rows indented below.
+        """
+        rows = self.rows()
+        whole = sum(row.own for row in rows)
+        heads = ["Operation", "Total (ms)", "Avg (ms)", "Count", "% Time"]
+        heads += ["Min (ms)", "Max (ms)", "GB/s"] if wide else []
+        table = []
+        for row, share in zip(rows, _percentages([row.own for row in rows]), strict=True):
+            cells = [
+                "  " * row.depth + row.name,
+                f"{row.total / 1e6:.2f}",
+                f"{row.total / 1e6 / row.count:.3f}",
+                f"{row.count}",
+                share,
+            ]
+            if wide:
+                rate = f"{row.nbytes / row.total:.1f}" if row.nbytes and row.total else ""
+                cells += [f"{row.minimum / 1e6:.3f}", f"{row.maximum / 1e6:.3f}", rate]
+            table.append(cells)
+        footer = ["TOTAL", f"{whole / 1e6:.2f}", "", "", "100.0%" if rows else "0.0%"]
+        footer += ["", "", ""] if wide else []
+        widths = WIDTHS + [8, 8, 6] if wide else WIDTHS
+        return box.draw(TITLE, heads, table, footer, widths, ascii_only)
+
+    def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
+        """Writes the report to a stream, in ASCII where it cannot show the lines."""
+        stream = sys.stdout if stream is None else stream
+        encoding = getattr(stream, "encoding", None)
+        stream.write(self.report(wide, ascii_only=not box.can_print(box.LINES, encoding)))
+
+    def save_trace(self, path: str | PathLike[str]) -> None:
+        """Writes every scope in the Chrome trace format, for chrome://tracing or ui.perfetto.dev.
+
+        ValueError where the profiler was not asked to keep events.
+        """
+        if self._events is None:
+            raise ValueError("a trace needs TrainingProfiler(keep_events=True)")
+        begin = min((event[1] for event in self._events), default=0)
+        events = [
+            {
+                "name": name,
+                "ph": "X",  # an event with a duration
+                "ts": (start - begin) / 1e3,
+                "dur": elapsed / 1e3,
+                "pid": os.getpid(),
+                "tid": thread,
+                "args": {"bytes": nbytes} if nbytes else {},
+            }
+            for name, start, elapsed, nbytes, thread in self._events
+        ]
+        trace = {
+            "traceEvents": events,
+            "displayTimeUnit": "ms",
+            "otherData": {"events left out": self._dropped},
+        }
+        Path(path).write_text(json.dumps(trace) + "\n", encoding="utf-8")
+
+
+class _ProfiledKernels:
+    """The kernels of a back end, each in a scope of its name with the bytes of its arrays."""
+
+    def __init__(self, kernels: Any, profile: Callable[..., AbstractContextManager[None]]) -> None:
+        self._kernels = kernels
+        self._profile = profile
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._kernels, name)
+        profile = self._profile
+
+        @functools.wraps(kernel)
+        def profiled(*arguments: Any, **named: Any) -> Any:
+            arrays = [x for x in (*arguments, *named.values()) if isinstance(x, np.ndarray)]
+            with profile(name, sum(x.nbytes for x in arrays)):
+                return kernel(*arguments, **named)
+
+        setattr(self, name, profiled)  # made once
+        return profiled
+
+
+def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]) -> None:
+    """Appends the rows below some nodes that stand at the same place in their threads' trees."""
+    places: dict[str, list[_Node]] = {}
+    for parent in parents:
+        for child in list(parent.children.values()):
+            places.setdefault(child.name, []).append(child)
+    merged = [(sum(node.total for node in nodes), nodes) for nodes in places.values()]
+    for total, nodes in sorted(merged, key=lambda pair: -pair[0]):
+        count = sum(node.count for node in nodes)
+        inside = sum(child.total for node in nodes for child in node.children.values())
+        here = (*path, nodes[0].name)
+        if count:  # else it has not been left yet
+            rows.append(
+                ProfileRow(
+                    name=nodes[0].name,
+                    path=here,
+                    total=total,
+                    own=max(0, total - inside),  # of a scope that is entered again right now
+                    count=count,
+                    minimum=min(node.minimum for node in nodes),
+                    maximum=max(node.maximum for node in nodes),
+                    nbytes=sum(node.nbytes for node in nodes),
+                )
+            )
+        _collect(rows, nodes, here)
+
+
+def _percentages(parts: list[int]) -> list[str]:
+    """Shares of the whole in tenths of a percent that add to 100.0: the largest remainders go up."""
+    whole = sum(parts)
+    if whole <= 0:
+        return ["0.0%"] * len(parts)
+    tenths = [part * 1000 // whole for part in parts]
+    remainders = sorted(range(len(parts)), key=lambda i: -(parts[i] * 1000 % whole))
+    for i in remainders[: 1000 - sum(tenths)]:
+        tenths[i] += 1
+    return [f"{tenth / 10:.1f}%" for tenth in tenths]

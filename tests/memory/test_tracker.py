@@ -1,0 +1,45 @@
+import io
+
+import numpy as np
+
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.memory.tracker import MemoryTracker, peak_resident_bytes
+
+MIB = 1024 * 1024
+
+
+def test_a_snapshot_holds_what_the_process_and_the_pool_take():
+    pool = TensorPool()
+    tracker = MemoryTracker(pool)
+    before = tracker.snapshot("before")
+    array = pool.rent(16 * MIB)
+    array[:] = 1
+    during = tracker.snapshot("during")
+    pool.return_(array, clear=False)
+    after = tracker.snapshot("after")
+    assert before.pool_held == before.pool_rented == 0
+    assert during.resident - before.resident > 60 * MIB
+    assert during.pool_rented == during.pool_held > 64 * MIB
+    assert after.pool_rented == 0 and after.pool_held == after.pool_peak == during.pool_held
+    assert [snapshot.phase for snapshot in tracker.snapshots] == ["before", "during", "after"]
+    assert all(s.peak >= s.resident * 0.99 for s in tracker.snapshots)
+
+
+def test_the_peak_stays_when_memory_is_given_back():
+    big = np.ones(16 * MIB, np.float32)
+    peak = peak_resident_bytes()
+    del big
+    assert peak_resident_bytes() >= peak > 64 * MIB
+
+
+def test_the_report_is_drawn_in_what_the_stream_can_show():
+    tracker = MemoryTracker(TensorPool())
+    tracker.snapshot("Forward")
+    for encoding, corner in (("utf-8", "╔"), ("ascii", "+")):
+        raw = io.BytesIO()
+        stream = io.TextIOWrapper(raw, encoding=encoding)
+        tracker.print_report(stream)
+        stream.flush()
+        text = raw.getvalue().decode(encoding)
+        assert text.startswith(corner) and "Forward" in text
+        assert len({len(line) for line in text.splitlines()}) == 1

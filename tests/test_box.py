@@ -1,0 +1,49 @@
+"""Tables in a box."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smallmind import box
+
+CELLS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=40)
+
+
+@given(st.data(), st.integers(1, 6), st.integers(0, 5), st.booleans(), st.booleans())
+def test_every_line_is_as_long_as_the_others(data, columns, count, has_footer, ascii_only):
+    row = st.lists(CELLS, min_size=columns, max_size=columns)
+    title, heads = data.draw(CELLS), data.draw(row)
+    rows = data.draw(st.lists(row, min_size=count, max_size=count))
+    footer = data.draw(row) if has_footer else ()
+    drawn = box.draw(title, heads, rows, footer, ascii_only=ascii_only)
+    lines = drawn.split("\n")
+    assert lines.pop() == ""
+    assert {len(line) for line in lines} == {len(lines[0])}
+    assert all(cell in drawn for line in [heads, *rows, footer] for cell in line)
+
+
+def test_the_box_of_the_guide():
+    assert box.draw("REPORT", ["Name", "ms"], [["a", "1.5"]], ["ALL", "1.5"], widths=[6, 5]) == (
+        "╔════════════════╗\n"
+        "║     REPORT     ║\n"
+        "╠════════════════╣\n"
+        "║ Name   │ ms    ║\n"
+        "╟────────┼───────╢\n"
+        "║ a      │   1.5 ║\n"
+        "╠════════════════╣\n"
+        "║ ALL    │   1.5 ║\n"
+        "╚════════════════╝\n"
+    )
+
+
+def test_in_ascii():
+    drawn = box.draw("REPORT", ["Name"], [["a"]], ascii_only=True)
+    assert drawn.isascii()
+    assert drawn.splitlines()[0] == "+========+"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "can"), [("utf-8", True), ("cp437", True), ("latin-1", False), (None, False)]
+)
+def test_what_a_console_can_show(encoding, can):
+    assert box.can_print(box.LINES, encoding) is can

@@ -1,0 +1,212 @@
+"""Scopes, the report and the trace."""
+
+import io
+import json
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind.training.profiler import TrainingProfiler
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `clock.wait(milliseconds)` moves."""
+
+    class Clock:
+        now = 0
+
+        def wait(self, milliseconds):
+            self.now += int(milliseconds * 1e6)
+
+    clock = Clock()
+    monkeypatch.setattr("smallmind.training.profiler.perf_counter_ns", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def profiler(clock):
+    profiler = TrainingProfiler(keep_events=True)
+    for _ in range(2):
+        with profiler.profile("Forward"):
+            clock.wait(1)
+            with profiler.profile("matmul", bytes=6_000_000):
+                clock.wait(6)
+            with profiler.profile("gelu"):
+                clock.wait(1)
+        with profiler.profile("Backward"):
+            with profiler.profile("matmul"):
+                clock.wait(10)
+            with profiler.profile("matmul"):
+                clock.wait(2)
+    return profiler
+
+
+def cells(report):
+    lines = report.splitlines()
+    return [[c.strip() for c in re.split("[║│]", line)[1:-1]] for line in lines if "║" in line]
+
+
+def test_every_moment_is_counted_once(profiler):
+    rows = {row.path: row for row in profiler.rows()}
+    assert rows["Forward",].total == 16_000_000 and rows["Forward",].own == 2_000_000
+    assert rows["Forward", "matmul"].own == 12_000_000
+    assert rows["Backward", "matmul"].count == 4
+    assert rows["Backward", "matmul"].minimum == 2_000_000
+    assert rows["Backward", "matmul"].maximum == 10_000_000
+    assert rows["Backward",].own == 0
+    assert sum(row.own for row in rows.values()) == 40_000_000
+
+
+def test_the_report_in_full(profiler):
+    assert profiler.report() == (
+        "╔═════════════════════════════════════════════════════════════════════════╗\n"
+        "║                       TRAINING PERFORMANCE REPORT                       ║\n"
+        "╠═════════════════════════════════════════════════════════════════════════╣\n"
+        "║ Operation                    │ Total (ms) │ Avg (ms) │ Count  │ % Time  ║\n"
+        "╟──────────────────────────────┼────────────┼──────────┼────────┼─────────╢\n"
+        "║ Backward                     │      24.00 │   12.000 │      2 │    0.0% ║\n"
+        "║   matmul                     │      24.00 │    6.000 │      4 │   60.0% ║\n"
+        "║ Forward                      │      16.00 │    8.000 │      2 │    5.0% ║\n"
+        "║   matmul                     │      12.00 │    6.000 │      2 │   30.0% ║\n"
+        "║   gelu                       │       2.00 │    1.000 │      2 │    5.0% ║\n"
+        "╠═════════════════════════════════════════════════════════════════════════╣\n"
+        "║ TOTAL                        │      40.00 │          │        │  100.0% ║\n"
+        "╚═════════════════════════════════════════════════════════════════════════╝\n"
+    )
+
+
+def test_the_wide_form_has_least_most_and_rate(profiler):
+    rows = cells(profiler.report(wide=True))
+    assert rows[1][-3:] == ["Min (ms)", "Max (ms)", "GB/s"]
+    assert ["matmul", "12.00", "6.000", "2", "30.0%", "6.000", "6.000", "1.0"] in rows
+    assert ["matmul", "24.00", "6.000", "4", "60.0%", "2.000", "10.000", ""] in rows
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_right_edge_is_in_line_whatever_is_measured(clock, wide):
+    profiler = TrainingProfiler()
+    with profiler.profile("an operation with a name that is longer than the guide's column"):
+        clock.wait(1e9)
+    for _ in range(123_456):
+        with profiler.profile("x"):
+            clock.wait(12.3)
+    report = profiler.report(wide)
+    assert len({len(line) for line in report.splitlines()}) == 1
+    assert "a name that is longer than the guide's column" in report
+
+
+def test_percentages_add_to_a_hundred_after_rounding(clock):
+    profiler = TrainingProfiler()
+    for name in "abcdefg":
+        with profiler.profile(name):
+            clock.wait(1)
+    shares = [float(row[4].rstrip("%")) for row in cells(profiler.report())[2:-1]]
+    assert sum(shares) == pytest.approx(100)
+    assert set(shares) == {14.3, 14.2}
+
+
+def test_nothing_measured_is_a_report_too():
+    assert "TOTAL" in TrainingProfiler().report()
+
+
+def test_an_error_leaves_the_scope(clock):
+    profiler = TrainingProfiler()
+    with pytest.raises(ZeroDivisionError), profiler.profile("Forward"):
+        clock.wait(1)
+        raise ZeroDivisionError
+    with profiler.profile("Backward"):
+        clock.wait(1)
+    assert [row.depth for row in profiler.rows()] == [0, 0]
+
+
+def test_a_scope_inside_its_own_name_is_a_row_of_its_own(clock):
+    profiler = TrainingProfiler()
+    with profiler.profile("block"):
+        clock.wait(1)
+        with profiler.profile("block"):
+            clock.wait(1)
+    assert [(row.path, row.own) for row in profiler.rows()] == [
+        (("block",), 1_000_000),
+        (("block", "block"), 1_000_000),
+    ]
+
+
+def test_a_report_from_inside_a_scope_shows_what_is_finished(clock):
+    profiler = TrainingProfiler()
+    with profiler.profile("Forward"):
+        with profiler.profile("matmul"):
+            clock.wait(1)
+        assert cells(profiler.report())[-1] == ["TOTAL", "1.00", "", "", "100.0%"]
+
+
+def test_threads_have_scopes_of_their_own():
+    profiler = TrainingProfiler()
+
+    def work():
+        for _ in range(100):
+            with profiler.profile("outer"), profiler.profile("inner"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(row.path, row.count) for row in profiler.rows()] == [
+        (("outer",), 400),
+        (("outer", "inner"), 400),
+    ]
+
+
+def test_off_it_measures_nothing():
+    profiler = TrainingProfiler(enabled=False)
+    with profiler.profile("Forward", bytes=5):
+        time.sleep(0)
+    assert profiler.profile("a") is profiler.profile("b")
+    assert profiler.rows() == []
+
+
+def test_a_console_without_lines_gets_ascii(profiler):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="latin-1")
+    profiler.print_report(stream=stream)
+    stream.flush()
+    text = raw.getvalue().decode("ascii")
+    assert text.startswith("+====") and "| Forward" in text
+
+
+def test_the_trace_is_what_a_browser_reads(profiler, tmp_path):
+    path = tmp_path / "trace.json"
+    profiler.save_trace(path)
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    assert len(events) == 10
+    assert all(event["ph"] == "X" and event["dur"] > 0 for event in events)
+    first = next(event for event in events if event["name"] == "matmul")
+    assert (first["ts"], first["dur"], first["args"]) == (1000, 6000, {"bytes": 6_000_000})
+    with pytest.raises(ValueError, match="keep_events=True"):
+        TrainingProfiler().save_trace(path)
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_a_watched_model_shows_its_passes_and_kernels(backend):
+    model = smallmind.TransformerModel(11, 8, 8, 2, 2, backend=backend)
+    plain = model.workspace.kernels
+    ids = np.arange(16).reshape(2, 8) % 11
+    profiler = TrainingProfiler()
+    with profiler.watch(model):
+        model.loss_and_gradients(ids, ids)
+        smallmind.AdamW(model).step(1.0)
+    assert model.workspace.kernels is plain
+    rows = {row.path: row for row in profiler.rows()}
+    assert {path[0] for path in rows} == {
+        "Forward", "Loss", "Backward", "ClipGradients", "OptimizerStep"
+    }  # fmt: skip
+    assert rows["Forward", "attention"].count == 2
+    assert rows["Backward", "attention_backward"].count == 2
+    assert rows["Loss", "cross_entropy"].nbytes > 16 * 11 * 4
+    assert rows["OptimizerStep", "adamw"].nbytes == 4 * model.flat.values.nbytes

@@ -1,0 +1,154 @@
+"""A run's bits do not depend on threads, its memory is written before it is read, and it stays."""
+
+import os
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.kernels import scratch
+
+TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
+
+# Prints a digest of weights, moments and losses after 200 steps, for each number of threads.
+DIGESTS = f"""
+import hashlib, sys
+import numpy as np
+from smallmind import Tokenizer, Training, TransformerModel
+from smallmind.kernels import compilation
+
+text = {TEXT!r}
+for count in map(int, sys.argv[1].split(",")):
+    compilation.set_threads(count)
+    model = TransformerModel(len(set(text)), 40, 72, 2, 3, dropout=0.1)
+    training = Training(model, Tokenizer(text), text, batch_size=5)
+    records = training.train(steps=200, val_every=100, val_batches=2)
+    digest = hashlib.sha256(repr([getattr(r, "loss", r) for r in records]).encode())
+    for array in (model.flat.values, training.optimizer.m, training.optimizer.v):
+        digest.update(array.tobytes())
+    print(count, digest.hexdigest())
+"""
+
+# Prints how often compiled code has allocated before and after ten steps.
+ALLOCATIONS = """
+import numpy as np
+from numba.core.runtime import rtsys
+import smallmind
+
+model = smallmind.TransformerModel(17, 32, 64, 2, 4, dropout=0.1)
+optimizer = smallmind.AdamW(model)
+ids = np.arange(8 * 32, dtype=np.int32).reshape(8, 32) % 17
+
+
+def step():
+    model.loss_and_gradients(ids, ids)
+    optimizer.step(1.0)
+
+
+step()
+before = rtsys.get_allocation_stats()
+for _ in range(10):
+    step()
+print(rtsys.get_allocation_stats().alloc - before.alloc)
+"""
+
+
+def run(program, *arguments, **environment):
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def small_training(backend="numba", dropout=0.1, batch_size=4):
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 24, 48, 2, 3, dropout=dropout, backend=backend)
+    return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=5)
+
+
+def test_a_run_has_the_same_bits_on_any_number_of_threads():
+    lines = run(DIGESTS, "1,2,3,4", NUMBA_NUM_THREADS="4").splitlines()
+    digests = dict(line.split() for line in lines)
+    assert list(digests) == ["1", "2", "3", "4"]
+    assert len(set(digests.values())) == 1
+
+
+def test_a_run_equals_the_reference_to_rounding():
+    losses, weights = [], []
+    for backend in ("numba", "numpy"):
+        training = small_training(backend)
+        records = training.train(steps=50, log_every=1, val_every=0, warmup_steps=10)
+        losses.append([record.loss for record in records])
+        weights.append(training.model.flat.values)
+    np.testing.assert_allclose(*losses, rtol=0, atol=2e-5)
+    # Where a gradient is near nothing, Adam's step has the direction of its rounding error.
+    assert np.abs(weights[0] - weights[1]).mean() < 1e-5
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_nothing_is_read_before_it_is_written(monkeypatch, backend):
+    expected = small_training(backend)
+    expected.train(steps=3, val_every=2, val_batches=1)
+    training = small_training(backend)
+    pool = training.model.workspace.pool
+    rent = pool.rent
+
+    def rent_poisoned(n, dtype=np.float32):
+        array = rent(n, dtype)
+        array.base[:] = 255  # NaN as a float, -1 as a token
+        return array
+
+    class Poisoned(dict):
+        def get(self, key):
+            view = super().get(key)
+            if view is not None:
+                view[...] = np.nan
+            return view
+
+    monkeypatch.setattr(pool, "rent", rent_poisoned)
+    monkeypatch.setattr(scratch._kept, "views", Poisoned())
+    training.train(steps=3, val_every=2, val_batches=1)
+    assert training.model.flat.values.tobytes() == expected.model.flat.values.tobytes()
+
+
+def test_after_the_first_step_python_allocates_no_array():
+    training = small_training(batch_size=64)  # a batch is larger than all else that Python makes
+    config = TrainingConfig(steps=12, log_every=1, val_every=0)
+    steps = training.steps(config)
+    for _ in range(3):
+        next(steps)
+    pool = training.model.workspace.pool
+    misses = pool.statistics().misses
+    tracemalloc.start()
+    try:
+        next(steps)
+        start, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        for _ in range(8):
+            next(steps)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        steps.close()
+    assert peak - start < 64 * 24 * 4
+    assert pool.statistics().misses == misses
+
+
+def test_after_the_first_step_kernels_allocate_nothing():
+    assert run(ALLOCATIONS, NUMBA_NRT_STATS="1") == "0\n"
+
+
+def test_a_run_that_is_dropped_returns_its_arrays():
+    training = small_training()
+    pool = training.model.workspace.pool
+    rented = pool.statistics().bytes_rented
+    steps = training.steps(TrainingConfig(steps=5, log_every=1))
+    next(steps)
+    assert pool.statistics().bytes_rented > rented
+    steps.close()
+    assert pool.statistics().bytes_rented == rented
