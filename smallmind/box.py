@@ -1,9 +1,9 @@
-"""Tables in a box of double lines, as reports are drawn; of plain ASCII where a console has none."""
+"""Tables in a box of double lines, as reports are drawn; in ASCII where a console has none."""
 
 from collections.abc import Sequence
 
 LINES = "╔═╗║╠╣╚╝╟─┼╢│"
-ASCII = "+=+|++++|-+||"
+ASCII = "+=+|++++|-+||"  # place by place what stands for those
 
 
 def can_print(text: str, encoding: str | None) -> bool:
@@ -34,7 +34,7 @@ def draw(
     (
         top_left, double, top_right, side, left, right, bottom_left, bottom_right,
         thin_left, thin, cross, thin_right, between,
-    ) = ASCII if ascii_only else LINES  # fmt: skip
+    ) = list(ASCII if ascii_only else LINES)  # fmt: skip
     inside = sum(wide) + 3 * len(wide) - 1
     wide[0] += max(0, len(title) + 2 - inside)
     inside = max(inside, len(title) + 2)

@@ -15,6 +15,7 @@ class InstructionSet:
     tile_rows: int
     tile_vectors: int
     fused: bool = True  # multiplies and adds in one instruction
+    unrolled: int = 1  # steps along K in one go: more, where counting between them is felt
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -26,7 +27,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     if features.get("avx512f"):
         return InstructionSet("AVX-512", lanes=16, tile_rows=6, tile_vectors=4)
     if features.get("avx2") and features.get("fma"):
-        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2)
+        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4)
     if architecture.startswith(("aarch64", "arm64")):
         return InstructionSet("NEON", lanes=4, tile_rows=6, tile_vectors=4)
     return InstructionSet(architecture, lanes=4, tile_rows=6, tile_vectors=2, fused=False)

@@ -20,77 +20,68 @@ FETCHED_AHEAD = 32  # rows of b between what is asked for and what is multiplied
 _POINTER = F32.as_pointer()
 
 
-def tile_function(module, isa, rows, vectors, packs=False):
+def tile_function(module, isa, rows, vectors, transposed=False, packs=False):
     """IR function: one tile of `rows` x `vectors` registers; defined once a module.
 
-    c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a is
-    walked by two strides, so that it may lie transposed; b by rows, packed or in place. A function
-    that `packs` writes what it reads of b to `packed`, row after row without gaps: that costs
-    nothing, as multiplying leaves the units that load and store idle most of the time.
+    c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a_stride
+    leads from a row of a to the next, or where a lies `transposed` from a column to the next; the
+    other way its elements are neighbours. b is walked by rows, packed or in place. A function that
+    `packs` writes what it reads of b to `packed`, row after row without gaps: that costs nothing,
+    as multiplying leaves the units that load and store idle most of the time.
     """
     ops = VectorIR(isa)
-    name = f"smallmind_tile_{rows}x{vectors}" + "_packs" * packs
+    name = f"smallmind_tile_{rows}x{vectors}" + "_transposed" * transposed + "_packs" * packs
     if name in module.globals:
         return module.globals[name]
-    to_c = [_POINTER, I64, I64, _POINTER, I64, _POINTER, I64, I64, I64]
+    to_c = [_POINTER, I64, _POINTER, I64, _POINTER, I64, I64, I64]
     kind = ir.FunctionType(ir.VoidType(), [*to_c, _POINTER, I64, _POINTER, _POINTER])
     function = ir.Function(module, kind, name)
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
-    a, a_row, a_column, b, b_row, c, c_row, depth, columns, plus, plus_row, bias, packed = (
-        function.args
-    )
-    entry = function.append_basic_block("entry")
-    loop = function.append_basic_block("along_k")
-    done = function.append_basic_block("done")
-
-    builder = ir.IRBuilder(entry)
-    a_rows = [builder.gep(a, [builder.mul(a_row, I64(i))]) for i in range(rows)]
+    a, a_stride, b, b_row, c, c_row, depth, columns, plus, plus_row, bias, packed = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
     for i in range(rows):
         c_i = builder.gep(c, [builder.mul(c_row, I64(i))])
         for v in range(0, vectors, max(1, 16 // ops.lanes)):
             ops.prefetch(builder, builder.gep(c_i, [I64(v * ops.lanes)]), write=True)
-    builder.cbranch(builder.icmp_signed(">", depth, I64(0)), loop, done)
 
-    builder.position_at_end(loop)
-    k = builder.phi(I64)
-    k.add_incoming(I64(0), entry)
-    sums = [[builder.phi(ops.vector) for _ in range(vectors)] for _ in range(rows)]
-    b_k = builder.gep(b, [builder.mul(k, b_row)])
-    a_k = builder.mul(k, a_column)
-    b_values = [ops.load(builder, builder.gep(b_k, [I64(v * ops.lanes)])) for v in range(vectors)]
-    if packs:
-        # Rows of b lie too far apart for the CPU to guess the next; the later tiles read it packed.
-        ahead = builder.gep(b_k, [builder.mul(b_row, I64(FETCHED_AHEAD))])
-        for v in range(0, vectors, max(1, 16 // ops.lanes)):
-            ops.prefetch(builder, builder.gep(ahead, [I64(v * ops.lanes)]), locality=2)
-        packed_k = builder.gep(packed, [builder.mul(k, I64(vectors * ops.lanes))])
-        for v, value in enumerate(b_values):
-            ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
-    added = []
-    for i in range(rows):
-        a_value = ops.splat(builder, builder.load(builder.gep(a_rows[i], [a_k])))
-        added.append(
-            [ops.fma(builder, a_value, b_values[v], sums[i][v]) for v in range(vectors)],
-        )
-    following = builder.add(k, I64(1))
-    k.add_incoming(following, loop)
-    for i in range(rows):
-        for v in range(vectors):
-            sums[i][v].add_incoming(ops.constant(0.0), entry)
-            sums[i][v].add_incoming(added[i][v], loop)
-    builder.cbranch(builder.icmp_signed("<", following, depth), loop, done)
+    def step(k, sums):
+        """Adds the products of column k of a and row k of b to the sums."""
+        b_k = builder.gep(b, [builder.mul(k, b_row)])
+        b_values = [
+            ops.load(builder, builder.gep(b_k, [I64(v * ops.lanes)])) for v in range(vectors)
+        ]
+        if packs:
+            # Rows of b lie too far apart for the CPU to guess the next.
+            ahead = builder.gep(b_k, [builder.mul(b_row, I64(FETCHED_AHEAD))])
+            for v in range(0, vectors, max(1, 16 // ops.lanes)):
+                ops.prefetch(builder, builder.gep(ahead, [I64(v * ops.lanes)]), locality=2)
+            packed_k = builder.gep(packed, [builder.mul(k, I64(vectors * ops.lanes))])
+            for v, value in enumerate(b_values):
+                ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
+        added = []
+        for i in range(rows):
+            if transposed:
+                place = builder.gep(builder.gep(a, [builder.mul(k, a_stride)]), [I64(i)])
+            else:
+                place = builder.gep(builder.gep(a, [builder.mul(a_stride, I64(i))]), [k])
+            a_value = ops.splat(builder, builder.load(place))
+            added += [
+                ops.fma(builder, a_value, b_values[v], sums[i * vectors + v])
+                for v in range(vectors)
+            ]
+        return added
 
-    builder.position_at_end(done)
-    result: list[list[ir.Value]] = []
-    for i in range(rows):
-        result.append([])
-        for v in range(vectors):
-            value = builder.phi(ops.vector)
-            value.add_incoming(ops.constant(0.0), entry)
-            value.add_incoming(added[i][v], loop)
-            result[i].append(value)
+    sums = [ops.constant(0.0)] * (rows * vectors)
+    first = I64(0)
+    unrolled = isa.unrolled if rows == isa.tile_rows and not packs else 1
+    if unrolled > 1:
+        end = builder.sub(depth, I64(unrolled - 1))
+        first, sums = _loop(builder, ops, first, end, unrolled, sums, step)
+    _, sums = _loop(builder, ops, first, depth, 1, sums, step)
+    result = [sums[i * vectors : (i + 1) * vectors] for i in range(rows)]
+
     whole = builder.icmp_signed("==", columns, I64(vectors * ops.lanes))
     remaining = builder.sub(columns, I64((vectors - 1) * ops.lanes))
     with builder.if_else(whole, likely=True) as (plain, edge):
@@ -105,6 +96,40 @@ def tile_function(module, isa, rows, vectors, packs=False):
                 )
     builder.ret_void()
     return function
+
+
+def _loop(builder, ops, first, end, unrolled, sums, step):
+    """`sums = step(k, sums)` for k from first while k < end, `unrolled` of them at a time.
+
+    Returns the k that it came to and the sums.
+    """
+    before = builder.block
+    loop, done = builder.append_basic_block("along_k"), builder.append_basic_block("done")
+    builder.cbranch(builder.icmp_signed("<", first, end), loop, done)
+
+    builder.position_at_end(loop)
+    k = builder.phi(I64)
+    inside = [builder.phi(ops.vector) for _ in sums]
+    added = inside
+    for u in range(unrolled):
+        added = step(builder.add(k, I64(u)), added)
+    following = builder.add(k, I64(unrolled))
+    k.add_incoming(first, before)
+    k.add_incoming(following, loop)
+    for phi, start, value in zip(inside, sums, added, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
+
+    builder.position_at_end(done)
+    k_done = builder.phi(I64)
+    k_done.add_incoming(first, before)
+    k_done.add_incoming(following, loop)
+    result = [builder.phi(ops.vector) for _ in sums]
+    for phi, start, value in zip(result, sums, added, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(value, loop)
+    return k_done, result
 
 
 def _finish_tile(ops, builder, result, operands, remaining):
@@ -179,27 +204,32 @@ def _choose_tile(typingctx, operands):
     """The tile function for the rows and columns asked for, called with all other operands."""
 
     def codegen(context, builder, sig, args):
-        unpacked = cgutils.unpack_tuple(builder, args[0])
-        rows, columns, packed = unpacked[8], unpacked[9], unpacked[-1]
-        arguments = unpacked[:8] + unpacked[9:]
+        a, a_row, a_column, *others = cgutils.unpack_tuple(builder, args[0])
+        rows, columns, packed = others[5], others[6], others[-1]
+        arguments = others[:5] + others[6:]
+        transposed = builder.icmp_signed("!=", a_column, I64(1))
+        arguments = [a, builder.select(transposed, a_column, a_row), *arguments]
         vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
-        shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
-        packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
         # A packing tile has all its rows; its number is that of one row more.
-        shape = builder.select(packs, builder.add(shape, I64(TILE_VECTORS + 1)), shape)
+        packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
+        rows = builder.select(packs, I64(TILE_ROWS + 1), rows)
+        rows = builder.add(rows, builder.select(transposed, I64(TILE_ROWS + 1), I64(0)))
+        shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
         end = builder.append_basic_block("tile_done")
         switch = builder.switch(shape, end)
-        for tile_rows in range(1, TILE_ROWS + 2):
+        for number in range(1, 2 * TILE_ROWS + 3):
+            lies_transposed, tile_rows = number > TILE_ROWS + 1, (number - 1) % (TILE_ROWS + 1) + 1
             for tile_vectors in range(1, TILE_VECTORS + 1):
                 function = tile_function(
                     builder.module,
                     ISA,
                     min(tile_rows, TILE_ROWS),
                     tile_vectors,
+                    transposed=lies_transposed,
                     packs=tile_rows > TILE_ROWS,
                 )
                 block = builder.append_basic_block("tile")
-                switch.add_case(I64(tile_rows * (TILE_VECTORS + 1) + tile_vectors), block)
+                switch.add_case(I64(number * (TILE_VECTORS + 1) + tile_vectors), block)
                 with builder.goto_block(block):
                     builder.call(function, arguments)
                     builder.branch(end)

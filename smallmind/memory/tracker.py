@@ -79,9 +79,9 @@ class MemoryTracker:
 
 def peak_resident_bytes() -> int:
     """The most memory that this process has had resident since it began."""
-    memory = psutil.Process().memory_info()
-    if hasattr(memory, "peak_wset"):  # Windows
-        return int(memory.peak_wset)
+    on_windows = getattr(psutil.Process().memory_info(), "peak_wset", None)
+    if on_windows is not None:
+        return int(on_windows)
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux that starts from the peak of the process that started this one.

@@ -157,7 +157,7 @@ class TransformerModel:
                 logits = self._forward(ids)
             with self.workspace.profile("Loss"):
                 losses = self._cross_entropy(logits, targets, scale)
-                loss = float(losses.mean(dtype=np.float64))
+                loss = float(losses.mean())  # in its own precision: another takes a buffer
             with self.workspace.profile("Backward"):
                 self._backward(logits)
             return loss

@@ -16,7 +16,7 @@ from smallmind.randomness import mix
 _NOTHING = nullcontext()
 
 
-def no_profile(name: str, bytes: int = 0) -> AbstractContextManager[None]:
+def no_profile(_name: str) -> AbstractContextManager[None]:
     """The scope of a profiler that measures nothing."""
     return _NOTHING
 

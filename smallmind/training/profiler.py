@@ -172,7 +172,7 @@ class TrainingProfiler:
             table.append(cells)
         footer = ["TOTAL", f"{whole / 1e6:.2f}", "", "", "100.0%" if rows else "0.0%"]
         footer += ["", "", ""] if wide else []
-        widths = WIDTHS + [8, 8, 6] if wide else WIDTHS
+        widths = [*WIDTHS, 8, 8, 6] if wide else WIDTHS
         return box.draw(TITLE, heads, table, footer, widths, ascii_only)
 
     def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
@@ -258,7 +258,7 @@ def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]
 
 
 def _percentages(parts: list[int]) -> list[str]:
-    """Shares of the whole in tenths of a percent that add to 100.0: the largest remainders go up."""
+    """Shares of the whole, to a tenth, that add to 100.0: the largest remainders are rounded up."""
     whole = sum(parts)
     if whole <= 0:
         return ["0.0%"] * len(parts)

@@ -123,8 +123,8 @@ class Training:
         with self.model.workspace.profile("Evaluate"):
             return EvaluationRecord(step, mean("train"), mean("held_out"))
 
-    def _accumulate(self, step: int, batches: int, batch: Batch) -> float:
-        """Adds the gradients of the step's batches -> their mean loss; overwrites batch."""
+    def _accumulate(self, step: int, batches: int, batch: Batch | None = None) -> float:
+        """Adds the gradients of the step's batches, drawn into batch -> their mean loss."""
         total = 0.0
         for i in range(batches):
             with self.model.workspace.profile("GetBatch"):

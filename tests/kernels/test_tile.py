@@ -40,13 +40,14 @@ CPUS = [
 ]
 
 
-def inner_loop(cpu, triple, isa, packs):
+def inner_loop(cpu, triple, isa, transposed, packs):
     """The assembly of the widest tile's walk along K, as LLVM writes it for that CPU."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module()
     module.triple = triple
-    tile_function(module, isa, isa.tile_rows, isa.tile_vectors, packs).linkage = "external"
+    function = tile_function(module, isa, isa.tile_rows, isa.tile_vectors, transposed, packs)
+    function.linkage = "external"
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     parsed = llvm.parse_assembly(str(module))
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
@@ -56,10 +57,11 @@ def inner_loop(cpu, triple, isa, packs):
 
 
 @pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("cpu", "triple", "features"), CPUS, ids=[cpu[0] for cpu in CPUS])
-def test_the_inner_loop_multiplies_and_spills_no_vector(cpu, triple, features, packs):
+def test_the_inner_loop_multiplies_and_spills_no_vector(cpu, triple, features, transposed, packs):
     isa = instruction_set(triple.split("-")[0], features)
-    loop = inner_loop(cpu, triple, isa, packs)
+    loop = inner_loop(cpu, triple, isa, transposed, packs)
     accumulators = isa.tile_rows * isa.tile_vectors
     multiplications = len(re.findall(r"\s(vfmadd\w+|fmla(?:\.4s)?|mulps)\s", loop))
     assert multiplications % accumulators == 0 and multiplications > 0

@@ -29,7 +29,8 @@ def test_the_peak_stays_when_memory_is_given_back():
     big = np.ones(16 * MIB, np.float32)
     peak = peak_resident_bytes()
     del big
-    assert peak_resident_bytes() >= peak > 64 * MIB
+    # The system counts pages for each thread, and adds them up now and then.
+    assert peak_resident_bytes() > peak - MIB > 64 * MIB
 
 
 def test_the_report_is_drawn_in_what_the_stream_can_show():

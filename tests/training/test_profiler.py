@@ -184,7 +184,7 @@ def test_the_trace_is_what_a_browser_reads(profiler, tmp_path):
     path = tmp_path / "trace.json"
     profiler.save_trace(path)
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    assert len(events) == 10
+    assert len(events) == 12
     assert all(event["ph"] == "X" and event["dur"] > 0 for event in events)
     first = next(event for event in events if event["name"] == "matmul")
     assert (first["ts"], first["dur"], first["args"]) == (1000, 6000, {"bytes": 6_000_000})
