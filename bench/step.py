@@ -92,6 +92,10 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "job.npz")
         job.write(path, sizes, dict(model.parameters), built_in_text().encode())
+        # Kernels are compiled by a process of its own, as at a user's first start.
+        first_start = _Process("ours", path, threads)
+        first_start.ask(run=[0, 1])
+        first_start.close()
         processes = {name: _Process(name, path, threads) for name in ["ours", *peers]}
         first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in processes}

@@ -27,6 +27,7 @@ from smallmind.kernels.simd import (
     maximum,
     round_up,
     store,
+    store_first,
     transpose_tile,
 )
 from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
@@ -43,8 +44,8 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0):
     """
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
-    # Keys and values of a head, scores of a tile.
-    size = _keys(T, D) + _rows(T, D) + TILE_ROWS * _score_row(T)
+    # Keys and values of a head, scores of a tile and their sums.
+    size = _keys(T, D) + _rows(T, D) + TILE_ROWS * _score_row(T) + TILE_ROWS
     rows = scratch(threads(), size)
     _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
@@ -100,6 +101,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
     C = out.shape[1]
     D = C // H
     D_row, T_row = round_up(D, LANES), _score_row(T)
+    sums = scores[TILE_ROWS * T_row :]
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
@@ -116,55 +118,76 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
                 at(keys, column * D), PANEL, at(scores, column), T_row,
                 D, rows, width, null(), 0, null(), null(),
             )  # fmt: skip
+        # Step by step for all rows: within a row each waits for the one before.
         for i in range(rows):
-            count = first + i + 1
-            s = i * T_row
-            logsumexp[b, h, first + i] = _softmax_row(
-                scores, s, count, round_up(seen, LANES), scale, mask, (head * T + first + i) * T
-            )
+            logsumexp[b, h, first + i] = _row_maximum(scores, i * T_row, first + i + 1)
+        for i in range(rows):
+            counter = (head * T + first + i) * T
+            sums[i] = _exponentials(
+                scores, i * T_row, first + i + 1, round_up(seen, LANES),
+                logsumexp[b, h, first + i], scale, mask, counter,
+            )  # fmt: skip
         for column in range(0, D, PANEL):
             multiply_panel(
                 at(scores, 0), TILE_ROWS * T_row, T_row, 1, at(values, column), D_row,
                 at(out, target + first * C + column), C, seen, rows, min(PANEL, D - column),
                 null(), 0, null(), null(),
             )  # fmt: skip
+        for i in range(rows):
+            _scale(out, target + (first + i) * C, D, np.float32(1) / sums[i])
+            m = logsumexp[b, h, first + i]
+            logsumexp[b, h, first + i] = m * scale + np.log(sums[i])
 
 
 @jit
-def _softmax_row(scores, s, count, width, scale, mask, counter):
-    """Turns `count` scores from s into dropped-out probabilities, zeros up to width.
+def _row_maximum(scores, s, count):
+    """The largest of `count` scores from s on."""
+    whole = count // LANES * LANES
+    top = broadcast(scores[s])
+    for j in range(0, whole, LANES):
+        top = maximum(load(scores, s + j), top)
+    if count > whole:
+        top = maximum(first_or(load(scores, s + whole), count - whole, top), top)
+    return lane_maximum(top)
 
-    Returns the logarithm of the sum of their exponentials.
+
+@jit
+def _exponentials(scores, s, count, width, m, scale, mask, counter):
+    """Turns `count` scores from s on into dropped-out exp((score - m) scale), zeros up to width.
+
+    Returns the sum of the exponentials, those included that are dropped.
     """
     key, threshold, factor = mask
     whole = count // LANES * LANES
     tail = count - whole
-    top = broadcast(scores[s])
-    for j in range(0, whole, LANES):
-        top = maximum(load(scores, s + j), top)
-    if tail:
-        top = maximum(first_or(load(scores, s + whole), tail, top), top)
-    m = lane_maximum(top)
     total = broadcast(np.float32(0))
     for j in range(0, whole, LANES):
         e = exp((load(scores, s + j) - m) * scale)
         total = total + e
+        if threshold > 0:
+            e = e * dropout_factors(key, counter + j, threshold, factor)
         store(scores, s + j, e)
     if tail:
         e = keep_first(exp((load(scores, s + whole) - m) * scale), tail)
         total = total + e
+        if threshold > 0:
+            e = e * dropout_factors(key, counter + whole, threshold, factor)
         store(scores, s + whole, e)
         whole += LANES
-    denominator = lane_sum(total)
-    inverse = np.float32(1) / denominator
-    for j in range(0, whole, LANES):
-        p = load(scores, s + j) * inverse
-        if threshold > 0:
-            p = p * dropout_factors(key, counter + j, threshold, factor)
-        store(scores, s + j, p)
     for j in range(whole, width, LANES):
         store(scores, s + j, broadcast(np.float32(0)))
-    return m * scale + np.log(denominator)
+    return lane_sum(total)
+
+
+@jit
+def _scale(x, place, count, factor):
+    """Multiplies `count` elements of x from place on."""
+    whole = count // LANES * LANES
+    for c in range(0, whole, LANES):
+        store(x, place + c, load(x, place + c) * factor)
+    if count > whole:
+        place, tail = place + whole, count - whole
+        store_first(x, place, load_first(x, place, tail) * factor, tail)
 
 
 def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
@@ -312,22 +335,22 @@ def _softmax_backward_row(p, ds, s, count, part, scale, logsumexp, delta, mask, 
     In the columns of `part`, of which those from count on become zeros.
     """
     key, threshold, factor = mask
-    for j in range(part[0], part[1], LANES):
-        probability = broadcast(np.float32(0))
-        dscore = probability
-        if j < count:
-            valid = count - j
-            probability = keep_first(exp(load(p, s + j) * scale - logsumexp), valid)
-            dprobability = load(ds, s + j)
-            kept = probability
-            if threshold > 0:
-                factors = dropout_factors(key, counter + j, threshold, factor)
-                dprobability = dprobability * factors
-                kept = probability * factors
-            dscore = keep_first(probability * (dprobability - delta) * scale, valid)
-            probability = kept
-        store(p, s + j, probability)
-        store(ds, s + j, dscore)
+    left, right = part
+    zero = broadcast(np.float32(0))
+    for j in range(left, min(right, round_up(count, LANES)), LANES):
+        probability = exp(load(p, s + j) * scale - logsumexp)
+        if j + LANES > count:
+            probability = keep_first(probability, count - j)
+        dprobability, kept = load(ds, s + j), probability
+        if threshold > 0:
+            factors = dropout_factors(key, counter + j, threshold, factor)
+            dprobability, kept = dprobability * factors, probability * factors
+        dscore = probability * (dprobability - delta) * scale
+        store(p, s + j, kept)
+        store(ds, s + j, keep_first(dscore, count - j) if j + LANES > count else dscore)
+    for j in range(max(left, round_up(count, LANES)), right, LANES):
+        store(p, s + j, zero)
+        store(ds, s + j, zero)
 
 
 @jit
