@@ -15,17 +15,27 @@ import psutil
 
 from bench.thread_pools import ThreadPools
 
-# What makes each package take the path of an instruction set.
+# What makes each package take the path of an instruction set. Numba would add the host's features
+# to those of a CPU that is named.
 ISAS = {
     "haswell": {
         "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "",
         "OPENBLAS_CORETYPE": "Haswell",
         "ATEN_CPU_CAPABILITY": "avx2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
     },
-    "x86-64": {"NUMBA_CPU_NAME": "x86-64", "OPENBLAS_CORETYPE": "Prescott"},
-    "skylake-avx512": {"NUMBA_CPU_NAME": "skylake-avx512", "OPENBLAS_CORETYPE": "SkylakeX"},
+    "x86-64": {
+        "NUMBA_CPU_NAME": "x86-64",
+        "NUMBA_CPU_FEATURES": "",
+        "OPENBLAS_CORETYPE": "Prescott",
+    },
+    "skylake-avx512": {
+        "NUMBA_CPU_NAME": "skylake-avx512",
+        "NUMBA_CPU_FEATURES": "",
+        "OPENBLAS_CORETYPE": "SkylakeX",
+    },
 }
 
 

@@ -34,11 +34,13 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
 
 
 def _compiled_features() -> dict[str, bool]:
-    """What Numba will compile for: the host's features unless NUMBA_CPU_NAME names another CPU."""
-    if config.CPU_NAME is None or config.CPU_NAME == "host":
-        return dict(llvm.get_host_cpu_features())
+    """What Numba will compile for: the host's features unless its settings name others."""
     if config.CPU_FEATURES:
         return {word[1:]: word[0] == "+" for word in config.CPU_FEATURES.split(",") if word}
+    if config.CPU_NAME is None or config.CPU_NAME == "host":
+        features = dict(llvm.get_host_cpu_features())
+        is_used = {name: config.ENABLE_AVX or not name.startswith("avx") for name in features}
+        return {name: has and is_used[name] for name, has in features.items()}
     # LLVM knows the features of a named CPU, but llvmlite does not hand them out.
     avx512 = ("skylake-avx512", "icelake", "sapphirerapids", "znver4", "znver5", "cascadelake")
     avx2 = ("haswell", "broadwell", "skylake", "alderlake", "znver1", "znver2", "znver3")

@@ -1,6 +1,10 @@
 """The register tile on CPUs that this machine is not: it must fit, and nothing may spill."""
 
+import os
+import platform
 import re
+import subprocess
+import sys
 
 import llvmlite.binding as llvm
 import pytest
@@ -28,6 +32,25 @@ def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
     assert isa.name == name
     assert accumulators + isa.tile_vectors + 1 <= registers
     assert accumulators >= registers // 2
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names of x86")
+@pytest.mark.parametrize(
+    ("settings", "lanes"),
+    [
+        ({"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}, 8),
+        ({"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}, 4),
+        ({"NUMBA_CPU_FEATURES": "+avx2,+fma"}, 8),
+        ({"NUMBA_ENABLE_AVX": "0"}, 4),
+    ],
+    ids=str,
+)
+def test_the_tile_follows_what_numba_compiles_for(settings, lanes):
+    code = "from smallmind.kernels.isa import ISA; print(ISA.lanes)"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CPU")}
+    command = [sys.executable, "-c", code]
+    shown = subprocess.check_output(command, env={**environment, **settings}, text=True)
+    assert int(shown) == lanes
 
 
 CPUS = [
