@@ -11,6 +11,8 @@ import numpy as np
 
 from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
 
+MOST_REQUESTS = 4096  # sizes that a pool remembers the buckets of
+
 
 def bucket_size(n: int) -> int:
     """Elements asked for -> elements of their bucket: 64, 128, ... 65536, then steps of an eighth.
@@ -68,12 +70,13 @@ class TensorPool:
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
-        self._buckets: dict[tuple[int, Any], _Bucket] = {}
+        self._buckets: dict[tuple[int, np.dtype], _Bucket] = {}
+        self._requests: dict[tuple[int, Any], _Bucket] = {}  # the buckets of what was asked for
         # By the identity of the memory that an array views, which lives as long as it is in here.
         self._rented: dict[int, tuple[_Bucket, np.ndarray, int]] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._rents = self._hits = 0
+        self._rents = self._misses = 0
         self._bytes_held = self._bytes_rented = self._high_water_mark = 0
 
     def rent(self, n: int, dtype: Any = np.float32) -> np.ndarray:
@@ -81,22 +84,19 @@ class TensorPool:
 
         MemoryError where it would exceed the capacity.
         """
-        key = bucket_size(n), dtype
         with self._lock:
-            bucket = self._buckets.get(key) or self._new_bucket(key)
-            if self._closed:
-                raise RuntimeError("the pool is closed")
+            bucket = self._requests.get((n, dtype)) or self._bucket(n, dtype)
             if bucket.idle:
                 array = bucket.idle.pop()
-                self._hits += 1
             else:
                 array = self._allocate(bucket)
+                self._misses += 1
             self._rents += 1
-            self._bytes_rented += bucket.nbytes
-            if self._bytes_rented > self._high_water_mark:
-                self._high_water_mark = self._bytes_rented
+            self._bytes_rented = rented = self._bytes_rented + bucket.nbytes
+            if rented > self._high_water_mark:
+                self._high_water_mark = rented
             self._rented[id(array.base)] = bucket, array, n
-        return array[:n]
+        return array if n == bucket.size else array[:n]
 
     def return_(self, array: np.ndarray, clear: bool = True) -> None:
         """Gives back an array from `rent`, of any shape by now; zeroed first where clear.
@@ -106,13 +106,13 @@ class TensorPool:
         """
         place = id(array.base)
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
-            if place not in self._rented:
+            rented = self._rented.get(place)
+            if rented is None:
+                self._check_open()
                 raise ValueError(
                     "this array is not rented from this pool: returned twice, or foreign"
                 )
-            bucket, whole, n = self._rented[place]
+            bucket, whole, n = rented
             if array.size != n:
                 raise ValueError(f"{n} elements were rented; this array has {array.size} of them")
             # Before anyone else can have it.
@@ -134,8 +134,7 @@ class TensorPool:
     def trim(self) -> int:
         """Frees all idle arrays -> the bytes that this gave back."""
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
+            self._check_open()
             return self._trim()
 
     def close(self) -> None:
@@ -144,6 +143,7 @@ class TensorPool:
             self._closed = True
             self._trim()
             self._rented.clear()
+            self._requests.clear()
             self._bytes_held = self._bytes_rented = 0
 
     def __enter__(self) -> "TensorPool":
@@ -157,19 +157,27 @@ class TensorPool:
         with self._lock:
             return PoolStatistics(
                 rents=self._rents,
-                hits=self._hits,
+                hits=self._rents - self._misses,
                 bytes_held=self._bytes_held,
                 bytes_rented=self._bytes_rented,
                 high_water_mark=self._high_water_mark,
             )
 
-    def _new_bucket(self, key: tuple[int, Any]) -> _Bucket:
-        """The bucket of a size and of a dtype, which has many names: float, "f4", np.float32."""
-        size, name = key
-        dtype = np.dtype(name)
-        bucket = self._buckets.setdefault((size, dtype), _Bucket(size, dtype))
-        self._buckets[key] = bucket
+    def _bucket(self, n: int, dtype: Any) -> _Bucket:
+        """The bucket for n elements of a dtype, which has many names: float, "f4", np.float32."""
+        self._check_open()
+        key = bucket_size(n), np.dtype(dtype)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(*key)
+        if len(self._requests) == MOST_REQUESTS:
+            self._requests.clear()
+        self._requests[n, dtype] = bucket
         return bucket
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the pool is closed")
 
     def _allocate(self, bucket: _Bucket) -> np.ndarray:
         after = self._bytes_held + bucket.nbytes
@@ -188,7 +196,7 @@ class TensorPool:
         freed = 0
         for bucket in self._buckets.values():
             freed += len(bucket.idle) * bucket.nbytes
-            bucket.idle.clear()  # a bucket may stand here under two names
+            bucket.idle.clear()
         self._bytes_held -= freed
         return freed
 
