@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cases, kernels
+from bench import cases, kernels, step
 from bench.__main__ import parse
+from bench.peers.job import Sizes
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -90,6 +91,8 @@ def test_the_table_and_the_record(tmp_path):
         (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is no shape"),
         (["kernels", "matmul", "--json", "nowhere/record.json"], "nowhere is no directory"),
         (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
+        (["step", "--shapes", "2x8x16"], "--shapes needs B, T, C, layers and heads"),
+        (["step", "--peers", "keras"], "--peers: keras is not installed"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(arguments, message):
@@ -97,6 +100,33 @@ def test_what_cannot_be_measured_is_refused_in_a_line(arguments, message):
     assert refused.returncode != 0
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+PEERS = [name for name in step.PEERS if name in step.installed()]
+
+
+@pytest.mark.parametrize("peers", ["", *PEERS])
+def test_a_step_beside_its_peers(tmp_path, peers):
+    file = tmp_path / "record.json"
+    shown = bench(
+        "step", "--shapes", "2x8x16x2x2", "--peers", peers, "--steps", "5", "--json", str(file)
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "loss after 20" in shown.stdout and "Python takes" in shown.stdout
+    record = json.loads(file.read_text(encoding="utf-8"))["results"][0]
+    assert list(record["contestants"]) == ["ours", *([peers] if peers else [])]
+    for contestant in record["contestants"].values():
+        assert contestant["seconds"] > 0 and contestant["peak_bytes"] > 1e7
+        assert contestant["worst_difference"] < step.AGREEMENT
+        assert len(contestant["losses"]) == step.COMPARED
+    losses = record["contestants"]["ours"]["losses"]
+    assert losses[-1] < losses[0]
+
+
+def test_the_step_of_the_peers_job_is_counted():
+    sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
+    # By hand: 6 a parameter and token; QK^T and PV forward, twice that backward, half of T x T.
+    assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
 
 
 def test_shapes_are_read():

@@ -123,6 +123,32 @@ def assert_refused(capsys, arguments, message):
     assert printed.err.count("\n") == 1 and "Traceback" not in printed.err
 
 
+def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
+    trace = tmp_path / "trace.json"
+    flags = ["--profile", "--profile-json", str(trace), "--out", str(tmp_path / "run")]
+    assert main(["train", text, *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    boxes = [line for line in printed.splitlines() if line[:1] in "╔║╠╟╚" and line]
+    assert boxes[1].strip("║ ") == "TRAINING PERFORMANCE REPORT"
+    for name in (
+        "GetBatch", "Forward", "Loss", "Backward", "ClipGradients", "OptimizerStep", "Evaluate",
+        "  matmul", "  attention_backward", "  adamw", "TOTAL", "MEMORY REPORT", "After training",
+    ):  # fmt: skip
+        assert any(name in line for line in boxes), name
+    assert f"The trace is in {trace}" in printed
+    events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    assert sum(event["name"] == "OptimizerStep" for event in events) == 30
+
+
+def test_the_wide_profile_in_ascii(text, tmp_path):
+    command = [sys.executable, "-m", "smallmind", "train", text, *SMALL, "--profile-wide"]
+    shown = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True,
+    ).stdout.decode("ascii")  # fmt: skip
+    assert "| Operation " in shown and "| GB/s" in shown and "+====" in shown
+
+
 def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
     (tmp_path / "empty").touch()
     (tmp_path / "short").write_text("too short " * 3, encoding="utf-8")
