@@ -19,10 +19,8 @@ from typing import Any
 from tabulate import tabulate
 
 import smallmind
-from bench.ceilings import multiply_add
 from bench.peers import job
 from bench.peers.job import Sizes
-from bench.timing import Contestant, take_in_turn
 from smallmind.text.corpus import built_in_text
 
 ROOT = Path(__file__).parent.parent
@@ -102,9 +100,8 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
         for start in range(COMPARED, COMPARED + steps, TURN):
             for name, process in processes.items():
                 seconds[name] += process.ask(run=[start, TURN])["seconds"]
-        ceiling = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
-        python = processes["ours"].ask(python=True)
+        python, ceiling = processes["ours"].ask(python=True), processes["ours"].ask(ceiling=True)
         for process in processes.values():
             process.close()
     quarters = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
@@ -112,7 +109,7 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
         "sizes": asdict(sizes),
         "parameters": model.flat.count,
         "operations": operations(sizes, model.flat.count),
-        "multiply_add_per_second": multiply_add() / ceiling.median,
+        "multiply_add_per_second": ceiling,
         "python_seconds": python,
         "contestants": {
             name: {

@@ -1,7 +1,8 @@
 """python -m bench.peers NAME JOB: a contestant, a process of its own so that its memory is.
 
 Reads commands as lines of JSON from its input, answers each with a line:
-`{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes.
+`{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes; ours
+also `{"python": true}` -> seconds of a step, `{"ceiling": true}` -> multiply-adds a second.
 """
 
 import json
@@ -52,7 +53,8 @@ def main() -> None:
         else:
             from bench.peers import ours
 
-            answer = ours.python_seconds(work)
+            measure = ours.python_seconds if "python" in command else ours.ceiling
+            answer = measure(work)
         print(json.dumps(answer), flush=True)
 
 

@@ -4,8 +4,10 @@ import time
 from typing import Any
 
 import smallmind
+from bench.ceilings import multiply_add
 from bench.peers import job
 from bench.peers.job import Job, Step
+from bench.timing import Contestant, take_in_turn
 
 
 def build(work: Job) -> Step:
@@ -18,6 +20,12 @@ def build(work: Job) -> Step:
         return loss
 
     return step
+
+
+def ceiling(_: Job) -> float:
+    """Operations a second that the threads of this process can do at most."""
+    times = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
+    return multiply_add() / times.median
 
 
 def python_seconds(work: Job, repeat: int = 200) -> float:
