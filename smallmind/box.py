@@ -1,15 +1,16 @@
 """Tables in a box of double lines, as reports are drawn; in ASCII where a console has none."""
 
 from collections.abc import Sequence
+from typing import TextIO
 
 LINES = "╔═╗║╠╣╚╝╟─┼╢│"
 ASCII = "+=+|++++|-+||"  # place by place what stands for those
 
 
-def can_print(text: str, encoding: str | None) -> bool:
-    """Whether a stream of this encoding can show the text."""
+def can_print(stream: TextIO, text: str = LINES) -> bool:
+    """Whether the encoding of a stream has these characters."""
     try:
-        text.encode(encoding or "ascii")
+        text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.box import LINES
+from smallmind.box import can_print
 from smallmind.config import (
     GenerationConfig,
     InputError,
@@ -227,7 +227,7 @@ def _profiled(
     finally:
         tracker.snapshot("After training")
         if shows:
-            ascii_only = not console.can_print(LINES)
+            ascii_only = not can_print(console.stream)
             console.line(profiler.report(options.profile_wide, ascii_only).rstrip())
             console.line(tracker.report(ascii_only).rstrip())
         if options.profile_json:

@@ -55,14 +55,10 @@ class Console:
         # tabulate takes time to import, which --help does not need.
         from tabulate import tabulate
 
-        style = "rounded_outline" if self.can_print("╭─┬╮│") else "outline"
+        style = "rounded_outline" if can_print(self.stream, "╭─┬╮│") else "outline"
         align = ["left"] * (len(rows[0]) - 1) + ["right"]
         self.line(title)
         self.line(tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True))
-
-    def can_print(self, text: str) -> bool:
-        """Whether the stream's encoding has these characters."""
-        return can_print(text, getattr(self.stream, "encoding", None))
 
     def _clear(self) -> None:
         if self._live_width:

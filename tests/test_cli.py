@@ -161,6 +161,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", str(tmp_path / "binary")], "byte 0xfe at offset 2"),
         (["train", text, "--out", str(run)], "already holds a run"),
         (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
+        (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot be written"),
         (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
         (["generate", "--run", str(tmp_path / "none")], "is not the directory of a run"),
         (["generate", "--run", str(tmp_path)], "cannot read"),

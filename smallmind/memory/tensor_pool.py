@@ -96,7 +96,7 @@ class TensorPool:
             if rented > self._high_water_mark:
                 self._high_water_mark = rented
             self._rented[id(array.base)] = bucket, array, n
-        return array if n == bucket.size else array[:n]
+        return array[:n]  # a view always: its holder may give it another shape
 
     def return_(self, array: np.ndarray, clear: bool = True) -> None:
         """Gives back an array from `rent`, of any shape by now; zeroed first where clear.

@@ -73,8 +73,7 @@ class MemoryTracker:
     def print_report(self, stream: TextIO | None = None) -> None:
         """Writes the report to a stream, in ASCII where it cannot show the lines."""
         stream = sys.stdout if stream is None else stream
-        encoding = getattr(stream, "encoding", None)
-        stream.write(self.report(ascii_only=not box.can_print(box.LINES, encoding)))
+        stream.write(self.report(ascii_only=not box.can_print(stream)))
 
 
 def peak_resident_bytes() -> int:

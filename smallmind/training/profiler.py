@@ -178,8 +178,7 @@ class TrainingProfiler:
     def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
         """Writes the report to a stream, in ASCII where it cannot show the lines."""
         stream = sys.stdout if stream is None else stream
-        encoding = getattr(stream, "encoding", None)
-        stream.write(self.report(wide, ascii_only=not box.can_print(box.LINES, encoding)))
+        stream.write(self.report(wide, ascii_only=not box.can_print(stream)))
 
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Writes every scope in the Chrome trace format, for chrome://tracing or ui.perfetto.dev.

@@ -58,6 +58,14 @@ def test_a_reshaped_array_can_be_returned():
     assert np.shares_memory(pool.rent(600), matrix)
 
 
+def test_a_shape_given_in_place_does_not_stay():
+    pool = TensorPool()
+    array = pool.rent(64)
+    array.shape = (8, 8)
+    pool.return_(array)
+    assert pool.rent(64).shape == (64,)
+
+
 def test_returning_twice_or_a_foreign_array_raises():
     pool = TensorPool()
     array = pool.rent(10)
