@@ -307,15 +307,18 @@ def layernorm_backward(R: int, C: int) -> Case:
 
 @kernel("R C", _WIDE)
 def gelu_backward(R: int, C: int) -> Case:
-    x, dy, dx = _normal(R, C), _shifted(R, C), aligned_empty((R, C))
+    x, dy = _normal(R, C), _shifted(R, C)
+    dx, y = aligned_empty((R, C)), aligned_empty((R, C))
     dyt, xt = _tensors(dy, x)
-    backward = torch and torch.ops.aten.gelu_backward
+    backward, forward = torch and torch.ops.aten.gelu_backward, torch and torch.ops.aten.gelu
     return _case(
         "gelu_backward",
-        [dx],
+        [dx, y],
         [dy, x],
-        _bytes(x, dy, dx),
-        torch=_torch(lambda: backward(dyt, xt, approximate="tanh")),
+        _bytes(x, dy, dx, y),
+        torch=_torch(
+            lambda: (backward(dyt, xt, approximate="tanh"), forward(xt, approximate="tanh"))
+        ),
     )
 
 

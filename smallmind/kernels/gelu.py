@@ -36,33 +36,42 @@ def gelu_of(x):
 
 
 @jit
-def gelu_derivative_of(x):
-    """gelu' of a Vector."""
+def _gelu_and_derivative_of(x):
+    """gelu and gelu' of a Vector."""
     # forward: y = x s, s = sigmoid(z), z = SLOPE (x + CUBIC x^3)
     s = _sigmoid(x)
+    y = x * s
     dz = fma(x * x, broadcast(np.float32(3) * SLOPE * CUBIC), broadcast(SLOPE))
-    return fma(x * s * (np.float32(1) - s), dz, s)
+    return y, fma(y * (np.float32(1) - s), dz, s)
 
 
-def gelu_backward(dx, dy, x):
-    """dy, x (R, C) -> dx (R, C) = dy gelu'(x). Writes dx, which may be dy."""
-    _gelu_backward(dx, dy, x, threads())
+def gelu_backward(dx, y, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x), both by one exponential.
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    _gelu_backward(dx, y, dy, x, threads())
 
 
 @parallel_jit
-def _gelu_backward(dx, dy, x, workers):
+def _gelu_backward(dx, y, dy, x, workers):
     for worker in prange(workers):
-        _gelu_backward_part(dx, dy, x, np.int64(worker), workers)
+        _gelu_backward_part(dx, y, dy, x, np.int64(worker), workers)
 
 
 @jit
-def _gelu_backward_part(dx, dy, x, worker, workers):
+def _gelu_backward_part(dx, y, dy, x, worker, workers):
     vectors = x.size // LANES
     for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
         place = i * LANES
-        store(dx, place, load(dy, place) * gelu_derivative_of(load(x, place)))
+        activated, derivative = _gelu_and_derivative_of(load(x, place))
+        gradient = load(dy, place)
+        store(dx, place, gradient * derivative)
+        store(y, place, activated)
     tail = x.size % LANES
     if tail and worker == workers - 1:
         place = vectors * LANES
-        derivative = gelu_derivative_of(load_first(x, place, tail))
-        store_first(dx, place, load_first(dy, place, tail) * derivative, tail)
+        activated, derivative = _gelu_and_derivative_of(load_first(x, place, tail))
+        gradient = load_first(dy, place, tail)
+        store_first(dx, place, gradient * derivative, tail)
+        store_first(y, place, activated, tail)

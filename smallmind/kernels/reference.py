@@ -29,12 +29,17 @@ def matmul_gelu(out, before, a, b, bias=None):
     out[...] = 0.5 * before * (1 + np.tanh(z))
 
 
-def gelu_backward(dx, dy, x):
-    """dy, x (R, C) -> dx (R, C) = dy gelu'(x). Writes dx, which may be dy."""
+def gelu_backward(dx, y, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
     # forward: y = x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3)
     tanh = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
     dz = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
-    dx[...] = dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * dz)
+    gradient = dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * dz)
+    y[...] = 0.5 * x * (1 + tanh)
+    dx[...] = gradient
 
 
 def matmul_transpose_a(out, a, b, plus=None):

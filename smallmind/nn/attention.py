@@ -17,29 +17,33 @@ class Attention:
         self.workspace = workspace
         self.n_head = n_head
         self.site = site
-        self.qkv = Linear(workspace, parameters, f"{name}.qkv")
+        self.qkv_linear = Linear(workspace, parameters, f"{name}.qkv")
         self.projection = Projection(workspace, parameters, f"{name}.projection", site + 1)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
-        """x, residual (B T, C) -> residual + attention(x); keeps heads and logsumexp."""
+        """x, residual (B T, C) -> residual + attention(x); keeps x, qkv, heads and logsumexp."""
         R, C = x.shape
-        qkv = self.qkv.forward(x)
+        self.x = x
+        self.qkv = self.qkv_linear.forward(x)
         self.heads = self.workspace.rent(R, C)
         self.logsumexp = self.workspace.rent(R // T, self.n_head, T)
-        self.workspace.kernels.attention(self.heads, self.logsumexp, qkv, *self._dropout())
+        self.workspace.kernels.attention(self.heads, self.logsumexp, self.qkv, *self._dropout())
         return self.projection.forward(self.heads, residual)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (B T, C) -> dx (B T, C)."""
-        dheads = self.projection.backward(dy)
-        qkv = self.qkv.y
-        dqkv = self.workspace.rent(*qkv.shape)
+        # forward: y = projection(heads)
+        dheads = self.projection.backward_input(dy)
+        self.projection.backward_weight(self.heads)
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
+        dqkv = self.workspace.rent(*self.qkv.shape)
         self.workspace.kernels.attention_backward(
-            dqkv, dheads, self.heads, self.logsumexp, qkv, *self._dropout()
+            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self._dropout()
         )
-        self.workspace.release(dheads, self.heads, self.logsumexp)
-        dx = self.qkv.backward(dqkv)
+        self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
+        # forward: qkv = x weight + bias
+        self.qkv_linear.backward_weight(self.x, dqkv)
+        dx = self.qkv_linear.backward_input(dqkv)
         self.workspace.release(dqkv)
         return dx
 

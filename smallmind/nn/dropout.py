@@ -12,20 +12,18 @@ class Dropout:
         self.workspace = workspace
         self.site = site
 
-    def forward(self, x: np.ndarray, plus: np.ndarray | None = None) -> np.ndarray:
-        """x (R, C) -> y (R, C) = x mask [+ plus]; keeps y."""
-        workspace = self.workspace
-        self.y = workspace.rent(*x.shape)
-        key = workspace.dropout_key(self.site)
-        workspace.kernels.dropout(self.y, x, key, workspace.drop_probability, plus)
-        return self.y
+    @property
+    def on(self) -> bool:
+        """Whether this pass drops anything."""
+        return self.workspace.drop_probability > 0
 
-    def backward(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, C) -> dx (R, C)."""
+    def forward(self, y: np.ndarray, x: np.ndarray, plus: np.ndarray | None = None) -> None:
+        """x (R, C) -> y (R, C) = x mask [+ plus (R, C)]. Writes y, which may be x."""
         workspace = self.workspace
-        dx = workspace.rent(*dy.shape)
-        # forward: y = x mask + plus
         key = workspace.dropout_key(self.site)
-        workspace.kernels.dropout(dx, dy, key, workspace.drop_probability)
-        workspace.release(self.y)
-        return dx
+        workspace.kernels.dropout(y, x, key, workspace.drop_probability, plus)
+
+    def backward(self, dx: np.ndarray, dy: np.ndarray) -> None:
+        """dy (R, C) -> dx (R, C). Writes dx, which may be dy."""
+        # forward: y = x mask + plus
+        self.forward(dx, dy)

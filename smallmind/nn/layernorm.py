@@ -28,10 +28,10 @@ class LayerNorm:
     def backward(self, dy: np.ndarray, dx: np.ndarray, plus: np.ndarray | None) -> None:
         """dy (R, C) -> dx (R, C) [+ plus, the gradient that bypasses this norm]. Writes dx.
 
-        Adds to dweight and dbias.
+        Adds to dweight and dbias. The norm is the last that needs x, and releases it.
         """
         # forward: y = (x - mean) rstd weight + bias
         self.workspace.kernels.layernorm_backward(
             dx, self.dweight, self.dbias, dy, self.x, self.mean, self.rstd, self.weight, plus
         )
-        self.workspace.release(self.y, self.mean, self.rstd)
+        self.workspace.release(self.x, self.y, self.mean, self.rstd)

@@ -7,7 +7,7 @@ from smallmind.nn.workspace import Workspace
 
 
 class Linear:
-    """A matrix (in, out) and, if the model has biases, a vector (out,)."""
+    """A matrix (in, out) and, if the model has biases, a vector (out,). Keeps no activations."""
 
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
         self.workspace = workspace
@@ -17,28 +17,28 @@ class Linear:
         self.dbias = parameters.gradient.get(f"{name}.bias")
 
     def forward(self, x: np.ndarray, plus: np.ndarray | None = None) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ plus]; keeps x and y."""
-        self.x = x
-        self.y = self.workspace.rent(len(x), self.weight.shape[1])
-        self.workspace.kernels.matmul(self.y, x, self.weight, self.bias, plus)
-        return self.y
+        """x (R, in) -> y (R, out) [+ plus]."""
+        y = self.workspace.rent(len(x), self.weight.shape[1])
+        self.workspace.kernels.matmul(y, x, self.weight, self.bias, plus)
+        return y
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x (R, in) -> gelu(y), y (R, out), in one pass; keeps x and y, the caller gelu(y)."""
-        self.x = x
-        self.y = self.workspace.rent(len(x), self.weight.shape[1])
-        activated = self.workspace.rent(*self.y.shape)
-        self.workspace.kernels.matmul_gelu(activated, self.y, x, self.weight, self.bias)
-        return activated, self.y
+        """x (R, in) -> gelu(y), y (R, out), in one pass."""
+        y = self.workspace.rent(len(x), self.weight.shape[1])
+        activated = self.workspace.rent(*y.shape)
+        self.workspace.kernels.matmul_gelu(activated, y, x, self.weight, self.bias)
+        return activated, y
 
-    def backward(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, out) -> dx (R, in); adds to dweight and dbias."""
-        kernels = self.workspace.kernels
-        dx = self.workspace.rent(*self.x.shape)
+    def backward_input(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, out) -> dx (R, in)."""
         # forward: y = x weight + bias
-        kernels.matmul_transpose_b(dx, dy, self.weight)
-        kernels.matmul_transpose_a(self.dweight, self.x, dy, self.dweight)
-        if self.dbias is not None:
-            kernels.column_sum(self.dbias, dy)
-        self.workspace.release(self.y)
+        dx = self.workspace.rent(len(dy), len(self.weight))
+        self.workspace.kernels.matmul_transpose_b(dx, dy, self.weight)
         return dx
+
+    def backward_weight(self, x: np.ndarray, dy: np.ndarray) -> None:
+        """x (R, in), dy (R, out) -> adds to dweight and dbias."""
+        # forward: y = x weight + bias
+        self.workspace.kernels.matmul_transpose_a(self.dweight, x, dy, self.dweight)
+        if self.dbias is not None:
+            self.workspace.kernels.column_sum(self.dbias, dy)

@@ -15,16 +15,25 @@ class MLP:
         self.projection = Projection(workspace, parameters, f"{name}.projection", site)
 
     def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """x, residual (R, C) -> residual + mlp(x); keeps the hidden layer before and after GELU."""
-        self.activated, self.before = self.expansion.forward_gelu(x)
-        return self.projection.forward(self.activated, residual)
+        """x, residual (R, C) -> residual + mlp(x); keeps x and the hidden layer before GELU."""
+        self.x = x
+        activated, self.before = self.expansion.forward_gelu(x)
+        y = self.projection.forward(activated, residual)
+        self.workspace.release(activated)
+        return y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, C) -> dx (R, C)."""
-        dhidden = self.projection.backward(dy)
+        # forward: y = projection(activated)
+        dactivated = self.projection.backward_input(dy)
         # forward: activated = gelu(before)
-        self.workspace.kernels.gelu_backward(dhidden, dhidden, self.before)
-        self.workspace.release(self.activated)
-        dx = self.expansion.backward(dhidden)
-        self.workspace.release(dhidden)
+        # Where dactivated was, there is activated again; the gradient of before takes its place.
+        activated, dbefore = dactivated, self.before
+        self.workspace.kernels.gelu_backward(dbefore, activated, dactivated, self.before)
+        self.projection.backward_weight(activated)
+        self.workspace.release(activated)
+        # forward: before = expansion(x)
+        self.expansion.backward_weight(self.x, dbefore)
+        dx = self.expansion.backward_input(dbefore)
+        self.workspace.release(dbefore)
         return dx

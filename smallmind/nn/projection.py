@@ -20,16 +20,22 @@ class Projection:
 
     def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
         """x (R, in), residual (R, out) -> y (R, out)."""
-        self.dropped = self.workspace.drop_probability > 0
-        if self.dropped:
-            return self.dropout.forward(self.linear.forward(x), plus=residual)
-        return self.linear.forward(x, plus=residual)
+        if not self.dropout.on:
+            return self.linear.forward(x, plus=residual)
+        y = self.linear.forward(x)
+        self.dropout.forward(y, y, plus=residual)
+        return y
 
-    def backward(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, out) -> dx (R, in). The gradient of residual is dy itself."""
-        if not self.dropped:
-            return self.linear.backward(dy)
-        dprojected = self.dropout.backward(dy)
-        dx = self.linear.backward(dprojected)
-        self.workspace.release(dprojected)
-        return dx
+    def backward_input(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, out) -> dx (R, in); keeps dy after dropout. The gradient of residual is dy."""
+        self.dprojected = dy
+        if self.dropout.on:
+            self.dprojected = self.workspace.rent(*dy.shape)
+            self.dropout.backward(self.dprojected, dy)
+        return self.linear.backward_input(self.dprojected)
+
+    def backward_weight(self, x: np.ndarray) -> None:
+        """x (R, in) -> adds to the gradients of weight and bias; after `backward_input`."""
+        self.linear.backward_weight(x, self.dprojected)
+        if self.dropout.on:
+            self.workspace.release(self.dprojected)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
@@ -18,6 +18,7 @@ from smallmind.nn.parameters import Parameters
 from smallmind.nn.workspace import Workspace
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
+ROWS_AT_ONCE = 2048  # tokens that go through the model together: as fast as more of them
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -49,6 +50,17 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tie_weights:
         shapes["head.weight"] = (C, V)
     return shapes
+
+
+def groups(B: int, T: int) -> Iterator[slice]:
+    """The parts of a batch (B, T) that go through the model one after another.
+
+    So that memory does not grow with the batch. What is summed in which order depends on nothing
+    but the shape.
+    """
+    step = max(1, ROWS_AT_ONCE // T)
+    for start in range(0, B, step):
+        yield slice(start, min(B, start + step))
 
 
 class TransformerModel:
@@ -129,8 +141,11 @@ class TransformerModel:
         InputError where T is over block_size or an id is outside the vocabulary.
         """
         ids = self._checked(ids)
-        with self.workspace.one_pass(), self.workspace.profile("Forward"):
-            return self._forward(ids).reshape(*ids.shape, -1).copy()
+        logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
+        for group in groups(*ids.shape):
+            with self.workspace.one_pass(), self.workspace.profile("Forward"):
+                logits[group] = self._forward(ids[group]).reshape(logits[group].shape)
+        return logits
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
@@ -139,11 +154,14 @@ class TransformerModel:
     def losses(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
         ids, targets = self._checked_pair(ids, targets)
-        with self.workspace.one_pass():
-            with self.workspace.profile("Forward"):
-                logits = self._forward(ids)
-            with self.workspace.profile("Loss"):
-                return self._cross_entropy(logits, targets).reshape(ids.shape).copy()
+        losses = np.empty(ids.shape, self.workspace.dtype)
+        for group in groups(*ids.shape):
+            with self.workspace.one_pass():
+                with self.workspace.profile("Forward"):
+                    logits = self._forward(ids[group])
+                with self.workspace.profile("Loss"):
+                    self._cross_entropy(losses[group], logits, targets[group])
+        return losses
 
     def loss_and_gradients(self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
@@ -151,16 +169,19 @@ class TransformerModel:
         What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
         """
         ids, targets = self._checked_pair(ids, targets)
-        with self.workspace.one_pass(self.passes):
-            self.passes += 1
-            with self.workspace.profile("Forward"):
-                logits = self._forward(ids)
-            with self.workspace.profile("Loss"):
-                losses = self._cross_entropy(logits, targets, scale)
-                loss = float(losses.mean())  # in its own precision: another takes a buffer
-            with self.workspace.profile("Backward"):
-                self._backward(logits)
-            return loss
+        total = 0.0
+        for group in groups(*ids.shape):
+            with self.workspace.one_pass(self.passes):
+                self.passes += 1
+                with self.workspace.profile("Forward"):
+                    logits = self._forward(ids[group])
+                with self.workspace.profile("Loss"):
+                    losses = self.workspace.rent(*ids[group].shape)
+                    self._cross_entropy(losses, logits, targets[group], scale / targets.size)
+                    total += float(losses.sum())  # in its own precision: another takes a buffer
+                with self.workspace.profile("Backward"):
+                    self._backward(logits)
+        return total / targets.size
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero."""
@@ -194,27 +215,23 @@ class TransformerModel:
         kernels, workspace = self.workspace.kernels, self.workspace
         B, T = ids.shape
         self.ids = ids
-        self.embedded = x = workspace.rent(B * T, self.config.n_embd)
+        x = workspace.rent(B * T, self.config.n_embd)
         kernels.embedding(
             x,
             self.parameters["token_embedding.weight"],
             self.parameters["position_embedding.weight"],
             ids,
         )
-        self.dropped = workspace.drop_probability > 0
-        if self.dropped:
-            x = self.embedding_dropout.forward(x)
+        if self.embedding_dropout.on:
+            self.embedding_dropout.forward(x, x)
         for block in self.blocks:
             x = block.forward(x, T)
         self.normed = self.final_norm.forward(x)
         if self.head:
-            self.logits = self.head.forward(self.normed)
-        else:
-            self.logits = workspace.rent(B * T, self.config.vocab_size)
-            kernels.matmul_transpose_b(
-                self.logits, self.normed, self.parameters["token_embedding.weight"]
-            )
-        return self.logits
+            return self.head.forward(self.normed)
+        logits = workspace.rent(B * T, self.config.vocab_size)
+        kernels.matmul_transpose_b(logits, self.normed, self.parameters["token_embedding.weight"])
+        return logits
 
     def _backward(self, dlogits: np.ndarray) -> None:
         """dlogits (B T, V) -> adds to all gradients."""
@@ -222,35 +239,30 @@ class TransformerModel:
         dtoken = self.gradients["token_embedding.weight"]
         # forward: logits = normed head
         if self.head:
-            dnormed = self.head.backward(dlogits)
+            self.head.backward_weight(self.normed, dlogits)
+            dnormed = self.head.backward_input(dlogits)
         else:
             dnormed = workspace.rent(*self.normed.shape)
             kernels.matmul(dnormed, dlogits, self.parameters["token_embedding.weight"])
             kernels.matmul_transpose_a(dtoken, dlogits, self.normed, dtoken)
-            workspace.release(self.logits)
+        workspace.release(dlogits)
         dx = workspace.rent(*dnormed.shape)
         self.final_norm.backward(dnormed, dx, plus=None)
         workspace.release(dnormed)
         for block in reversed(self.blocks):
             block.backward(dx)
-        if self.dropped:
-            dembedded = self.embedding_dropout.backward(dx)
-            workspace.release(dx)
-            dx = dembedded
-        # forward: x = token_embedding[ids] + position_embedding
+        # forward: x = dropout(token_embedding[ids] + position_embedding)
+        if self.embedding_dropout.on:
+            self.embedding_dropout.backward(dx, dx)
         dposition = self.gradients["position_embedding.weight"]
         kernels.embedding_backward(dtoken, dposition, dx, self.ids)
-        workspace.release(dx, self.embedded)
+        workspace.release(dx)
 
     def _cross_entropy(
-        self, logits: np.ndarray, targets: np.ndarray, scale: float = 1.0
-    ) -> np.ndarray:
-        """logits (B T, V), targets (B, T) -> losses (B T,), rented; logits become gradients."""
-        losses = self.workspace.rent(targets.size)
-        self.workspace.kernels.cross_entropy(
-            losses, logits, targets.reshape(-1), scale / targets.size
-        )
-        return losses
+        self, losses: np.ndarray, logits: np.ndarray, targets: np.ndarray, scale: float = 1.0
+    ) -> None:
+        """logits (B T, V), targets (B, T) -> losses (B, T); logits become their gradients."""
+        self.workspace.kernels.cross_entropy(losses.reshape(-1), logits, targets.reshape(-1), scale)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""

@@ -15,10 +15,10 @@ import numpy as np
 from smallmind.kernels import compilation
 compiled = []
 one = np.ones((1, 1), np.float32)
-dx = np.empty_like(one)
+dx, y = np.empty_like(one), np.empty_like(one)
 with compilation.on_first_compile(lambda: compiled.append(True)):
     from smallmind.kernels.gelu import gelu_backward
-    gelu_backward(dx, one, one)
+    gelu_backward(dx, y, one, one)
 print(dx[0, 0], bool(compiled), compilation.CACHE)
 """
 

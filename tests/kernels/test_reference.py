@@ -47,8 +47,8 @@ def test_bias(random):
 
 def test_gelu(random):
     x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, C))
-    dx = nan(R, C)
-    reference.gelu_backward(dx, u, x)
+    dx, y = nan(R, C), nan(R, C)
+    reference.gelu_backward(dx, y, u, x)
 
     def f(x):
         out, before = nan(R, C), nan(R, C)
@@ -56,6 +56,9 @@ def test_gelu(random):
         return float((out * u).sum())
 
     assert_gradients(f, [dx], [x])
+    out = nan(R, C)
+    reference.matmul_gelu(out, nan(R, C), x, np.eye(C))
+    np.testing.assert_allclose(y, out, rtol=1e-14)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

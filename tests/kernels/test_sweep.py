@@ -43,7 +43,7 @@ def test_kernels_of_rows_and_channels(random):
         sums = [normal(random, C), normal(random, C)]
         pairs = run_both("layernorm_backward", [(R, C), *sums], dy, x, mean, rstd, weight, plus)
         assert_close(pairs, 1e-5 * max(1, rstd.max()))
-        pairs = run_both("gelu_backward", [(R, C)], dy, x)
+        pairs = run_both("gelu_backward", [(R, C), (R, C)], dy, x)
         pairs += run_both("dropout", [(R, C)], x, KEY, 0.3, plus)
         pairs += run_both("column_sum", [weight], x)
         targets = random.integers(0, C, R).astype(np.int32)

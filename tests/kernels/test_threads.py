@@ -61,7 +61,7 @@ for count in map(int, sys.argv[1].split(",")):
     digest("attention_backward", [empty(300, 72)], long_dout, heads, sums, long_qkv)
     _, mean, rstd = digest("layernorm", [empty(R, C), empty(R), empty(R)], x, gain)
     digest("layernorm_backward", [empty(R, C), gain.copy(), gain.copy()], y, x, mean, rstd, gain)
-    digest("gelu_backward", [empty(R, C)], y, x)
+    digest("gelu_backward", [empty(R, C), empty(R, C)], y, x)
     digest("cross_entropy", [empty(R), x.copy()], ids.reshape(-1), 1 / R)
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
     digest("embedding", [empty(R, C)], *tables, ids)
