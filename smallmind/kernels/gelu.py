@@ -36,7 +36,7 @@ def gelu_of(x):
 
 
 @jit
-def _gelu_and_derivative_of(x):
+def gelu_and_derivative_of(x):
     """gelu and gelu' of a Vector."""
     # forward: y = x s, s = sigmoid(z), z = SLOPE (x + CUBIC x^3)
     s = _sigmoid(x)
@@ -64,14 +64,14 @@ def _gelu_backward_part(dx, y, dy, x, worker, workers):
     vectors = x.size // LANES
     for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
         place = i * LANES
-        activated, derivative = _gelu_and_derivative_of(load(x, place))
+        activated, derivative = gelu_and_derivative_of(load(x, place))
         gradient = load(dy, place)
         store(dx, place, gradient * derivative)
         store(y, place, activated)
     tail = x.size % LANES
     if tail and worker == workers - 1:
         place = vectors * LANES
-        activated, derivative = _gelu_and_derivative_of(load_first(x, place, tail))
+        activated, derivative = gelu_and_derivative_of(load_first(x, place, tail))
         gradient = load_first(dy, place, tail)
         store_first(dx, place, gradient * derivative, tail)
         store_first(y, place, activated, tail)
