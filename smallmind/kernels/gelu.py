@@ -46,7 +46,7 @@ def gelu_and_derivative_of(x):
 
 
 def gelu_backward(dx, y, dy, x):
-    """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x), both by one exponential.
+    """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
     Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
     """
