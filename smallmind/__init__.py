@@ -17,6 +17,7 @@ from smallmind.config import __version__
 
 if TYPE_CHECKING:
     from smallmind.config import (
+        CheckpointStrategy,
         GenerationConfig,
         InputError,
         ModelConfig,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
+    from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
     from smallmind.text.tokenizer import Tokenizer
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AdamW": "smallmind.optim.adamw",
+    "CheckpointManager": "smallmind.nn.recompute",
+    "CheckpointStrategy": "smallmind.config",
     "GenerationConfig": "smallmind.config",
     "InputError": "smallmind.config",
     "MemoryTracker": "smallmind.memory.tracker",
@@ -54,6 +58,8 @@ _HOMES = {
 
 __all__ = [
     "AdamW",
+    "CheckpointManager",
+    "CheckpointStrategy",
     "GenerationConfig",
     "InputError",
     "MemoryTracker",

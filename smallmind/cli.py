@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from smallmind.box import can_print
 from smallmind.config import (
+    CheckpointStrategy,
     GenerationConfig,
     InputError,
     ModelConfig,
@@ -130,6 +131,8 @@ def _config(kind: Any, options: argparse.Namespace, **known: Any) -> Any:
 
 def _train(options: argparse.Namespace) -> int:
     run_config = _config(RunConfig, options)
+    if options.checkpoint_strategy and not options.use_gradient_checkpointing:
+        raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
     training_config = _config(TrainingConfig, options)
     _config(ModelConfig, options)  # what is wrong with the flags comes before the work
     trace = options.profile_json and Path(options.profile_json)
@@ -318,6 +321,8 @@ def _describe_run(
     windows = run.batch_size * training.grad_accum_steps
     tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
     rows = [["steps", f"{training.steps:,}"], ["tokens a step", tokens]]
+    if training.recompute != CheckpointStrategy.NONE:
+        rows.append(["activations", f"recomputed, {training.recompute}"])
     if run.backend == "numba":
         from smallmind.kernels.compilation import threading_layer
         from smallmind.kernels.isa import ISA

@@ -5,6 +5,7 @@ these fields.
 """
 
 import dataclasses
+import enum
 import math
 import numbers
 import operator
@@ -17,6 +18,15 @@ __version__ = "0.1.0"
 
 class InputError(ValueError):
     """Something the user gave that cannot work; its one line says what to do."""
+
+
+class CheckpointStrategy(enum.StrEnum):
+    """Which activations are kept for the backward pass; the others are computed again."""
+
+    NONE = "none"  # all are kept
+    EVERY_LAYER = "every_layer"  # the inputs of all blocks
+    SQRT_LAYERS = "sqrt_layers"  # the inputs of √n_layer blocks
+    CUSTOM = "custom"  # the inputs of every checkpoint_interval-th block
 
 
 def setting(
@@ -114,6 +124,13 @@ class TrainingConfig:
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches of an evaluation", low=1)
     log_every: int = setting(10, "steps between records of the loss", low=1)
+    use_gradient_checkpointing: bool = setting(
+        False, "keep fewer activations, and compute them again on the way back"
+    )
+    checkpoint_strategy: str | None = setting(
+        None, "which are then kept; default: sqrt_layers", choices=tuple(CheckpointStrategy)
+    )
+    checkpoint_interval: int = setting(3, "blocks a segment, for the strategy custom", low=1)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -122,6 +139,13 @@ class TrainingConfig:
                 f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}; "
                 "lower it too"
             )
+
+    @property
+    def recompute(self) -> CheckpointStrategy:
+        """What use_gradient_checkpointing and checkpoint_strategy come to."""
+        if not self.use_gradient_checkpointing:
+            return CheckpointStrategy.NONE
+        return CheckpointStrategy(self.checkpoint_strategy or CheckpointStrategy.SQRT_LAYERS)
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,19 @@ def test_the_wide_profile_in_ascii(text, tmp_path):
     assert "| Operation " in shown and "| GB/s" in shown and "+====" in shown
 
 
+def test_recompute_changes_nothing_but_memory(text, tmp_path, capsys):
+    losses = []
+    flags = ["--use-gradient-checkpointing", "--checkpoint-strategy", "every_layer"]
+    for number, more in enumerate((flags, [])):
+        out = tmp_path / str(number)
+        settings = [*SMALL, "--n-layer", "3", "--dropout", "0.1", *more, "--out", str(out)]
+        assert main(["train", text, *settings]) == 0
+        assert ("recomputed, every_layer" in capsys.readouterr().out) == bool(more)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert losses[0] == losses[1] and len(losses[0]) > 2
+
+
 def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
     (tmp_path / "empty").touch()
     (tmp_path / "short").write_text("too short " * 3, encoding="utf-8")
@@ -163,6 +176,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
         (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot be written"),
         (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
+        (["train", text, "--checkpoint-strategy", "custom"], "needs --use-gradient-checkpointing"),
         (["generate", "--run", str(tmp_path / "none")], "is not the directory of a run"),
         (["generate", "--run", str(tmp_path)], "cannot read"),
         (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),

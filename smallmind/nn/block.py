@@ -28,6 +28,11 @@ class Block:
         x = self.attention.forward(self.attention_norm.forward(x), x, T)
         return self.mlp.forward(self.mlp_norm.forward(x), x)
 
+    def recompute(self, x: np.ndarray, T: int) -> None:
+        """x (B T, C), as in forward; keeps what forward keeps, without going on to y."""
+        x = self.attention.forward(self.attention_norm.forward(x), x, T)
+        self.mlp.recompute(self.mlp_norm.forward(x))
+
     def backward(self, dx: np.ndarray) -> None:
         """dx (B T, C), the gradient of y -> the gradient of x, in its place."""
         # forward: y = x + mlp(norm(x))

@@ -22,6 +22,11 @@ class MLP:
         self.workspace.release(activated)
         return y
 
+    def recompute(self, x: np.ndarray) -> None:
+        """x (R, C); keeps what forward keeps."""
+        self.x = x
+        self.before = self.expansion.forward(x)
+
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, C) -> dx (R, C)."""
         # forward: y = projection(activated)

@@ -15,6 +15,7 @@ from smallmind.nn.dropout import Dropout
 from smallmind.nn.layernorm import LayerNorm
 from smallmind.nn.linear import Linear
 from smallmind.nn.parameters import Parameters
+from smallmind.nn.recompute import CheckpointManager, Segment
 from smallmind.nn.workspace import Workspace
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
@@ -132,8 +133,17 @@ class TransformerModel:
             Block(workspace, flat, f"blocks.{i}", config.n_head, site=1 + DROPOUT_SITES * i)
             for i in range(config.n_layer)
         ]
+        self.use_checkpointing(CheckpointManager(enabled=False))
         self.final_norm = LayerNorm(workspace, flat, "final_norm")
         self.head = None if config.tie_weights else Linear(workspace, flat, "head")
+
+    def use_checkpointing(self, manager: CheckpointManager) -> None:
+        """From now on training recomputes as manager says; no gradient changes by a bit."""
+        places = manager.segments(len(self.blocks))
+        self.segments = [
+            Segment(self.workspace, self.blocks[place.start : place.stop], place == places[-1])
+            for place in places
+        ]
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B, T, V), a new array. Nothing is dropped out.
@@ -224,8 +234,8 @@ class TransformerModel:
         )
         if self.embedding_dropout.on:
             self.embedding_dropout.forward(x, x)
-        for block in self.blocks:
-            x = block.forward(x, T)
+        for segment in self.segments:
+            x = segment.forward(x, T)
         self.normed = self.final_norm.forward(x)
         if self.head:
             return self.head.forward(self.normed)
@@ -249,8 +259,8 @@ class TransformerModel:
         dx = workspace.rent(*dnormed.shape)
         self.final_norm.backward(dnormed, dx, plus=None)
         workspace.release(dnormed)
-        for block in reversed(self.blocks):
-            block.backward(dx)
+        for segment in reversed(self.segments):
+            segment.backward(dx)
         # forward: x = dropout(token_embedding[ids] + position_embedding)
         if self.embedding_dropout.on:
             self.embedding_dropout.backward(dx, dx)

@@ -49,6 +49,14 @@ class Workspace:
             del self._rented[id(array)]
             self.pool.return_(array, clear=False)
 
+    def rented(self) -> set[int]:
+        """What is rented now, by identity."""
+        return set(self._rented)
+
+    def release_all_but(self, kept: set[int]) -> None:
+        """Gives back all that is rented, except what `kept` identifies."""
+        self.release(*(self._rented[place] for place in self._rented.keys() - kept))
+
     @contextmanager
     def one_pass(self, number: int | None = None) -> Iterator[None]:
         """A pass through the model: what it rents ends with it, even when it is broken off.
@@ -66,6 +74,11 @@ class Workspace:
                 self.release(*list(self._rented.values()))
             finally:
                 self._busy.release()
+
+    @property
+    def training(self) -> bool:
+        """Whether a backward pass follows."""
+        return self.pass_number is not None
 
     @property
     def drop_probability(self) -> float:

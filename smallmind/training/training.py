@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from smallmind.config import InputError, RunConfig, TrainingConfig
+from smallmind.nn.recompute import CheckpointManager
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.schedule import learning_rate
@@ -79,6 +80,9 @@ class Training:
             model, config.learning_rate, (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
         )  # fmt: skip
+        model.use_checkpointing(
+            CheckpointManager.of(config.recompute, model.config.n_layer, config.checkpoint_interval)
+        )
         model.zero_gradients()
         shape, pool = (dataset.batch_size, dataset.block_size), model.workspace.pool
         with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:

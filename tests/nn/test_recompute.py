@@ -1,0 +1,154 @@
+"""Recompute changes no bit of a gradient, and holds what its formulas say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from smallmind import CheckpointManager, CheckpointStrategy, InputError, TransformerModel
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn.block import Block
+
+B, T = 2, 16
+STRATEGIES = [
+    CheckpointManager(1),
+    CheckpointManager(2),
+    CheckpointManager(3),
+    CheckpointManager(99),
+    CheckpointManager.of(CheckpointStrategy.SQRT_LAYERS, 5),
+]
+
+
+def deep_model(n_layer=5, dropout=0.2, **settings):
+    return TransformerModel(11, T, 64, n_layer, 2, dropout=dropout, **settings)
+
+
+def batch(seed=0):
+    data = np.random.default_rng(seed).integers(0, 11, (B, T + 1)).astype(np.int32)
+    return data[:, :-1], data[:, 1:]
+
+
+def gradients(model, manager):
+    model.use_checkpointing(manager)
+    model.zero_gradients()
+    model.passes = 3
+    loss = model.loss_and_gradients(*batch())
+    return loss, model.flat.gradients.copy()
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+@pytest.mark.parametrize("manager", STRATEGIES, ids=lambda manager: manager.checkpoint_interval)
+def test_gradients_are_the_same_bits(backend, manager):
+    model = deep_model(backend=backend)
+    plain_loss, plain = gradients(model, CheckpointManager(enabled=False))
+    loss, recomputed = gradients(model, manager)
+    assert plain.any()
+    assert loss == plain_loss
+    np.testing.assert_array_equal(recomputed, plain)
+
+
+def test_another_pass_drops_other_activations():
+    """So that the bits above are those of one pass, not of a mask that never changes."""
+    model = deep_model()
+    _, first = gradients(model, CheckpointManager(1))
+    model.zero_gradients()
+    model.loss_and_gradients(*batch())
+    assert (model.flat.gradients != first).any()
+
+
+def test_segments():
+    assert CheckpointManager(enabled=False).segments(5) == [range(5)]
+    assert CheckpointManager(1).segments(3) == [range(1), range(1, 2), range(2, 3)]
+    assert CheckpointManager(checkpoint_interval=2).segments(5) == [
+        range(2), range(2, 4), range(4, 5),
+    ]  # fmt: skip
+    assert CheckpointManager().segments(7)[0] == range(3)
+
+    def lengths(strategy, n_layer, interval=3):
+        manager = CheckpointManager.of(strategy, n_layer, interval)
+        return [len(segment) for segment in manager.segments(n_layer)]
+
+    assert lengths(CheckpointStrategy.NONE, 16) == [16]
+    assert lengths(CheckpointStrategy.EVERY_LAYER, 16) == [1] * 16
+    assert lengths(CheckpointStrategy.SQRT_LAYERS, 16) == [4] * 4
+    assert lengths(CheckpointStrategy.SQRT_LAYERS, 1) == [1]
+    assert lengths("custom", 16, 6) == [6, 6, 4]
+    with pytest.raises(InputError, match="checkpoint_interval=0 must be at least 1"):
+        CheckpointManager(0)
+
+
+def bytes_at_the_peak(strategy, n_layer, monkeypatch, run):
+    """Of the pool, by what is rented, not by whole buckets."""
+    model = deep_model(n_layer)
+    pool = model.workspace.pool
+    model.use_checkpointing(CheckpointManager.of(strategy, n_layer))
+    held = most = 0
+
+    def rent(n, dtype):
+        nonlocal held, most
+        array = TensorPool.rent(pool, n, dtype)
+        held += array.nbytes
+        most = max(most, held)
+        return array
+
+    def return_(array, clear):
+        nonlocal held
+        held -= array.nbytes
+        TensorPool.return_(pool, array, clear)
+
+    monkeypatch.setattr(pool, "rent", rent)
+    monkeypatch.setattr(pool, "return_", return_)
+    run(model)
+    assert held == 0
+    return most
+
+
+def test_the_peak_is_what_the_formulas_say(monkeypatch):
+    N = 16
+
+    def peak(strategy, n_layer=N):
+        return bytes_at_the_peak(
+            strategy, n_layer, monkeypatch, lambda model: model.loss_and_gradients(*batch())
+        )
+
+    none = peak(CheckpointStrategy.NONE)
+    block = (none - peak(CheckpointStrategy.NONE, 1)) / (N - 1)
+    rest = none - N * block
+    one_input = B * T * 64 * 4
+    expected = {
+        CheckpointStrategy.EVERY_LAYER: (N - 1) * one_input + block,
+        CheckpointStrategy.SQRT_LAYERS: (math.sqrt(N) - 1) * one_input + math.sqrt(N) * block,
+    }
+    for strategy, formula in expected.items():
+        assert peak(strategy) == pytest.approx(formula + rest, rel=0.05), strategy
+    assert peak(CheckpointStrategy.EVERY_LAYER) <= 0.2 * none
+    assert peak(CheckpointStrategy.SQRT_LAYERS) <= 0.4 * none
+
+
+def test_without_a_backward_pass_nothing_is_kept(monkeypatch):
+    def peak(n_layer):
+        return bytes_at_the_peak(
+            CheckpointStrategy.NONE, n_layer, monkeypatch, lambda model: model.losses(*batch())
+        )
+
+    assert peak(8) == peak(2)
+
+
+def test_a_segment_runs_forward_once_more_except_the_last(monkeypatch):
+    forwards, again = [], []
+    forward, recompute = Block.forward, Block.recompute
+
+    def counted(calls, method):
+        def call(self, x, T):
+            calls.append(self)
+            return method(self, x, T)
+
+        return call
+
+    monkeypatch.setattr(Block, "forward", counted(forwards, forward))
+    monkeypatch.setattr(Block, "recompute", counted(again, recompute))
+    model = deep_model(n_layer=5)
+    gradients(model, CheckpointManager(2))
+    # Two segments of two and one of one: the second block of each needs no result.
+    assert forwards == [*model.blocks, model.blocks[2], model.blocks[0]]
+    assert again == [model.blocks[3], model.blocks[1]]
