@@ -6,7 +6,6 @@ Kernels are decorated with `jit`, `parallel_jit` or `native` from here, never wi
 import functools
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -17,11 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite
+import llvmlite.binding as llvm
 import numba
 import numpy
 import psutil
-from numba import cfunc, njit
+from numba import njit
 from numba.core import event
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.runtime import _nrt_python
+from numba.core.sigutils import normalize_signature
 
 
 def cache_directory() -> Path:
@@ -75,33 +79,57 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 CACHE = cache_directory()
 
 
-def _cached(compile: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The decorator `compile`, with its cache in CACHE; other functions keep their own place."""
+class _KernelCache(FunctionCache):
+    """Numba's cache of a function, which loads no more than what it takes to run.
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(CACHE)
+    Numba's own first makes ready for compiling, which takes 0.3 s and 30 MB; the compiler does so
+    itself as soon as there is something to compile.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        _define_runtime()
         try:
-            return _forgiving(compile(function))
-        finally:
-            numba.config.CACHE_DIR = before
-
-    return decorate
-
-
-def _forgiving(dispatcher: Any) -> Any:
-    """The dispatcher, which compiles anew where a file of its cache is cut short."""
-    cache = dispatcher._cache
-    load = cache.load_overload
-
-    def load_or_forget(signature: Any, target: Any) -> Any:
-        try:
-            return load(signature, target)
+            with self._guard_against_spurious_io_errors():
+                return self._load_overload(sig, target_context)
         except Exception:  # what unpickling half a file raises depends on where it ends
-            cache.flush()
+            self.flush()  # compiles anew
             return None
 
-    cache.load_overload = load_or_forget
-    return dispatcher
+
+class _NamesAndObjectCode(CompileResultCacheImpl):
+    """What is on disk of a function that is built into no other: its code, and what that defines.
+
+    Numba would add its LLVM module, for callers, and parse that at every start.
+    """
+
+    def reduce(self, cres: Any) -> Any:
+        (library, kind, (object_code, _)), *rest = super().reduce(cres)
+        names = [function.name for function in cres.library.get_defined_functions()]
+        module = "\n".join(f'define void @"{name}"() {{ ret void }}' for name in names)
+        return (library, kind, (object_code, llvm.parse_assembly(module).as_bitcode())), *rest
+
+
+class _EntranceCache(_KernelCache):
+    """The cache of a function that Python or a pointer calls, but no other kernel by its name."""
+
+    _impl_class = _NamesAndObjectCode
+
+
+@functools.cache
+def _define_runtime() -> None:
+    """Tells LLVM where Numba's runtime is, which compiled code calls."""
+    for name, address in _nrt_python.c_helpers.items():
+        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
+def _with_cache(compiled: Any, function: Callable[..., Any], kind: type[_KernelCache]) -> Any:
+    """compiled, with its cache in CACHE; other functions keep their own place."""
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(CACHE)
+    try:
+        compiled._cache = kind(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return compiled
 
 
 def _quickly(dispatcher: Any) -> Any:
@@ -122,18 +150,18 @@ def _quickly(dispatcher: Any) -> Any:
     return dispatcher
 
 
-def _compiler(compile: Callable[[Callable[..., Any]], Any]) -> Callable[[Callable[..., Any]], Any]:
-    cached = _cached(compile)
-    return lambda function: _quickly(cached(function))
+def _compiler(
+    cache: type[_KernelCache], **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
+    compile = njit(error_model="numpy", **options)
+    return lambda function: _quickly(_with_cache(compile(function), function, cache))
 
 
-# Divisions follow IEEE 754 instead of raising, or each one carries a branch. What only kernels call
-# needs no way in from Python: without one it compiles in less time.
-called_jit = _compiler(njit(error_model="numpy", cache=True))
-jit = _compiler(
-    njit(error_model="numpy", cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-)
-_compile_parallel = _compiler(njit(error_model="numpy", cache=True, parallel=True))
+called_jit = _compiler(_KernelCache)
+# What only kernels call needs no way in from Python: without one it compiles in less time.
+jit = _compiler(_KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_compile_parallel = _compiler(_EntranceCache, parallel=True)
 # One Python thread at a time: two would share the same cores, and on Numba's own threading layer
 # the second ends the process.
 _entrance = threading.Lock()
@@ -153,15 +181,11 @@ def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def native(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: compiles a function at once, with a C address (`.address`)."""
-    compile = _cached(cfunc(signature, cache=True))
 
     def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            return compile(function)
-        except Exception:  # a file of the cache is cut short; the function's own errors come again
-            shutil.rmtree(CACHE, ignore_errors=True)
-            CACHE.mkdir(parents=True, exist_ok=True)
-            return compile(function)
+        callback = CFunc(function, normalize_signature(signature), locals={}, options={})
+        _with_cache(callback, function, _EntranceCache).compile()
+        return callback
 
     return decorate
 

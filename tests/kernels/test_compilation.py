@@ -61,6 +61,39 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(packa
     assert changed != pytest.approx(value, rel=1e-3)
 
 
+FROM_CACHE = """
+import sys
+import numpy as np
+from smallmind.kernels import compiled
+one = np.ones((1, 1), np.float32)
+compiled.gelu_backward(np.empty_like(one), np.empty_like(one), one, one)
+print(compiled.sum_of_squares(one[0]), "numba.np.polynomial.polynomial_core" in sys.modules)
+"""
+
+
+def test_kernels_from_the_cache_load_nothing_of_the_compiler(package):
+    """And one that it does not hold is compiled beside those."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(package),
+        "SMALLMIND_CACHE_DIR": str(package / "cache"),
+    }
+
+    def compiler_loaded():
+        command = [sys.executable, "-W", "error", "-c", FROM_CACHE]
+        output = subprocess.check_output(command, env=environment, cwd=package, text=True)
+        value, loaded = output.split()
+        assert float(value) == 1.0
+        return loaded == "True"
+
+    assert compiler_loaded()
+    assert not compiler_loaded()
+    for index in (package / "cache").rglob("*square*.nbi"):
+        index.unlink()
+    assert compiler_loaded()
+    assert not compiler_loaded()
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
 def test_a_home_that_is_no_directory_moves_the_cache(package):
     (package / "file").touch()
