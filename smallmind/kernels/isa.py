@@ -16,6 +16,7 @@ class InstructionSet:
     tile_vectors: int
     fused: bool = True  # multiplies and adds in one instruction
     unrolled: int = 1  # steps along K in one go: more, where counting between them is felt
+    half: bool = True  # converts float16 in one instruction
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -24,13 +25,16 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     AVX-512 has 32 registers: 6 x 4 accumulators, 4 of B, 1 of A. AVX2 has 16: 6 x 2, 2, 1.
     NEON has 32 of 4 lanes: 6 x 4, 4, 1. Plain x86-64 has 16 of 4 lanes: 6 x 2, 2, 1.
     """
+    half = bool(features.get("f16c"))
     if features.get("avx512f"):
         return InstructionSet("AVX-512", lanes=16, tile_rows=6, tile_vectors=4)
     if features.get("avx2") and features.get("fma"):
-        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4)
+        return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
     if architecture.startswith(("aarch64", "arm64")):
         return InstructionSet("NEON", lanes=4, tile_rows=6, tile_vectors=4)
-    return InstructionSet(architecture, lanes=4, tile_rows=6, tile_vectors=2, fused=False)
+    return InstructionSet(
+        architecture, lanes=4, tile_rows=6, tile_vectors=2, fused=False, half=half
+    )
 
 
 def _compiled_features() -> dict[str, bool]:
@@ -49,6 +53,7 @@ def _compiled_features() -> dict[str, bool]:
         "avx512f": name.startswith(avx512),
         "avx2": name.startswith(avx2),
         "fma": name.startswith(avx2),
+        "f16c": name.startswith((*avx512, *avx2)),
     }
 
 

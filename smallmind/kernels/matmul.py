@@ -4,7 +4,8 @@ The result is cut into tiles that stay in registers (`tile.multiply_panel`). Wha
 the variants is only how memory is walked: a is read in place, by rows or by columns, and a panel
 of b, DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the
 columns of a, a strip of it is packed as well, tile after tile. A panel and a strip are scratch of
-bounded size, so no transposed copy of a matrix ever exists.
+bounded size, so no transposed copy of a matrix ever exists. Operands of 16 bits are converted as
+they are packed (`half_product`).
 """
 
 import llvmlite.binding as llvm
@@ -13,6 +14,21 @@ from numba import carray, prange, types
 
 from smallmind.kernels.compilation import called_jit, jit, native, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.half_product import half_product
+from smallmind.kernels.panels import (
+    DEPTH,
+    PLAIN,
+    STRIP,
+    TRANSPOSE_A,
+    TRANSPOSE_B,
+    copy_rows,
+    grid_rows,
+    pack_columns,
+    pack_transposed,
+    packed_tile,
+    panel_start,
+    pieces,
+)
 from smallmind.kernels.scratch import scratch
 from smallmind.kernels.simd import (
     LANES,
@@ -26,12 +42,9 @@ from smallmind.kernels.simd import (
     round_up,
     store,
     store_first,
-    transpose_tile,
 )
-from smallmind.kernels.tile import PANEL, TILE_ROWS, TILE_VECTORS, is_given, multiply_panel, null
+from smallmind.kernels.tile import PANEL, TILE_ROWS, is_given, multiply_panel, null
 
-DEPTH = 512  # most of K that is multiplied in one go
-STRIP = TILE_ROWS * 64  # most rows of the result at a time
 # Panels of b from which on packing a transposed a pays: measured, as is FETCH_FROM.
 PACK_A_FROM = 12 if LANES == 16 else 3
 FEW = 4  # rows up to which a tile would leave most of its registers idle
@@ -44,7 +57,6 @@ CHUNK = 2048  # columns of b that `_add_rows` reads in one go: four rows of them
 # only where the CPU multiplies so fast that it waits for memory.
 FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
 GROUP = max(1, 256 // PANEL)
-PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2
 
 _n, _p = types.int64, types.CPointer(types.float32)
 _PART = types.void(_p, _p, _p, _p, _p, _p, _p, _n, _n, _n, _n, _n, _n)
@@ -78,6 +90,9 @@ def _product(out, activated, a, b, bias, plus, variant):
     activated = _NO_MATRIX if activated is None else activated
     bias = _NO_VECTOR if bias is None else bias
     plus = _NO_MATRIX if plus is None else plus
+    if a.itemsize == 2:
+        half_product(out, activated, a, b, bias, plus, variant)
+        return
     size = b.size
     if size <= ALONE and len(out) * size <= 4 * ALONE:
         rows = _NO_MATRIX if len(out) == 1 else scratch(1, SCRATCH)  # one row packs nothing
@@ -121,8 +136,8 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
     M, N = out.shape
     # A vector for a few columns costs as much as for all its lanes; dot products cost less.
     single = N % LANES if variant == TRANSPOSE_B and N > LANES and N % LANES <= LANES // 4 else 0
-    vectors = _count(N - single, LANES)
-    down = _grid(M, vectors, workers, variant)
+    vectors = pieces(N - single, LANES)
+    down = grid_rows(M, vectors, workers, variant)
     across = workers // down
     i, j = worker // across, worker % across
     first, last = M * i // down, M * (i + 1) // down
@@ -135,7 +150,7 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
         _product_few(out, activated, a, b, bias, plus, variant, part)
         return
     # By the shape alone, as it decides in what blocks a sum along K is taken.
-    packs_a = variant == TRANSPOSE_A and _count(N, PANEL) >= PACK_A_FROM
+    packs_a = variant == TRANSPOSE_A and pieces(N, PANEL) >= PACK_A_FROM
     # Where b is packed in passing, strips may be short; where packing costs, they are long.
     strip = STRIP if variant == TRANSPOSE_B or packs_a else STRIP // 2
     for row in range(first, last, strip):
@@ -149,42 +164,22 @@ def _product_part(out, activated, a, b, bias, plus, variant, scratch, worker, wo
 
 
 @jit
-def _count(n, size):
-    """How many pieces of at most `size` n is cut into."""
-    return (n + size - 1) // size
-
-
-@jit
-def _grid(M, vectors, workers, variant):
-    """The rows of a grid of workers over the result, in which the busiest has the least to do."""
-    best, down = np.int64(1) << 62, 1
-    for rows in range(1, workers + 1):
-        high, wide = _count(M, rows), _count(vectors, workers // rows)
-        # A step along K of a row and a vector costs 1; packing b for it adds 3, or 9 where it is
-        # transposed.
-        cost = (high + (9 if variant == TRANSPOSE_B else 3)) * wide
-        if cost < best:
-            best, down = cost, rows
-    return down
-
-
-@jit
 def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
     """Rows first..last, columns left..right of the result, block after block along K."""
     first, last, left, right, packs_a = part
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    panels = _count(right - left, PANEL)
+    panels = pieces(right - left, PANEL)
     fetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
     depth = DEPTH // 2 if packs_a or fetches else DEPTH
-    blocks = max(1, _count(K, depth))
+    blocks = max(1, pieces(K, depth))
     for block in range(blocks):
         start, end = block * K // blocks, (block + 1) * K // blocks
         if packs_a:
-            _pack_columns(scratch, DEPTH * PANEL, a, start, end, first, last)
+            pack_columns(scratch, DEPTH * PANEL, a, start, end, first, last)
         for panel in range(panels):
             column, last_column = (
-                _panel_start(left, right, panel),
-                _panel_start(left, right, panel + 1),
+                panel_start(left, right, panel),
+                panel_start(left, right, panel + 1),
             )
             ahead = (np.int64(0), np.int64(0), left, left, np.int64(0), np.int64(0))
             if fetches:
@@ -197,20 +192,13 @@ def _product_rows(out, activated, a, b, bias, plus, variant, scratch, part):
 
 
 @jit
-def _panel_start(left, right, panel):
-    """The first column of a panel; the panels of a range differ by one vector at most."""
-    vectors, panels = _count(right - left, LANES), _count(right - left, PANEL)
-    return min(right, left + vectors * panel // panels * LANES)
-
-
-@jit
 def _ahead(left, right, panel, start, end, next_end):
     """What is fetched from memory while a panel is multiplied: rows and columns of b, rows of a.
 
     Of b the panels that come after those in the GROUP of this one, a part of their rows for each;
     of a the next block along K, a part of its rows for each panel of this block.
     """
-    panels = _count(right - left, PANEL)
+    panels = pieces(right - left, PANEL)
     begin = panel // GROUP * GROUP
     count = min(GROUP, panels - begin)
     k, k_end, following = start, end, begin + GROUP
@@ -220,8 +208,8 @@ def _ahead(left, right, panel, start, end, next_end):
     return (
         k + rows * (panel - begin) // count,
         k + rows * (panel - begin + 1) // count,
-        _panel_start(left, right, following),
-        _panel_start(left, right, min(panels, following + GROUP)),
+        panel_start(left, right, following),
+        panel_start(left, right, min(panels, following + GROUP)),
         end + (next_end - end) * panel // panels,
         end + (next_end - end) * (panel + 1) // panels,
     )
@@ -245,9 +233,9 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
     width = round_up(columns, LANES)
     b_panel, b_row, packed = at(scratch, 0), width, null()
     if variant == TRANSPOSE_B:
-        _pack_transposed(scratch, b, start, depth, column, last_column, width)
+        pack_transposed(scratch, b, start, depth, column, last_column, width)
     elif columns < width:
-        _copy_rows(scratch, 0, width, b, start * N + column, N, depth, columns)
+        copy_rows(scratch, 0, width, b, start * N + column, N, depth, columns)
     else:
         b_panel, b_row = at(b, start * N + column), N
         if last - first >= PACK_B_FROM:
@@ -256,11 +244,11 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
     # In one go, or tile by tile, with a share of what is to be fetched after each.
     step = TILE_ROWS if fetches else last - first
     b_first, b_last, b_left, b_right, a_first, a_last = ahead
-    tiles = _count(last - first, TILE_ROWS)
-    b_share, a_share = _count(b_last - b_first, tiles), _count(a_last - a_first, tiles)
+    tiles = pieces(last - first, TILE_ROWS)
+    b_share, a_share = pieces(b_last - b_first, tiles), pieces(a_last - a_first, tiles)
     for row in range(first, last, step):
         if packs_a:
-            a_tile, a_row, a_column = _packed_tile(depth), 1, TILE_ROWS
+            a_tile, a_row, a_column = packed_tile(depth), 1, TILE_ROWS
             a_strip = at(scratch, DEPTH * PANEL + (row - first) // TILE_ROWS * a_tile)
         elif variant == TRANSPOSE_A:
             a_strip, a_tile, a_row, a_column = at(a, start * M + row), TILE_ROWS, 1, M
@@ -283,39 +271,6 @@ def _product_panel(out, activated, a, b, bias, plus, variant, scratch, part, ahe
             b_first, a_first = b_first + b_share, a_first + a_share
     if end == K and activated.size > 0:
         _activate(activated, out, first, last - first, column, last_column)
-
-
-@jit
-def _packed_tile(depth):
-    """Elements from a packed tile of a to the next: an odd number of cache lines.
-
-    At a round distance the tiles would fall into few sets of the cache.
-    """
-    return (depth * TILE_ROWS // 32 * 2 + 3) * 16
-
-
-@jit
-def _pack_columns(scratch, place, a, start, end, first, last):
-    """a[start:end, first:last] -> scratch from `place` on, TILE_ROWS columns at a time.
-
-    Vectors are stored whole: what is too much of one the next row overwrites, or nobody reads.
-    """
-    M = a.shape[1]
-    size, tiles = _packed_tile(end - start), _count(last - first, TILE_ROWS)
-    # So many tiles at least can be read in whole vectors.
-    whole = max(0, min(tiles, (M - first - round_up(TILE_ROWS, LANES)) // TILE_ROWS + 1))
-    for k in range(start, end):
-        source, target = k * M + first, place + (k - start) * TILE_ROWS
-        for _ in range(whole):
-            prefetch(a, source + 2 * M)
-            for v in range(0, TILE_ROWS, LANES):
-                store(scratch, target + v, load(a, source + v))
-            source, target = source + TILE_ROWS, target + size
-        for tile in range(whole, tiles):
-            for v in range(0, TILE_ROWS, LANES):
-                n = max(0, min(LANES, M - first - tile * TILE_ROWS - v))
-                store(scratch, target + v, load_first(a, source + v, n))
-            source, target = source + TILE_ROWS, target + size
 
 
 @jit
@@ -422,48 +377,6 @@ def _activate(activated, out, row, rows, column, end):
         if tail:
             place = i * N + end - tail
             store_first(activated, place, gelu_of(load_first(out, place, tail)), tail)
-
-
-@jit
-def _copy_rows(out, target, out_row, x, source, x_row, rows, columns):
-    """rows x columns of x from `source` on -> out from `target` on; zeros up to whole vectors."""
-    if columns == PANEL:
-        for _ in range(rows):
-            for j in range(TILE_VECTORS):
-                store(out, target + j * LANES, load(x, source + j * LANES))
-            source, target = source + x_row, target + out_row
-    else:
-        whole = columns // LANES
-        tail = columns - whole * LANES
-        for _ in range(rows):
-            for j in range(whole):
-                store(out, target + j * LANES, load(x, source + j * LANES))
-            if tail:
-                place = whole * LANES
-                store(out, target + place, load_first(x, source + place, tail))
-            source, target = source + x_row, target + out_row
-
-
-@jit
-def _pack_transposed(scratch, b, start, depth, column, end, width):
-    """b[column:end, start:start + depth]^T -> scratch (depth, width), zeros from end on."""
-    K = b.shape[1]
-    whole = depth - depth % LANES
-    for j in range(column, column + width, LANES):
-        target = j - column
-        if j + LANES <= end:
-            for k in range(0, whole, LANES):
-                transpose_tile(at(b, j * K + start + k), K, at(scratch, k * width + target), width)
-            for k in range(whole, depth):
-                for lane in range(LANES):
-                    scratch[k * width + target + lane] = b[j + lane, start + k]
-        else:
-            for k in range(depth):
-                for lane in range(LANES):
-                    inside = j + lane < end
-                    scratch[k * width + target + lane] = (
-                        b[j + lane, start + k] if inside else np.float32(0)
-                    )
 
 
 @native(_PART)

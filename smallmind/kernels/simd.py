@@ -1,7 +1,8 @@
 """Vectors of float32, written as LLVM IR and used from Numba like numbers.
 
 A `Vector` holds LANES float32, as many as one register of this CPU. Inside a kernel it can be
-loaded, stored, added and multiplied; LLVM keeps it in a register.
+loaded, stored, added and multiplied; LLVM keeps it in a register. Arrays may be float32, or the
+bits of float16 or bfloat16 (`kernels.half`), which are converted as they are loaded and stored.
 """
 
 import operator
@@ -16,10 +17,16 @@ from numba.extending import intrinsic, models, register_model
 
 from smallmind.kernels.compilation import jit
 from smallmind.kernels.isa import ISA
-from smallmind.kernels.vector_ir import I32, I64, VectorIR
+from smallmind.kernels.vector_ir import I32, I64, Storage, VectorIR
 
 LANES = ISA.lanes
 HOST = VectorIR(ISA)
+# Numba has no 16-bit floats; kernels are handed their bits.
+STORAGE = {
+    types.float32: Storage.FLOAT32,
+    types.uint16: Storage.FLOAT16,
+    types.int16: Storage.BFLOAT16,
+}
 
 
 class VectorType(types.Type):
@@ -58,9 +65,22 @@ def load(typingctx, array, index):
     """array, flat index -> the LANES elements from there."""
 
     def codegen(context, builder, sig, args):
-        return HOST.load(builder, _element(context, builder, sig.args[0], args[0], args[1]))
+        pointer = _element(context, builder, sig.args[0], args[0], args[1])
+        return HOST.load(builder, pointer, STORAGE[array.dtype])
 
     return vector(array, types.int64), codegen
+
+
+@intrinsic
+def element(typingctx, array, index):
+    """array, flat index -> the element there, as float32."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _element(context, builder, sig.args[0], args[0], args[1])
+        one = HOST.load_first(builder, pointer, I64(1), STORAGE[array.dtype])
+        return builder.extract_element(one, I32(0))
+
+    return types.float32(array, types.int64), codegen
 
 
 @intrinsic
@@ -69,7 +89,7 @@ def load_first(typingctx, array, index, count):
 
     def codegen(context, builder, sig, args):
         pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        return HOST.load_first(builder, pointer, args[2])
+        return HOST.load_first(builder, pointer, args[2], STORAGE[array.dtype])
 
     return vector(array, types.int64, types.int64), codegen
 
@@ -79,7 +99,8 @@ def store(typingctx, array, index, value):
     """Writes LANES elements of array from a flat index."""
 
     def codegen(context, builder, sig, args):
-        HOST.store(builder, args[2], _element(context, builder, sig.args[0], args[0], args[1]))
+        pointer = _element(context, builder, sig.args[0], args[0], args[1])
+        HOST.store(builder, args[2], pointer, STORAGE[array.dtype])
         return context.get_dummy_value()
 
     return types.void(array, types.int64, vector), codegen
@@ -91,7 +112,7 @@ def store_first(typingctx, array, index, value, count):
 
     def codegen(context, builder, sig, args):
         pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        HOST.store_first(builder, args[2], pointer, args[3])
+        HOST.store_first(builder, args[2], pointer, args[3], STORAGE[array.dtype])
         return context.get_dummy_value()
 
     return types.void(array, types.int64, vector, types.int64), codegen
@@ -326,8 +347,9 @@ def transpose_tile(typingctx, source, source_stride, target, target_stride):
             """order: which of the 4 of x, then of the 4 of y, in every quarter."""
             return shuffle(x, y, (q + i % 4 + i // 4 * LANES for q in quarters for i in order))
 
+        storage = STORAGE[sig.args[0].dtype]
         rows = [
-            HOST.load(builder, builder.gep(source, [builder.mul(source_stride, I64(i))]))
+            HOST.load(builder, builder.gep(source, [builder.mul(source_stride, I64(i))]), storage)
             for i in range(LANES)
         ]
         # columns[j][g]: in quarter q, column 4 q + j of the four rows of group g.

@@ -1,9 +1,22 @@
-"""LLVM IR of single operations on vectors of float32, for any instruction set."""
+"""LLVM IR of single operations on vectors of float32, for any instruction set.
+
+In memory a vector may also be float16 or bfloat16: it is converted as it is loaded and stored.
+"""
+
+import enum
 
 from llvmlite import ir
 from numba.core import cgutils
 
-F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+
+
+class Storage(enum.Enum):
+    """How a number lies in memory."""
+
+    FLOAT32 = F32
+    FLOAT16 = ir.HalfType()
+    BFLOAT16 = I16  # the upper half of a float32
 
 
 class VectorIR:
@@ -30,11 +43,103 @@ class VectorIR:
     def integer(self, value):
         return ir.Constant(self.integers, [value] * self.lanes)
 
-    def load(self, builder, pointer):
-        return builder.load(builder.bitcast(pointer, self.vector.as_pointer()), align=4)
+    def load(self, builder, pointer, storage=Storage.FLOAT32):
+        place, align = self._place(builder, pointer, storage)
+        return self._widen(builder, builder.load(place, align=align), storage)
 
-    def store(self, builder, value, pointer):
-        builder.store(value, builder.bitcast(pointer, self.vector.as_pointer()), align=4)
+    def store(self, builder, value, pointer, storage=Storage.FLOAT32):
+        place, align = self._place(builder, pointer, storage)
+        builder.store(self._narrow(builder, value, storage), place, align=align)
+
+    def load_first(self, builder, pointer, count, storage=Storage.FLOAT32):
+        place, align = self._place(builder, pointer, storage)
+        kind = place.type.pointee
+        mask, zeros = self.first_lanes(builder, count), ir.Constant(kind, None)
+        value = self._masked(builder, "load", kind, place, I32(align), mask, zeros)
+        return self._widen(builder, value, storage)
+
+    def store_first(self, builder, value, pointer, count, storage=Storage.FLOAT32):
+        place, align = self._place(builder, pointer, storage)
+        value = self._narrow(builder, value, storage)
+        self._masked(
+            builder, "store", ir.VoidType(), value, place, I32(align),
+            self.first_lanes(builder, count),
+        )  # fmt: skip
+
+    def _masked(self, builder, name, result, *arguments):
+        """The intrinsic that loads or stores the lanes of a mask."""
+        vector = result if name == "load" else arguments[0].type
+        suffix = f"v{self.lanes}{vector.element.intrinsic_name}.p0"
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        name = f"llvm.masked.{name}.{suffix}"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+    def _place(self, builder, pointer, storage):
+        """pointer -> pointer to a vector of what lies there; the alignment that is certain."""
+        kind = I16 if storage is Storage.FLOAT16 and not self.isa.half else storage.value
+        vector = ir.VectorType(kind, self.lanes)
+        return builder.bitcast(pointer, vector.as_pointer()), 4 if kind is F32 else 2
+
+    def _widen(self, builder, value, storage):
+        """A vector as it lay in memory -> float32."""
+        if storage is Storage.FLOAT32:
+            return value
+        if storage is Storage.BFLOAT16:
+            bits = builder.shl(builder.zext(value, self.integers), self.integer(16))
+            return builder.bitcast(bits, self.vector)
+        if self.isa.half:
+            return builder.fpext(value, self.vector)
+        bits = builder.zext(value, self.integers)
+        magnitude = builder.and_(bits, self.integer(0x7FFF))
+        # The exponent's bias grows by 112; a multiplication also normalises what is denormal.
+        shifted = builder.bitcast(builder.shl(magnitude, self.integer(13)), self.vector)
+        finite = builder.bitcast(builder.fmul(shifted, self.constant(2.0**112)), self.integers)
+        is_finite = builder.icmp_unsigned("<", magnitude, self.integer(0x7C00))
+        infinite = builder.or_(finite, self.integer(0x7F800000))
+        sign = builder.shl(builder.and_(bits, self.integer(0x8000)), self.integer(16))
+        result = builder.or_(builder.select(is_finite, finite, infinite), sign)
+        return builder.bitcast(result, self.vector)
+
+    def _narrow(self, builder, value, storage):
+        """float32 -> what lies in memory, rounded to nearest, ties to even."""
+        if storage is Storage.FLOAT32:
+            return value
+        if storage is Storage.FLOAT16 and self.isa.half:
+            return builder.fptrunc(value, ir.VectorType(ir.HalfType(), self.lanes))
+        bits = builder.bitcast(value, self.integers)
+        narrow = self._narrow_bfloat16 if storage is Storage.BFLOAT16 else self._narrow_float16
+        return builder.trunc(narrow(builder, bits), ir.VectorType(I16, self.lanes))
+
+    def _narrow_bfloat16(self, builder, bits):
+        upper = builder.lshr(bits, self.integer(16))
+        odd = builder.and_(upper, self.integer(1))
+        up = builder.add(builder.add(bits, self.integer(0x7FFF)), odd)
+        magnitude = builder.and_(bits, self.integer(0x7FFFFFFF))
+        is_number = builder.icmp_unsigned("<=", magnitude, self.integer(0x7F800000))
+        quiet = builder.or_(upper, self.integer(0x40))
+        return builder.select(is_number, builder.lshr(up, self.integer(16)), quiet)
+
+    def _narrow_float16(self, builder, bits):
+        sign = builder.and_(builder.lshr(bits, self.integer(16)), self.integer(0x8000))
+        magnitude = builder.and_(bits, self.integer(0x7FFFFFFF))
+        # The exponent's bias shrinks by 112; what is too large for it becomes infinite by itself.
+        odd = builder.and_(builder.lshr(magnitude, self.integer(13)), self.integer(1))
+        rounded = builder.add(magnitude, builder.add(odd, self.integer(0xFFF - (112 << 23))))
+        normal = builder.lshr(rounded, self.integer(13))
+        # Adding 0.5 leaves a denormal's bits, rounded, in the low end.
+        half = self.constant(0.5)
+        denormal = builder.sub(
+            builder.bitcast(
+                builder.fadd(builder.bitcast(magnitude, self.vector), half), self.integers
+            ),
+            builder.bitcast(half, self.integers),
+        )
+        is_denormal = builder.icmp_unsigned("<", magnitude, self.integer(113 << 23))
+        is_number = builder.icmp_unsigned("<=", magnitude, self.integer(0x7F800000))
+        special = builder.select(is_number, self.integer(0x7C00), self.integer(0x7E00))
+        is_small = builder.icmp_unsigned("<", magnitude, self.integer(143 << 23))
+        finite = builder.select(is_denormal, denormal, normal)
+        return builder.or_(builder.select(is_small, finite, special), sign)
 
     def prefetch(self, builder, pointer, write=False, locality=3):
         """Asks for the cache line at pointer, which need not be one's own.
@@ -88,22 +193,6 @@ class VectorIR:
         """count (i64) -> mask of the lanes below it."""
         lane = ir.Constant(self.integers, list(range(self.lanes)))
         return builder.icmp_signed("<", lane, self.splat(builder, builder.trunc(count, I32)))
-
-    def load_first(self, builder, pointer, count):
-        place = builder.bitcast(pointer, self.vector.as_pointer())
-        name = f"llvm.masked.load.v{self.lanes}f32.p0"
-        mask = self.first_lanes(builder, count)
-        kind = ir.FunctionType(self.vector, [place.type, I32, self.mask, self.vector])
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        return builder.call(function, [place, I32(4), mask, self.constant(0.0)])
-
-    def store_first(self, builder, value, pointer, count):
-        place = builder.bitcast(pointer, self.vector.as_pointer())
-        name = f"llvm.masked.store.v{self.lanes}f32.p0"
-        mask = self.first_lanes(builder, count)
-        kind = ir.FunctionType(ir.VoidType(), [self.vector, place.type, I32, self.mask])
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
-        builder.call(function, [value, place, I32(4), mask])
 
     def fold(self, builder, value, combine):
         width = self.lanes

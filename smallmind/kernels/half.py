@@ -1,0 +1,37 @@
+"""Numbers in 16 bits: how arrays of them travel, and their conversion in plain NumPy.
+
+Neither NumPy nor Numba calculates with them on a CPU: they are what lies in memory, and kernels
+convert them to float32 as they load and store. NumPy has no bfloat16 and Numba no float16, so both
+are arrays of their bits: uint16 stands for float16, int16 for bfloat16.
+"""
+
+import numpy as np
+
+FLOAT16 = np.dtype(np.uint16)
+BFLOAT16 = np.dtype(np.int16)
+
+
+def is_half(array: np.ndarray) -> bool:
+    """Whether an array holds the bits of 16-bit numbers."""
+    return array.dtype in (FLOAT16, BFLOAT16)
+
+
+def to_float32(array: np.ndarray) -> np.ndarray:
+    """The numbers of an array, as float32; one of float32 or float64 as it is."""
+    if array.dtype == FLOAT16:
+        return array.view(np.float16).astype(np.float32)
+    if array.dtype == BFLOAT16:
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """values float32 -> an array of dtype, rounded to nearest, ties to even."""
+    if dtype == FLOAT16:
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            return values.astype(np.float16).view(FLOAT16)
+    if dtype == BFLOAT16:
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        up = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+        return np.where(np.isnan(values), bits >> 16 | 0x40, up).astype(np.uint16).view(BFLOAT16)
+    return values.astype(dtype)

@@ -1,0 +1,162 @@
+"""Products of matrices that are stored in 16 bits, and calculated in float32.
+
+Both operands are converted as they are packed: of a a strip, of b a panel. Sums along K stay in
+float32 until they are complete; a result that is stored in 16 bits is rounded once.
+"""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit, threads
+from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.panels import (
+    DEPTH,
+    STRIP,
+    TRANSPOSE_A,
+    TRANSPOSE_B,
+    copy_rows,
+    grid_rows,
+    pack_columns,
+    pack_transposed,
+    packed_tile,
+    panel_start,
+    pieces,
+)
+from smallmind.kernels.scratch import scratch
+from smallmind.kernels.simd import (
+    LANES,
+    at,
+    load,
+    load_first,
+    round_up,
+    store,
+    store_first,
+)
+from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
+
+STRIP_SIZE = 64 * 1024  # elements of a that are packed at a time: they stay in the second cache
+SUMS_SIZE = 64 * 1024  # sums of a strip that are not complete yet
+SCRATCH = DEPTH * PANEL + STRIP_SIZE + SUMS_SIZE
+
+
+def half_product(out, activated, a, b, bias, plus, variant):
+    """a, b of 16 bits -> out, and activated = gelu(out) if it is not empty; see `matmul`.
+
+    bias and activated are of 16 bits too, out and plus of 16 or float32.
+    """
+    rows = scratch(threads(), SCRATCH)
+    _half_product(out, activated, a, b, bias, plus, variant, rows)
+
+
+@parallel_jit
+def _half_product(out, activated, a, b, bias, plus, variant, scratch):
+    workers = scratch.shape[0]
+    for worker in prange(workers):
+        _share(
+            out, activated, a, b, bias, plus, variant, scratch[worker], np.int64(worker), workers
+        )
+
+
+@jit
+def _share(out, activated, a, b, bias, plus, variant, scratch, worker, workers):
+    """The worker's part of a grid over the result: strip after strip."""
+    M, N = out.shape
+    K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
+    vectors = pieces(N, LANES)
+    down = grid_rows(M, vectors, workers, variant)
+    across = workers // down
+    i, j = worker // across, worker % across
+    if i >= down:
+        return
+    first, last = M * i // down, M * (i + 1) // down
+    left = vectors * j // across * LANES
+    right = min(N, vectors * (j + 1) // across * LANES)
+    blocks = max(1, pieces(K, DEPTH))
+    depth = pieces(K, blocks)
+    strip = min(STRIP, STRIP_SIZE // _strip_row(depth + 16) // TILE_ROWS * TILE_ROWS)
+    # Sums that are complete after one block need room for one panel only.
+    width = right - left if blocks == 1 else (SUMS_SIZE // strip - 16) // LANES * LANES
+    for row in range(first, last, strip):
+        for column in range(left, right, max(1, width)):
+            part = (row, min(last, row + strip), column, min(right, column + width))
+            _rectangle(out, activated, a, b, bias, plus, variant, scratch, part, blocks, K)
+
+
+@jit
+def _strip_row(depth):
+    """Elements from a packed row of a to the next: an odd number of cache lines, most of the time.
+
+    At a round distance the rows of a tile would fall into few sets of the cache.
+    """
+    return round_up(depth, 16) + 16
+
+
+@jit
+def _rectangle(out, activated, a, b, bias, plus, variant, scratch, part, blocks, K):
+    """Rows first..last, columns left..right of the result, block after block along K."""
+    first, last, left, right = part
+    N = out.shape[1]
+    rows = last - first
+    strip_place = DEPTH * PANEL
+    sums_place = strip_place + STRIP_SIZE
+    sums_row = PANEL if blocks == 1 else _strip_row(right - left)
+    for block in range(blocks):
+        start, end = block * K // blocks, (block + 1) * K // blocks
+        depth = end - start
+        if variant == TRANSPOSE_A:
+            pack_columns(scratch, strip_place, a, start, end, first, last)
+            a_tile, a_row, a_column = packed_tile(depth), 1, TILE_ROWS
+        else:
+            a_row = _strip_row(depth)
+            copy_rows(scratch, strip_place, a_row, a, first * K + start, K, rows, depth)
+            a_tile, a_column = TILE_ROWS * a_row, 1
+        for panel in range(pieces(right - left, PANEL)):
+            column, last_column = (
+                panel_start(left, right, panel),
+                panel_start(left, right, panel + 1),
+            )
+            columns = last_column - column
+            b_row = round_up(columns, LANES)
+            if variant == TRANSPOSE_B:
+                pack_transposed(scratch, b, start, depth, column, last_column, b_row)
+            else:
+                copy_rows(scratch, 0, b_row, b, start * N + column, N, depth, columns)
+            sums = sums_place + (0 if blocks == 1 else column - left)
+            multiply_panel(
+                at(scratch, strip_place), a_tile, a_row, a_column, at(scratch, 0), b_row,
+                at(scratch, sums), sums_row, depth, rows, b_row,
+                null() if block == 0 else at(scratch, sums), sums_row, null(), null(),
+            )  # fmt: skip
+            if block == blocks - 1:
+                for i in range(rows):
+                    _finish_row(
+                        out, activated, scratch, sums + i * sums_row, bias, plus,
+                        (first + i) * N, column, last_column,
+                    )  # fmt: skip
+
+
+@jit
+def _finish_row(out, activated, sums, place, bias, plus, row, column, end):
+    """Adds bias and plus to complete sums, and stores them; then their GELU, where it is asked."""
+    whole = (end - column) // LANES * LANES
+    tail = end - column - whole
+    for j in range(column, column + whole, LANES):
+        y = load(sums, place + j - column)
+        if bias.size > 0:
+            y = y + load(bias, j)
+        if plus.size > 0:
+            y = y + load(plus, row + j)
+        store(out, row + j, y)
+        if activated.size > 0:
+            # Of the rounded value: the backward pass has no other.
+            store(activated, row + j, gelu_of(load(out, row + j)))
+    if tail:
+        j = column + whole
+        y = load_first(sums, place + whole, tail)
+        if bias.size > 0:
+            y = y + load_first(bias, j, tail)
+        if plus.size > 0:
+            y = y + load_first(plus, row + j, tail)
+        store_first(out, row + j, y, tail)
+        if activated.size > 0:
+            store_first(activated, row + j, gelu_of(load_first(out, row + j, tail)), tail)
