@@ -328,11 +328,12 @@ def cross_entropy(R: int, V: int) -> Case:
     start *= 3
     logits, losses = _copy(start), aligned_empty(R)
     targets = np.random.default_rng(0).integers(0, V, R).astype(np.int32)
-    case = _case("cross_entropy", [losses, logits], [targets, 1 / R], 2 * logits.nbytes)
+    # The gradient in the place of the logits, as in training in float32.
+    case = _case("cross_entropy", [losses, logits], [logits, targets, 1 / R], 2 * logits.nbytes)
     ours, theirs = case.ours, aligned_empty((R, V))
     case.ours = Contestant(ours.run, lambda: np.copyto(logits, start))
     case.numpy = Contestant(
-        lambda: reference.cross_entropy(np.empty_like(losses), theirs, targets, 1 / R),
+        lambda: reference.cross_entropy(np.empty_like(losses), theirs, theirs, targets, 1 / R),
         lambda: np.copyto(theirs, start),
     )
     if torch:

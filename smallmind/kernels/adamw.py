@@ -16,13 +16,17 @@ from smallmind.kernels.simd import (
 )
 
 
-def adamw(parameters, gradients, m, v, decayed, coefficients):
+_NO_VECTOR = np.empty(0, np.float32)
+
+
+def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
     g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
-    Only the first `decayed` parameters decay. gradients end as zeros. coefficients:
+    Only the first `decayed` parameters decay. gradients end as zeros. working (n,), where it is
+    given, becomes a copy of the parameters, rounded to its dtype. coefficients:
     reference.AdamWCoefficients.
     """
     c = coefficients
@@ -30,23 +34,26 @@ def adamw(parameters, gradients, m, v, decayed, coefficients):
     numbers = (c.learning_rate, c.beta1, 1 - c.beta1, c.beta2, 1 - c.beta2, c.epsilon)
     factors = (c.weight_decay, c.correction1, c.correction2, c.gradient_scale)
     packed = np.array(numbers + factors, np.float32)
-    _adamw(parameters, gradients, m, v, decayed, packed, threads())
+    working = _NO_VECTOR if working is None else working
+    _adamw(parameters, gradients, m, v, decayed, packed, working, threads())
 
 
 @parallel_jit
-def _adamw(parameters, gradients, m, v, decayed, coefficients, workers):
+def _adamw(parameters, gradients, m, v, decayed, coefficients, working, workers):
     for worker in prange(workers):
         vectors = (parameters.size + LANES - 1) // LANES
         first = vectors * worker // workers * LANES
         last = min(parameters.size, vectors * (worker + 1) // workers * LANES)
         split = min(max(decayed, first), last)
         rate, decay = coefficients[0], coefficients[6]
-        _adamw_part(parameters, gradients, m, v, first, split, rate * decay, coefficients)
-        _adamw_part(parameters, gradients, m, v, split, last, np.float32(0), coefficients)
+        for begin, end, shrinkage in ((first, split, rate * decay), (split, last, np.float32(0))):
+            _adamw_part(
+                parameters, gradients, m, v, working, begin, end, shrinkage, coefficients
+            )
 
 
 @jit
-def _adamw_part(parameters, gradients, m, v, first, last, shrinkage, coefficients):
+def _adamw_part(parameters, gradients, m, v, working, first, last, shrinkage, coefficients):
     rate, beta1, rest1, beta2, rest2 = (
         coefficients[0], coefficients[1], coefficients[2], coefficients[3], coefficients[4],
     )  # fmt: skip
@@ -71,8 +78,12 @@ def _adamw_part(parameters, gradients, m, v, first, last, shrinkage, coefficient
             store(m, i, mi)
             store(v, i, vi)
             store(gradients, i, broadcast(np.float32(0)))
+            if working.size > 0:
+                store(working, i, p)
         else:
             store_first(parameters, i, p, count)
             store_first(m, i, mi, count)
             store_first(v, i, vi, count)
             store_first(gradients, i, broadcast(np.float32(0)), count)
+            if working.size > 0:
+                store_first(working, i, p, count)

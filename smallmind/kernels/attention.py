@@ -16,6 +16,7 @@ from smallmind.kernels.simd import (
     at,
     broadcast,
     dropout_factors,
+    element,
     exp,
     first_or,
     fma,
@@ -44,8 +45,9 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0):
     """
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
-    # Keys and values of a head, scores of a tile and their sums.
-    size = _keys(T, D) + _rows(T, D) + TILE_ROWS * _score_row(T) + TILE_ROWS
+    # Keys and values of a head; queries, scores, their sums and results of a tile.
+    tile = _rows(2 * TILE_ROWS, D) + TILE_ROWS * (_score_row(T) + 16)
+    size = _keys(T, D) + _rows(T, D) + tile
     rows = scratch(threads(), size)
     _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
@@ -102,6 +104,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
     D = C // H
     D_row, T_row = round_up(D, LANES), _score_row(T)
     sums = scores[TILE_ROWS * T_row :]
+    queries, result = sums[TILE_ROWS * 16 :], sums[TILE_ROWS * (16 + D_row) :]
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
@@ -111,10 +114,11 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
     for first in range(begin, end, TILE_ROWS):
         rows = min(TILE_ROWS, end - first)
         seen = first + rows
+        _pack_rows(queries, qkv, query + first * 3 * C, 3 * C, rows, D)
         for column in range(0, seen, PANEL):
             width = min(PANEL, round_up(seen - column, LANES))
             multiply_panel(
-                at(qkv, query + first * 3 * C), TILE_ROWS * 3 * C, 3 * C, 1,
+                at(queries, 0), TILE_ROWS * D_row, D_row, 1,
                 at(keys, column * D), PANEL, at(scores, column), T_row,
                 D, rows, width, null(), 0, null(), null(),
             )  # fmt: skip
@@ -130,11 +134,12 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores,
         for column in range(0, D, PANEL):
             multiply_panel(
                 at(scores, 0), TILE_ROWS * T_row, T_row, 1, at(values, column), D_row,
-                at(out, target + first * C + column), C, seen, rows, min(PANEL, D - column),
+                at(result, column), D_row, seen, rows, min(PANEL, D_row - column),
                 null(), 0, null(), null(),
             )  # fmt: skip
         for i in range(rows):
-            _scale(out, target + (first + i) * C, D, np.float32(1) / sums[i])
+            factor = np.float32(1) / sums[i]
+            _write_row(out, target + (first + i) * C, result, i * D_row, D, factor)
             m = logsumexp[b, h, first + i]
             logsumexp[b, h, first + i] = m * scale + np.log(sums[i])
 
@@ -180,22 +185,22 @@ def _exponentials(scores, s, count, width, m, scale, mask, counter):
 
 
 @jit
-def _scale(x, place, count, factor):
-    """Multiplies `count` elements of x from place on."""
+def _write_row(out, place, x, source, count, factor):
+    """`count` elements of x from source on, times factor -> out from place on."""
     whole = count // LANES * LANES
     for c in range(0, whole, LANES):
-        store(x, place + c, load(x, place + c) * factor)
+        store(out, place + c, load(x, source + c) * factor)
     if count > whole:
-        place, tail = place + whole, count - whole
-        store_first(x, place, load_first(x, place, tail) * factor, tail)
+        store_first(out, place + whole, load(x, source + whole) * factor, count - whole)
 
 
 def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
-    # Keys and values; queries, keys and gradients; probabilities and gradients of scores.
-    size = 2 * _keys(T, D) + 3 * _rows(T, D) + 2 * ROWS * _score_row(T)
+    # Keys and values; queries, keys, gradients of the result, of keys and of values; probabilities
+    # and gradients of scores; gradients of a tile of queries.
+    size = 2 * _keys(T, D) + 5 * _rows(T, D) + 2 * ROWS * _score_row(T) + _rows(TILE_ROWS, D)
     rows = scratch(threads(), size)
     _attention_backward(dqkv, dout, out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
@@ -209,23 +214,24 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
         own, size = scratch[worker], _keys(T, D)
         columns = own[: 2 * size].reshape(2, size)
         place, size = 2 * size, _rows(T, D)
-        rows = own[place : place + 3 * size].reshape(3, size)
-        place, size = place + 3 * size, ROWS * _score_row(T)
+        rows = own[place : place + 5 * size].reshape(5, size)
+        place, size = place + 5 * size, ROWS * _score_row(T)
         tiles = own[place : place + 2 * size].reshape(2, size)
+        dqueries = own[place + 2 * size :]
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for head in range(begin // workers, (end + workers - 1) // workers):
             first = _row_of_share(T, max(0, begin - head * workers) / workers)
             last = _row_of_share(T, min(workers, end - head * workers) / workers)
             if first < last:
                 _attention_backward_rows(
-                    dqkv, dout, out, logsumexp, qkv, head, first, last, columns, rows, tiles,
-                    (key, threshold, factor),
+                    dqkv, dout, out, logsumexp, qkv, head, first, last,
+                    (columns, rows, tiles, dqueries), (key, threshold, factor),
                 )  # fmt: skip
 
 
 @jit
 def _attention_backward_rows(
-    dqkv, dout, out, logsumexp, qkv, head, begin, end, columns, rows, tiles, mask
+    dqkv, dout, out, logsumexp, qkv, head, begin, end, scratch, mask
 ):  # fmt: skip
     """The gradients of the queries, keys and values begin..end of one head.
 
@@ -242,8 +248,10 @@ def _attention_backward_rows(
     b, h = head // H, head % H
     query = b * T * 3 * C + h * D
     target = b * T * C + h * D
-    query_rows, key_rows, dout_rows = rows[0], rows[1], rows[2]
+    columns, rows, tiles, dqueries = scratch
+    query_rows, key_rows, dout_rows, dkeys, dvalues = rows[0], rows[1], rows[2], rows[3], rows[4]
     p, ds = tiles[0], tiles[1]
+    one = np.float32(1)
     _pack_columns(columns[0], qkv, query + C, 3 * C, T, D)
     _pack_columns(columns[1], qkv, query + 2 * C, 3 * C, T, D)
     _pack_rows(query_rows, qkv, query, 3 * C, T, D)
@@ -259,34 +267,40 @@ def _attention_backward_rows(
         )  # fmt: skip
         if own_queries:
             for tile in range(first, last, TILE_ROWS):
+                count = min(TILE_ROWS, last - tile)
                 for column in range(0, D, PANEL):
                     multiply_panel(
                         at(ds, (tile - first) * T_row), TILE_ROWS * T_row, T_row, 1,
-                        at(key_rows, column), D_row, at(dqkv, query + tile * 3 * C + column), 3 * C,
-                        min(last, tile + TILE_ROWS), min(TILE_ROWS, last - tile),
-                        min(PANEL, D - column), null(), 0, null(), null(),
+                        at(key_rows, column), D_row, at(dqueries, column), D_row,
+                        min(last, tile + TILE_ROWS), count, min(PANEL, D_row - column),
+                        null(), 0, null(), null(),
                     )  # fmt: skip
+                for i in range(count):
+                    place = query + (tile + i) * 3 * C
+                    _write_row(dqkv, place, dqueries, i * D_row, D, one)
         for tile in range(begin, min(last, end), TILE_ROWS):
             # Queries before the first key of the tile do not see it.
             start = max(first, tile)
             count = min(TILE_ROWS, min(last, end) - tile)
             place = (start - first) * T_row + tile
             for column in range(0, D, PANEL):
-                width = min(PANEL, D - column)
-                dkey = at(dqkv, query + C + tile * 3 * C + column)
-                dvalue = at(dqkv, query + 2 * C + tile * 3 * C + column)
+                width = min(PANEL, D_row - column)
+                dkey, dvalue = at(dkeys, tile * D_row + column), at(dvalues, tile * D_row + column)
                 plus_dkey = dkey if tile < first else null()
                 plus_dvalue = dvalue if tile < first else null()
                 multiply_panel(
                     at(ds, place), TILE_ROWS, 1, T_row,
-                    at(query_rows, start * D_row + column), D_row, dkey, 3 * C,
-                    last - start, count, width, plus_dkey, 3 * C, null(), null(),
+                    at(query_rows, start * D_row + column), D_row, dkey, D_row,
+                    last - start, count, width, plus_dkey, D_row, null(), null(),
                 )  # fmt: skip
                 multiply_panel(
                     at(p, place), TILE_ROWS, 1, T_row,
-                    at(dout_rows, start * D_row + column), D_row, dvalue, 3 * C,
-                    last - start, count, width, plus_dvalue, 3 * C, null(), null(),
+                    at(dout_rows, start * D_row + column), D_row, dvalue, D_row,
+                    last - start, count, width, plus_dvalue, D_row, null(), null(),
                 )  # fmt: skip
+    for t in range(begin, end):
+        _write_row(dqkv, query + C + t * 3 * C, dkeys, t * D_row, D, one)
+        _write_row(dqkv, query + 2 * C + t * 3 * C, dvalues, t * D_row, D, one)
 
 
 @jit
@@ -373,12 +387,11 @@ def _pack_columns(panels, x, place, stride, T, D):
             transpose_tile(
                 at(x, place + t * stride + d), stride, at(panels, panel + d * PANEL + column), PANEL
             )
-        flat = x.reshape(-1)
         for d in range(whole, D):
             for lane in range(LANES):
                 inside = t + lane < T
                 panels[panel + d * PANEL + column + lane] = (
-                    flat[place + (t + lane) * stride + d] if inside else np.float32(0)
+                    element(x, place + (t + lane) * stride + d) if inside else np.float32(0)
                 )
 
 

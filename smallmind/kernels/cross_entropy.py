@@ -1,4 +1,4 @@
-"""Softmax cross-entropy: the loss of each token, and the gradient of the logits in their place."""
+"""Softmax cross-entropy: the loss of each token, and the gradient of the logits."""
 
 import numpy as np
 from numba import prange
@@ -21,30 +21,30 @@ from smallmind.kernels.simd import (
 )
 
 
-def cross_entropy(losses, logits, targets, scale):
+def cross_entropy(losses, dlogits, logits, targets, scale):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
-    Writes losses; overwrites logits with their gradient, scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss.
+    Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
+    which for scale = 1/R is the gradient of the mean loss. What becomes of logits is undefined.
     """
-    _cross_entropy(losses, logits, targets, np.float32(scale))
+    _cross_entropy(losses, dlogits, logits, targets, np.float32(scale))
 
 
 @parallel_jit
-def _cross_entropy(losses, logits, targets, scale):
+def _cross_entropy(losses, dlogits, logits, targets, scale):
     R = logits.shape[0]
     for chunk in prange((R + CHUNK - 1) // CHUNK):
-        _cross_entropy_rows(losses, logits, targets, scale, np.int64(chunk) * CHUNK)
+        _cross_entropy_rows(losses, dlogits, logits, targets, scale, np.int64(chunk) * CHUNK)
 
 
 @jit
-def _cross_entropy_rows(losses, logits, targets, scale, first):
+def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first):
     """One chunk. A row's maximum, sum and gradient wait for each other: those of three rows in
     succession are taken side by side."""
     last = min(logits.shape[0], first + CHUNK)
     m, s = np.float32(0), np.float32(1)
     for r in range(first, last + 2):
-        inverse = scale / s
+        inverse, s_before = scale / s, s
         if first < r <= last:
             target_logit = logits[r - 1, targets[r - 1]]
             s = _exponentials(logits, r - 1, m)
@@ -53,8 +53,8 @@ def _cross_entropy_rows(losses, logits, targets, scale, first):
             m = _row_maximum(logits, r, targets[r])
         if r >= first + 2:
             # backward: d loss / d logit = softmax - onehot
-            _scale_row(logits, r - 2, inverse)
-            logits[r - 2, targets[r - 2]] -= scale
+            logits[r - 2, targets[r - 2]] -= s_before
+            _scale_row(dlogits, logits, r - 2, inverse)
 
 
 @jit
@@ -89,11 +89,11 @@ def _exponentials(logits, r, m):
 
 
 @jit
-def _scale_row(logits, r, factor):
-    V = logits.shape[1]
+def _scale_row(out, x, r, factor):
+    V = x.shape[1]
     row, tail = r * V, V % LANES
     whole = V - tail
     for v in range(0, whole, LANES):
-        store(logits, row + v, load(logits, row + v) * factor)
+        store(out, row + v, load(x, row + v) * factor)
     if tail:
-        store_first(logits, row + whole, load_first(logits, row + whole, tail) * factor, tail)
+        store_first(out, row + whole, load_first(x, row + whole, tail) * factor, tail)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from smallmind.kernels.half import rounded
+
 
 def _add(y, *terms):
     for term in terms:
@@ -172,19 +174,19 @@ def dropout_mask(shape, key, probability, dtype):
     return np.where(kept, 1 / (1 - probability), 0).astype(dtype).reshape(shape)
 
 
-def cross_entropy(losses, logits, targets, scale):
+def cross_entropy(losses, dlogits, logits, targets, scale):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
-    Writes losses; overwrites logits with their gradient, scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss.
+    Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
+    which for scale = 1/R is the gradient of the mean loss. What becomes of logits is undefined.
     """
     rows = np.arange(len(targets))
     top = logits.max(axis=1, keepdims=True)
     exponentials = np.exp(logits - top)
     sums = exponentials.sum(axis=1, keepdims=True)
     losses[...] = np.log(sums[:, 0]) + (top[:, 0] - logits[rows, targets])
-    logits[...] = exponentials / sums * scale
-    logits[rows, targets] -= scale
+    exponentials[rows, targets] -= sums[:, 0]
+    dlogits[...] = exponentials * (scale / sums)
 
 
 def sum_of_squares(x):
@@ -205,13 +207,14 @@ class AdamWCoefficients(NamedTuple):
     gradient_scale: float
 
 
-def adamw(parameters, gradients, m, v, decayed, coefficients):
+def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
     g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
-    Only the first `decayed` parameters decay. gradients end as zeros.
+    Only the first `decayed` parameters decay. gradients end as zeros. working (n,), where it is
+    given, becomes a copy of the parameters, rounded to its dtype.
     """
     c = coefficients
     g = gradients * c.gradient_scale
@@ -220,3 +223,5 @@ def adamw(parameters, gradients, m, v, decayed, coefficients):
     parameters[:decayed] *= 1 - c.learning_rate * c.weight_decay
     parameters -= c.learning_rate * (m * c.correction1) / (np.sqrt(v * c.correction2) + c.epsilon)
     gradients[...] = 0
+    if working is not None:
+        working[...] = rounded(parameters, working.dtype)

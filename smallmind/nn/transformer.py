@@ -272,7 +272,9 @@ class TransformerModel:
         self, losses: np.ndarray, logits: np.ndarray, targets: np.ndarray, scale: float = 1.0
     ) -> None:
         """logits (B T, V), targets (B, T) -> losses (B, T); logits become their gradients."""
-        self.workspace.kernels.cross_entropy(losses.reshape(-1), logits, targets.reshape(-1), scale)
+        self.workspace.kernels.cross_entropy(
+            losses.reshape(-1), logits, logits, targets.reshape(-1), scale
+        )
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""

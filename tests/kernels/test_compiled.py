@@ -188,13 +188,18 @@ def test_sum_of_squares(random, n):
 @pytest.mark.parametrize("R", [1, 3, 65])
 def test_cross_entropy(random, R, V):
     logits, targets = 5 * normal(random, R, V), random.integers(0, V, R).astype(np.int32)
-    assert_close(run_both("cross_entropy", [(R,), logits], targets, 1 / R), 1e-5)
+    pairs = run_both("cross_entropy", [(R,), (R, V), logits], targets, 1 / R)[:2]
+    assert_close(pairs, 1e-5)
+    losses = np.empty(R, np.float32)
+    compiled.cross_entropy(losses, logits, logits, targets, 1 / R)  # the gradient in their place
+    np.testing.assert_array_equal(logits, pairs[1][0])
+    np.testing.assert_array_equal(losses, pairs[0][0])
 
 
 def test_cross_entropy_of_logits_of_all_sizes():
     logits = np.array([[-1e10, 0, 200, 500]], np.float32)
-    pairs = run_both("cross_entropy", [(1,), logits], np.array([0], np.int32), 1.0)
-    assert_close(pairs)
+    pairs = run_both("cross_entropy", [(1,), (1, 4), logits], np.array([0], np.int32), 1.0)
+    assert_close(pairs[:2])
 
 
 def test_attention_after_a_score_of_another_size(random):
@@ -207,7 +212,7 @@ def test_attention_after_a_score_of_another_size(random):
 def test_cross_entropy_of_huge_logits(random):
     logits = np.array([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], np.float32)
     targets = np.array([1, 0], np.int32)
-    pairs = run_both("cross_entropy", [(2,), logits], targets, 1.0)
+    pairs = run_both("cross_entropy", [(2,), (2, 3), logits], targets, 1.0)
     np.testing.assert_allclose(*pairs[0], rtol=1e-6)
     np.testing.assert_allclose(*pairs[1], atol=1e-6)
 

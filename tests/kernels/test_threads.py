@@ -62,7 +62,7 @@ for count in map(int, sys.argv[1].split(",")):
     _, mean, rstd = digest("layernorm", [empty(R, C), empty(R), empty(R)], x, gain)
     digest("layernorm_backward", [empty(R, C), gain.copy(), gain.copy()], y, x, mean, rstd, gain)
     digest("gelu_backward", [empty(R, C), empty(R, C)], y, x)
-    digest("cross_entropy", [empty(R), x.copy()], ids.reshape(-1), 1 / R)
+    digest("cross_entropy", [empty(R), empty(R, C), x.copy()], ids.reshape(-1), 1 / R)
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
     digest("embedding", [empty(R, C)], *tables, ids)
     digest("embedding_backward", [table.copy() for table in tables], x, ids)
