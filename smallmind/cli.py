@@ -1,9 +1,10 @@
-"""The command line: train, generate, evaluate. A caller of the library like any other."""
+"""The command line: train, generate, evaluate, schedule. A caller of the library like any other."""
 
 import argparse
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 import shlex
 import sys
@@ -13,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.box import can_print
+from smallmind.box import can_print, draw
 from smallmind.config import (
+    SCHEDULES,
     CheckpointStrategy,
     GenerationConfig,
     InputError,
@@ -28,6 +30,7 @@ from smallmind.console import Console, duration
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.nn.transformer import TransformerModel
+    from smallmind.optim.schedule import Schedule
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 
 CONFIGS = (ModelConfig, TrainingConfig, RunConfig)
 FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
+SCHEDULE_FIELDS = (
+    "steps", "learning_rate", "min_lr", "warmup_steps", "lr_decay_factor", "lr_decay_every",
+    "lr_decay_share", "plateau_patience",
+)  # fmt: skip
+CURVE_POINTS = 2000  # of a plot, and the last step
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
 
@@ -102,6 +110,16 @@ def _parser() -> argparse.ArgumentParser:
         "text", nargs="?", metavar="TEXT", help="another text; without it, the run's held-out part"
     )
     evaluate.set_defaults(command=_evaluate)
+
+    schedule = commands.add_parser("schedule", help="show the learning rate over a run")
+    schedule.add_argument(
+        "--schedule", choices=SCHEDULES, help="one of them; default: all side by side"
+    )
+    for field in dataclasses.fields(TrainingConfig):
+        if field.name in SCHEDULE_FIELDS:
+            _add_flag(schedule, field)
+    schedule.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
+    schedule.set_defaults(command=_schedule)
     return parser
 
 
@@ -129,15 +147,19 @@ def _config(kind: Any, options: argparse.Namespace, **known: Any) -> Any:
     return kind(**{**given, **known})
 
 
+def _check_writable(flag: str, file: Path) -> None:
+    if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
+        raise InputError(f"{flag}: {file} cannot be written; name a file in a directory")
+
+
 def _train(options: argparse.Namespace) -> int:
     run_config = _config(RunConfig, options)
     if options.checkpoint_strategy and not options.use_gradient_checkpointing:
         raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
     training_config = _config(TrainingConfig, options)
     _config(ModelConfig, options)  # what is wrong with the flags comes before the work
-    trace = options.profile_json and Path(options.profile_json)
-    if trace and (trace.is_dir() or not os.access(trace.resolve().parent, os.W_OK)):
-        raise InputError(f"--profile-json: {trace} cannot be written; name a file in a directory")
+    if options.profile_json:
+        _check_writable("--profile-json", Path(options.profile_json))
 
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
@@ -465,3 +487,61 @@ def _evaluate(options: argparse.Namespace) -> None:
         rows.append(["floor", f"{floor:.4f} nats a character"])
         rows.append(["above the floor", f"{result.nats_per_character - floor:.4f} nats"])
     console.table("Evaluation", rows)
+
+
+def _schedule(options: argparse.Namespace) -> None:
+    config = _config(TrainingConfig, options, schedule=options.schedule or "cosine")
+    if not config.steps:
+        raise InputError("steps=0 must be at least 1, or there is no learning rate to show")
+    if options.plot:
+        from smallmind.plot import check_plot
+
+        check_plot(options.plot)
+        _check_writable("--plot", options.plot)
+    from smallmind.optim.schedule import schedule
+
+    console, shown, left_out = Console(), {}, []
+    for name in [options.schedule] if options.schedule else SCHEDULES:
+        try:
+            shown[name] = schedule(dataclasses.replace(config, schedule=name))
+        except InputError as error:
+            left_out.append(f"{name} is left out: {error}")
+    _show_schedules(console, shown, config)
+    for reason in left_out:
+        console.line(reason)
+    if options.plot:
+        _draw_schedules(shown, config.steps, options.plot)
+        console.line(f"The plot is in {options.plot}")
+
+
+def _show_schedules(
+    console: Console, schedules: "dict[str, Schedule]", config: TrainingConfig
+) -> None:
+    """A row a step: the first, in the warmups, the peaks, every tenth of the run, 95 % of it."""
+    # As train's records count them: from 1 to the last.
+    steps = {1, config.steps * 19 // 20, *(config.steps * tenth // 10 for tenth in range(1, 11))}
+    for s in schedules.values():
+        steps |= {s.warmup // 2, s.warmup + 1}
+    heads = ["at step", *schedules]
+    width = max(len(heads[0]), len(f"{config.steps:,}"))
+    rows = [
+        [f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())]
+        for n in sorted(steps)
+        if 1 <= n <= config.steps
+    ]
+    ascii_only = not can_print(console.stream)
+    console.line(draw("LEARNING RATE", heads, rows, ascii_only=ascii_only).rstrip())
+    if "plateau" in schedules:
+        console.line(
+            "plateau is shown while the held-out loss falls; "
+            f"{config.plateau_patience} evaluations without a lower one multiply it by "
+            f"{config.lr_decay_factor:g}, never under {config.min_lr:g}"
+        )
+
+
+def _draw_schedules(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
+    from smallmind.plot import draw_curves
+
+    steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
+    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
+    draw_curves(curves, "step", "learning rate", file)

@@ -47,6 +47,10 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+SCHEDULES = (
+    "constant", "cosine", "one-cycle", "linear", "step", "exponential", "wsd", "plateau",
+)  # fmt: skip
+
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "low": ("at least", operator.ge),
     "high": ("at most", operator.le),
@@ -114,8 +118,24 @@ class TrainingConfig:
 
     steps: int = setting(2000, "updates of the weights", low=0)
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
-    min_lr: float = setting(1e-4, "learning rate at the end of the cosine", low=0.0)
-    warmup_steps: int = setting(100, "steps of linear warmup", low=0)
+    # None only until __post_init__ has put a number in its place.
+    min_lr: float = setting(
+        None, "learning rate where its decay ends; default: a tenth of the peak", low=0.0
+    )
+    warmup_steps: int = setting(
+        100, "steps of linear warmup; one-cycle takes a tenth of all instead", low=0
+    )
+    schedule: str = setting("cosine", "learning rate after the warmup", choices=SCHEDULES)
+    lr_decay_factor: float = setting(
+        0.5, "what step and plateau multiply the learning rate by", above=0.0, below=1.0
+    )
+    lr_decay_every: int = setting(500, "steps between the decays of step", low=1)
+    lr_decay_share: float = setting(
+        0.1, "share of the steps, the last, over which wsd decays", low=0.0, high=1.0
+    )
+    plateau_patience: int = setting(
+        3, "evaluations without a lower loss until plateau decays", low=1
+    )
     weight_decay: float = setting(0.1, "AdamW's decay of matrices", low=0.0)
     beta1: float = setting(0.9, "AdamW's memory of gradients", low=0.0, below=1.0)
     beta2: float = setting(0.99, "AdamW's memory of squared gradients", low=0.0, below=1.0)
@@ -134,10 +154,22 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
+        if self.min_lr is None:
+            object.__setattr__(self, "min_lr", self.learning_rate / 10)
         if self.min_lr > self.learning_rate:
             raise InputError(
                 f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}; "
-                "lower it too"
+                "lower it, or leave it out for a tenth of learning_rate"
+            )
+        if self.schedule == "exponential" and self.min_lr == 0:
+            raise InputError(
+                f"min_lr={self.min_lr} must be above 0 with schedule='exponential', which only "
+                "comes near 0; 'linear' and 'cosine' reach it"
+            )
+        if self.schedule == "plateau" and self.val_every == 0:
+            raise InputError(
+                "val_every=0 must be at least 1 with schedule='plateau', which waits for "
+                "evaluations"
             )
 
     @property

@@ -11,6 +11,7 @@ import pytest
 
 from smallmind import safetensors
 from smallmind.cli import main
+from smallmind.config import SCHEDULES
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SMALL = [
@@ -200,7 +201,8 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
         "--steps", "--learning-rate", "--min-lr", "--warmup-steps", "--weight-decay", "--beta1",
         "--beta2", "--max-grad-norm", "--grad-accum-steps", "--val-every", "--val-batches",
         "--seed", "--tie-weights", "--no-tie-weights", "--bias", "--no-bias", "--threads",
-        "--backend", "--tokenizer", "--out", "--log-every",
+        "--backend", "--tokenizer", "--out", "--log-every", "--schedule", "--lr-decay-factor",
+        "--lr-decay-every", "--lr-decay-share", "--plateau-patience",
     ):  # fmt: skip
         assert flag in printed, flag
 
@@ -341,3 +343,79 @@ def test_a_control_character_never_reaches_a_terminal():
     console.piece("a\x1b[2Jb\u3000c\r\n")
     console.quote("d\x00e")
     assert stream.getvalue() == "a\ufffd[2Jb\u3000c\r\n  | d\ufffde\n\n"
+
+
+def schedule_table(capsys, *flags):
+    """The cells of what `smallmind schedule` prints, heads first, and the lines below the box."""
+    assert main(["schedule", *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip(" ║") for cell in line.split("│")] for line in lines if line[0] == "║"]
+    return cells[1:], [line for line in lines if line[0] not in "╔║╠╟╚"]
+
+
+def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
+    flags = ["--schedule", "wsd", "--steps", "30", "--warmup-steps", "5", "--learning-rate", "2e-3"]
+    table, notes = schedule_table(capsys, *flags, "--lr-decay-share", "0.5")
+    assert table[0] == ["at step", "wsd"] and notes == []
+    shown = {int(step): rate for step, rate in table[1:]}
+    assert {1, 6, 15, 30} <= set(shown)
+    assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
+    flags += ["--lr-decay-share", "0.5", "--log-every", "1", "--out", str(tmp_path / "run")]
+    assert main(["train", text, *SMALL, *flags]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    trained = {line["step"]: line["lr"] for line in map(json.loads, lines) if "lr" in line}
+    assert {step: f"{trained[step]:.1e}" for step in shown} == shown
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert config["training"]["schedule"] == "wsd" and config["training"]["min_lr"] == 2e-4
+
+
+def test_schedule_shows_all_side_by_side(capsys):
+    table, notes = schedule_table(capsys)
+    assert table[0] == ["at step", *SCHEDULES]
+    assert {len(row) for row in table} == {9}
+    assert table[-1][0] == "2,000"
+    assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == {
+        "constant": "1.0e-03", "cosine": "1.0e-04", "one-cycle": "1.0e-04", "linear": "1.0e-04",
+        "step": "1.3e-04", "exponential": "1.0e-04", "wsd": "1.0e-04", "plateau": "1.0e-03",
+    }  # fmt: skip
+    assert notes == [
+        "plateau is shown while the held-out loss falls; 3 evaluations without a lower one "
+        "multiply it by 0.5, never under 0.0001"
+    ]
+
+
+def test_schedule_says_which_one_it_leaves_out(capsys):
+    table, notes = schedule_table(capsys, "--min-lr", "0", "--steps", "3")
+    assert "exponential" not in table[0] and len(table[0]) == 8
+    assert [row[0] for row in table[1:]] == ["1", "2", "3"]
+    assert notes[1].startswith("exponential is left out: min_lr=0.0 must be above 0")
+
+
+def test_schedule_in_ascii():
+    shown = command("schedule", "--schedule", "step", env={"PYTHONIOENCODING": "ascii"})
+    assert shown.returncode == 0 and b"| at step | step " in shown.stdout
+
+
+def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    for flags, message in [
+        (["--steps", "0"], "steps=0 must be at least 1"),
+        (["--min-lr", "1"], "min_lr=1.0 must be at most learning_rate=0.001"),
+        (["--schedule", "exponential", "--min-lr", "0"], "min_lr=0.0 must be above 0"),
+        (["--plot", str(tmp_path / "curve.txt")], "must end in .png, .pdf, .svg"),
+        (["--plot", str(tmp_path / "no" / "curve.png")], "cannot be written"),
+    ]:
+        assert_refused(capsys, ["schedule", *flags], message)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    flags = ["--plot", str(tmp_path / "curve.png")]
+    message = "--plot needs matplotlib: python -m pip install matplotlib"
+    assert_refused(capsys, ["schedule", *flags], message)
+    assert not list(tmp_path.iterdir())
+
+
+def test_schedule_needs_neither_numpy_nor_numba():
+    code = (
+        "import sys; from smallmind.cli import main; main(['schedule']);"
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -20,7 +20,7 @@ FLOORS = [
     {"nn", "linalg", "text"},
     {"optim", "generation"},
     {"training"},
-    {"console"},
+    {"console", "plot"},
     {"cli", "__main__", "__init__"},
 ]
 

@@ -25,8 +25,7 @@ class AdamW:
         weight_decay: float = 0.1,
     ) -> None:
         TrainingConfig(  # raises where one is out of its range
-            learning_rate=learning_rate, min_lr=0.0, beta1=betas[0], beta2=betas[1],
-            weight_decay=weight_decay,
+            learning_rate=learning_rate, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay
         )  # fmt: skip
         if not eps >= 0:
             raise InputError(f"eps={eps} must be at least 0")

@@ -1,19 +1,185 @@
-"""How the learning rate changes over a run."""
+"""How the learning rate changes over a run: a class a schedule, made by `schedule`."""
 
 import math
+from typing import Any
 
 from smallmind.config import TrainingConfig
 
+ONE_CYCLE_START = 1 / 25  # of the peak
+IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as lower
 
-def learning_rate(step: int, config: TrainingConfig) -> float:
-    """step (from 0) -> its learning rate: linear warmup, then a cosine from the peak to min_lr.
 
-    Loshchilov & Hutter (2017), without restarts.
+def schedule(config: TrainingConfig) -> "Schedule":
+    """The schedule that config names, as it is before the first step."""
+    return CLASSES[config.schedule](config)
+
+
+class Schedule:
+    """The learning rate of each step: linear warmup (Goyal et al. 2017), then what the class says.
+
+    Where the warmup is no shorter than the run, the run ends on the way up.
     """
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / (config.warmup_steps + 1)
-    if step >= config.steps:
-        return config.min_lr
-    progress = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return config.min_lr + cosine * (config.learning_rate - config.min_lr)
+
+    def __init__(self, config: TrainingConfig) -> None:
+        self.peak, self.least = config.learning_rate, config.min_lr
+        self.warmup, self.steps = config.warmup_steps, config.steps
+
+    def lr(self, step: int) -> float:
+        """step (from 0) -> the learning rate of its update."""
+        return self.rise(step) if step < self.warmup else self.after_warmup(step)
+
+    def rise(self, step: int) -> float:
+        """In equal steps, the first above 0, so that step `warmup` is the first at the peak."""
+        return self.peak * (step + 1) / (self.warmup + 1)
+
+    def after_warmup(self, step: int) -> float:
+        """The learning rate of a step that is no part of the warmup."""
+        raise NotImplementedError
+
+    def observe(self, val_loss: float) -> None:
+        """Told of each evaluation's loss on held-out text, in nats a token."""
+
+    def state(self) -> dict[str, Any]:
+        """What observing has changed, fit for JSON: with it a resumed run goes on to the bit."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Goes on from what state() gave."""
+
+    def between(self, height: float) -> float:
+        """0 -> min_lr, 1 -> the peak."""
+        return self.least + height * (self.peak - self.least)
+
+    def reduced(self, factor: float, times: int) -> float:
+        """The peak times factor, so many times; never under min_lr."""
+        return max(self.least, self.peak * factor**times)
+
+
+def progress(step: int, start: int, end: int) -> float:
+    """How far step is from start to end: 0 up to start, 1 from end on."""
+    if step >= end:
+        return 1.0
+    return (step - start) / (end - start) if step > start else 0.0
+
+
+def half_cosine(share: float) -> float:
+    """From 1 down to 0 as share goes from 0 to 1, slowly at both ends."""
+    return 0.5 * (1 + math.cos(math.pi * share))
+
+
+class Constant(Schedule):
+    """The peak, to the end."""
+
+    def after_warmup(self, step: int) -> float:
+        return self.peak
+
+
+class Cosine(Schedule):
+    """A cosine from the peak to min_lr (Loshchilov & Hutter 2017, without restarts)."""
+
+    def after_warmup(self, step: int) -> float:
+        return self.between(half_cosine(progress(step, self.warmup, self.steps)))
+
+
+class OneCycle(Cosine):
+    """A cosine up from a 25th of the peak, over a tenth of the steps; another down to min_lr.
+
+    Smith & Topin (2018). It brings its own warmup: warmup_steps does not matter.
+    """
+
+    def __init__(self, config: TrainingConfig) -> None:
+        super().__init__(config)
+        self.warmup = self.steps // 10
+
+    def rise(self, step: int) -> float:
+        start = self.peak * ONE_CYCLE_START
+        return start + (1 - half_cosine(step / self.warmup)) * (self.peak - start)
+
+
+class Linear(Schedule):
+    """A straight line from the peak to min_lr (Devlin et al. 2019, there to 0)."""
+
+    def after_warmup(self, step: int) -> float:
+        return self.between(1 - progress(step, self.warmup, self.steps))
+
+
+class Step(Schedule):
+    """Times lr_decay_factor every lr_decay_every steps after the warmup; never under min_lr."""
+
+    def __init__(self, config: TrainingConfig) -> None:
+        super().__init__(config)
+        self.factor, self.every = config.lr_decay_factor, config.lr_decay_every
+
+    def after_warmup(self, step: int) -> float:
+        return self.reduced(self.factor, (step - self.warmup) // self.every)
+
+
+class Exponential(Schedule):
+    """Each step the same share lower, from the peak to min_lr at the end."""
+
+    def after_warmup(self, step: int) -> float:
+        share = progress(step, self.warmup, self.steps)
+        # A product of powers is exact at both ends, where peak * (least / peak)**share is not.
+        return self.peak ** (1 - share) * self.least**share
+
+
+class WarmupStableDecay(Schedule):
+    """The peak, then over the last lr_decay_share of the steps a straight line to min_lr.
+
+    Hu et al. (2024), section 4. They decay exponentially, which cannot reach a min_lr of 0.
+    """
+
+    def __init__(self, config: TrainingConfig) -> None:
+        super().__init__(config)
+        stable_end = self.steps - round(config.lr_decay_share * self.steps)
+        self.decay_start = max(self.warmup, stable_end)
+
+    def after_warmup(self, step: int) -> float:
+        return self.between(1 - progress(step, self.decay_start, self.steps))
+
+
+class ReduceOnPlateau(Schedule):
+    """The peak, times lr_decay_factor whenever plateau_patience evaluations bring no lower loss.
+
+    Never under min_lr. As PyTorch's ReduceLROnPlateau, a loss is lower that is below the best by
+    more than a ten-thousandth of it; unlike there, the last of `patience` evaluations reduces, not
+    the one after.
+    """
+
+    def __init__(self, config: TrainingConfig) -> None:
+        super().__init__(config)
+        self.factor, self.patience = config.lr_decay_factor, config.plateau_patience
+        self.best: float | None = None
+        self.waited = 0  # evaluations since the best or the last reduction
+        self.reductions = 0
+
+    def after_warmup(self, step: int) -> float:
+        return self.reduced(self.factor, self.reductions)
+
+    def observe(self, val_loss: float) -> None:
+        enough = math.inf if self.best is None else self.best * (1 - IMPROVEMENT)
+        if val_loss < enough:
+            self.best, self.waited = val_loss, 0
+            return
+        self.waited += 1
+        if self.waited == self.patience:
+            self.reductions, self.waited = self.reductions + 1, 0
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited, "reductions": self.reductions}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]
+        self.reductions = state["reductions"]
+
+
+CLASSES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "cosine": Cosine,
+    "one-cycle": OneCycle,
+    "linear": Linear,
+    "step": Step,
+    "exponential": Exponential,
+    "wsd": WarmupStableDecay,
+    "plateau": ReduceOnPlateau,
+}

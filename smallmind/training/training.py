@@ -11,7 +11,7 @@ from smallmind.config import InputError, RunConfig, TrainingConfig
 from smallmind.nn.recompute import CheckpointManager
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
-from smallmind.optim.schedule import learning_rate
+from smallmind.optim.schedule import Schedule, schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 
@@ -68,6 +68,7 @@ class Training:
             )
         self.dataset = Dataset(tokenizer.encode(text), block_size, run.batch_size, run.seed)
         self.optimizer: AdamW | None = None  # of the last run
+        self.schedule: Schedule | None = None  # of the last run
 
     def steps(self, config: TrainingConfig) -> Iterator[StepRecord | EvaluationRecord]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
@@ -83,13 +84,14 @@ class Training:
         model.use_checkpointing(
             CheckpointManager.of(config.recompute, model.config.n_layer, config.checkpoint_interval)
         )
+        rates = self.schedule = schedule(config)
         model.zero_gradients()
         shape, pool = (dataset.batch_size, dataset.block_size), model.workspace.pool
         with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
-            yield from self._steps(config, optimizer, (ids, targets))
+            yield from self._steps(config, optimizer, rates, (ids, targets))
 
     def _steps(
-        self, config: TrainingConfig, optimizer: AdamW, batch: Batch
+        self, config: TrainingConfig, optimizer: AdamW, rates: Schedule, batch: Batch
     ) -> Iterator[StepRecord | EvaluationRecord]:
         tokens_per_step = batch[0].size * config.grad_accum_steps
         start = last_time = time.perf_counter()
@@ -101,7 +103,7 @@ class Training:
                     f"the loss became {loss} at step {step}: lower the learning rate, "
                     f"now {config.learning_rate}"
                 )
-            optimizer.learning_rate = learning_rate(step - 1, config)
+            optimizer.learning_rate = rates.lr(step - 1)
             norm = optimizer.step(config.max_grad_norm or None)
             if step % config.log_every == 0 or step in (1, config.steps):
                 now = time.perf_counter()
@@ -110,10 +112,12 @@ class Training:
                 last_time, last_step = now, step
             if config.val_every and (step % config.val_every == 0 or step == config.steps):
                 before = time.perf_counter()
-                yield self.evaluate(step, config.val_batches)
+                evaluation = self.evaluate(step, config.val_batches)
+                rates.observe(evaluation.val_loss)
+                yield evaluation
                 last_time += time.perf_counter() - before
 
-    def train(self, steps: int, **settings: float) -> list[StepRecord | EvaluationRecord]:
+    def train(self, steps: int, **settings: float | str) -> list[StepRecord | EvaluationRecord]:
         """Trains for `steps` with TrainingConfig's other fields as keywords -> all records."""
         return list(self.steps(TrainingConfig(steps=steps, **settings)))  # type: ignore[arg-type]
 

@@ -1,29 +1,250 @@
+"""Every schedule at its corners, between them, and across a saved state."""
+
+import dataclasses
 import itertools
+import json
+import math
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from smallmind import TrainingConfig
-from smallmind.optim.schedule import learning_rate
+from smallmind.config import SCHEDULES
+from smallmind.optim.schedule import CLASSES, schedule
 
-CONFIG = TrainingConfig(steps=1000, warmup_steps=100, learning_rate=1e-3, min_lr=1e-4)
-
-
-def test_warmup_rises_in_equal_steps_from_above_zero():
-    rates = [learning_rate(step, CONFIG) for step in range(101)]
-    assert rates[0] > 0
-    differences = [b - a for a, b in itertools.pairwise(rates)]
-    assert differences == pytest.approx([differences[0]] * 100)
-    assert rates[100] == pytest.approx(1e-3)
+PEAK, LEAST = 1e-3, 1e-4
+AROUND = 1 + 4e-16  # the last bit, where a sum or a power is rounded
+STEADY = [name for name in SCHEDULES if name != "plateau"]
 
 
-def test_cosine_falls_to_the_least_rate():
-    rates = [learning_rate(step, CONFIG) for step in range(100, 1001)]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[450] == pytest.approx((1e-3 + 1e-4) / 2)
-    assert rates[-1] == learning_rate(5000, CONFIG) == 1e-4
+def made(name, **settings):
+    settings = {"learning_rate": PEAK, "min_lr": LEAST, "warmup_steps": 100, **settings}
+    return schedule(TrainingConfig(schedule=name, **settings))
 
 
-@pytest.mark.parametrize("steps", [0, 1, 50])
-def test_runs_shorter_than_the_warmup(steps):
-    config = TrainingConfig(steps=steps, warmup_steps=100)
-    assert all(0 < learning_rate(step, config) <= 1e-3 for step in range(steps + 1))
+@st.composite
+def configs(draw, names=SCHEDULES):
+    """Runs of any length, warmups that are longer than the run among them."""
+    peak = draw(st.floats(1e-7, 10))
+    return TrainingConfig(
+        schedule=draw(st.sampled_from(names)),
+        steps=draw(st.integers(0, 400)),
+        learning_rate=peak,
+        min_lr=peak * draw(st.floats(1e-6, 1)),
+        warmup_steps=draw(st.integers(0, 150)),
+        lr_decay_factor=draw(st.floats(0.01, 0.99)),
+        lr_decay_every=draw(st.integers(1, 300)),
+        lr_decay_share=draw(st.floats(0, 1)),
+        plateau_patience=draw(st.integers(1, 4)),
+    )
+
+
+def test_every_name_makes_a_schedule_of_its_own():
+    assert tuple(CLASSES) == SCHEDULES
+    assert len({type(made(name)) for name in SCHEDULES}) == len(SCHEDULES)
+    assert type(schedule(TrainingConfig())) is CLASSES["cosine"]
+
+
+# What lr(step) is after a warmup of 100 in a run of 1000, at the steps named.
+AFTER_WARMUP = {
+    "constant": {101: PEAK, 550: PEAK, 999: PEAK, 1000: PEAK, 5000: PEAK},
+    "cosine": {
+        101: LEAST + 0.5 * (1 + math.cos(math.pi / 900)) * 9e-4,
+        550: 5.5e-4,
+        999: LEAST + 0.5 * (1 - math.cos(math.pi / 900)) * 9e-4,
+        1000: LEAST,
+        5000: LEAST,
+    },
+    "linear": {101: PEAK - 1e-6, 550: 5.5e-4, 999: LEAST + 1e-6, 1000: LEAST, 5000: LEAST},
+    # Three decays of a half, then min_lr is in the way.
+    "step": {
+        101: PEAK, 299: PEAK, 300: 5e-4, 499: 5e-4, 500: 2.5e-4, 700: 1.25e-4, 899: 1.25e-4,
+        900: LEAST, 1000: LEAST, 5000: LEAST, 10**9: LEAST,
+    },
+    "exponential": {
+        101: PEAK * 0.1 ** (1 / 900), 400: PEAK * 0.1 ** (1 / 3), 550: 10**-3.5, 1000: LEAST,
+        5000: LEAST,
+    },
+    "wsd": {
+        101: PEAK, 799: PEAK, 800: PEAK, 801: PEAK - 4.5e-6, 900: 5.5e-4, 999: LEAST + 4.5e-6,
+        1000: LEAST, 5000: LEAST,
+    },
+    "plateau": {101: PEAK, 550: PEAK, 999: PEAK, 1000: PEAK, 5000: PEAK},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_corners(name):
+    rates = made(name, steps=1000, lr_decay_factor=0.5, lr_decay_every=200, lr_decay_share=0.2)
+    warmup = [rates.lr(step) for step in range(101)]
+    assert warmup == pytest.approx([PEAK * n / 101 for n in range(1, 102)], rel=1e-15)
+    for step, expected in AFTER_WARMUP[name].items():
+        assert rates.lr(step) == pytest.approx(expected, rel=1e-12), step
+
+
+def test_one_cycle_at_its_corners():
+    rates = made("one-cycle", steps=1000)
+    assert rates.lr(0) == pytest.approx(PEAK / 25)
+    assert rates.lr(50) == pytest.approx((PEAK / 25 + PEAK) / 2)
+    assert rates.lr(99) == pytest.approx(
+        PEAK - 0.5 * (1 - math.cos(math.pi / 100)) * 0.96 * PEAK, rel=1e-12
+    )
+    assert rates.lr(100) == pytest.approx(PEAK, rel=1e-15)
+    assert rates.lr(101) < PEAK
+    assert rates.lr(550) == pytest.approx(5.5e-4)
+    assert rates.lr(1000) == rates.lr(5000) == LEAST
+    other = made("one-cycle", steps=1000, warmup_steps=500)
+    assert [other.lr(step) for step in range(1001)] == [rates.lr(step) for step in range(1001)]
+
+
+@given(configs(["cosine"]), st.integers(0, 600))
+def test_cosine_is_the_textbook_formula_to_the_bit(config, step):
+    if step < config.warmup_steps:
+        expected = config.learning_rate * (step + 1) / (config.warmup_steps + 1)
+    elif step >= config.steps:
+        expected = config.min_lr
+    else:
+        progress = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        expected = config.min_lr + cosine * (config.learning_rate - config.min_lr)
+    assert schedule(config).lr(step) == expected
+
+
+@given(configs(), st.lists(st.floats(0, 20), max_size=20))
+def test_rates_lie_between_min_lr_and_the_peak(config, losses):
+    rates = schedule(config)
+    for loss in losses:
+        rates.observe(loss)
+    for step in range(config.steps + 200):
+        assert 0 < rates.lr(step) <= config.learning_rate * AROUND
+        if step >= rates.warmup:
+            assert rates.lr(step) >= config.min_lr / AROUND
+
+
+@given(configs())
+def test_rates_rise_in_the_warmup_and_never_after_it(config):
+    rates = schedule(config)
+    values = [rates.lr(step) for step in range(config.steps)]
+    up, down = values[: rates.warmup + 1], values[rates.warmup :]
+    assert all(b > a for a, b in itertools.pairwise(up))
+    assert all(b <= a * AROUND for a, b in itertools.pairwise(down))
+
+
+@given(configs(["cosine", "one-cycle", "linear", "exponential", "wsd"]))
+@example(TrainingConfig(schedule="exponential", learning_rate=6e-4, min_lr=3e-5))
+def test_decays_end_at_min_lr_exactly(config):
+    end = max(config.steps, config.warmup_steps)
+    assert schedule(config).lr(end) == config.min_lr
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_without_a_warmup_the_first_step_is_at_the_peak(name):
+    first = made(name, steps=1000, warmup_steps=0).lr(0)
+    assert first == pytest.approx(PEAK / 25 if name == "one-cycle" else PEAK, rel=1e-15)
+
+
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+@pytest.mark.parametrize("warmup", [50, 51, 1000])
+def test_a_run_no_longer_than_its_warmup_ends_on_the_way_up(name, warmup):
+    rates = made(name, steps=50, warmup_steps=warmup)
+    assert [rates.lr(step) for step in range(50)] == pytest.approx(
+        [PEAK * n / (warmup + 1) for n in range(1, 51)]
+    )
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_runs_of_no_step_and_of_one(name):
+    assert made(name, steps=1, warmup_steps=0).lr(0) == pytest.approx(PEAK, rel=1e-15)
+    for steps in (0, 1):
+        for warmup in (0, 1, 100):
+            assert 0 < made(name, steps=steps, warmup_steps=warmup).lr(steps) <= PEAK * AROUND
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "exponential"])
+def test_min_lr_may_be_0(name):
+    rates = made(name, steps=50, min_lr=0.0, warmup_steps=10)
+    assert min(rates.lr(step) for step in range(50)) > 0
+    assert rates.lr(50) == 0 or name in ("constant", "step", "plateau")
+
+
+@pytest.mark.parametrize(("share", "last"), [(0.0, 999), (0.1, 900), (0.95, 100), (1.0, 100)])
+def test_wsd_decays_over_the_last_share_but_never_in_the_warmup(share, last):
+    rates = made("wsd", steps=1000, lr_decay_share=share)
+    assert {rates.lr(step) for step in range(100, last + 1)} == {PEAK}
+    assert rates.lr(last + 1) < PEAK
+
+
+def test_plateau_waits_for_patience_evaluations_without_a_lower_loss():
+    rates = made("plateau", plateau_patience=2, lr_decay_factor=0.4)
+    seen = []
+    for loss in (3.0, 2.0, 2.1, 1.9, 1.9, 2.5, 1.8, 1.8, 1.8, 1.8, 1.8):
+        rates.observe(loss)
+        seen.append(rates.lr(500))
+    assert seen == pytest.approx([PEAK] * 5 + [4e-4] * 3 + [1.6e-4] * 2 + [LEAST])
+
+
+def test_plateau_takes_a_ten_thousandth_for_no_improvement():
+    for lower, expected in ((2.0 * (1 - 0.9e-4), PEAK / 2), (2.0 * (1 - 1.1e-4), PEAK)):
+        rates = made("plateau", plateau_patience=1, lr_decay_factor=0.5)
+        rates.observe(2.0)
+        rates.observe(lower)
+        assert rates.lr(500) == expected
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_plateau_never_takes_a_loss_that_is_not_finite_for_the_best(loss):
+    rates = made("plateau", plateau_patience=3)
+    rates.observe(loss)
+    assert rates.state()["best"] is None
+    rates.observe(2.0)
+    assert rates.state() == {"best": 2.0, "waited": 0, "reductions": 0}
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_the_others_look_at_no_loss_and_have_no_state(name):
+    rates, other = made(name, steps=300), made(name, steps=300)
+    for _ in range(10):
+        rates.observe(5.0)
+    assert rates.state() == {}
+    other.load_state(rates.state())
+    assert [rates.lr(step) for step in range(300)] == [other.lr(step) for step in range(300)]
+
+
+@given(
+    configs(["plateau"]),
+    st.lists(st.floats(0, 4), max_size=15),
+    st.lists(st.floats(0, 4), max_size=15),
+)
+def test_a_state_that_went_through_json_has_the_same_future(config, before, after):
+    rates, resumed = schedule(config), schedule(config)
+    for loss in before:
+        rates.observe(loss)
+    resumed.load_state(json.loads(json.dumps(rates.state(), allow_nan=False)))
+    for loss in [None, *after]:
+        if loss is not None:
+            rates.observe(loss)
+            resumed.observe(loss)
+        assert resumed.state() == rates.state()
+        assert [resumed.lr(step) for step in (0, 150, 399)] == [
+            rates.lr(step) for step in (0, 150, 399)
+        ]
+
+
+def test_a_state_halfway_to_patience_is_carried_over():
+    rates, resumed = (made("plateau", plateau_patience=3) for _ in range(2))
+    for loss in (2.0, 2.0, 2.0):
+        rates.observe(loss)
+    resumed.load_state(rates.state())
+    resumed.observe(2.0)  # the third without a lower one, two of them before
+    assert resumed.lr(500) == PEAK / 2
+    assert rates.lr(500) == PEAK
+
+
+def test_a_schedule_is_of_the_run_that_made_it():
+    config = TrainingConfig(schedule="plateau", plateau_patience=1, warmup_steps=0)
+    first = schedule(config)
+    first.observe(1.0)
+    first.observe(1.0)
+    assert schedule(config).lr(0) > first.lr(0)
+    assert dataclasses.replace(config, steps=5).min_lr == config.min_lr == LEAST

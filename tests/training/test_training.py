@@ -7,6 +7,7 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.optim.schedule import schedule
 from smallmind.training.evaluation import evaluate
 from smallmind.training.training import EvaluationRecord, StepRecord
 
@@ -179,9 +180,29 @@ def test_every_setting_reaches_the_optimiser(monkeypatch):
     assert made[0].betas == (0.8, 0.7) and made[0].weight_decay == 0.3
     assert [passes for _, _, passes in steps] == [4, 8, 12]
     assert {norm for _, norm, _ in steps} == {0.5}
-    assert [rate for rate, _, _ in steps] == [record.lr for record in records]
+    expected = [schedule(config).lr(step) for step in range(3)]
+    assert [rate for rate, _, _ in steps] == [record.lr for record in records] == expected
     assert records[0].grad_norm < 1e3
     assert len({record.lr for record in records}) == 3
+
+
+def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
+    training = small_training()
+    monkeypatch.setattr(training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, 2.0))
+    config = TrainingConfig(
+        steps=8, schedule="plateau", plateau_patience=1, lr_decay_factor=0.5, warmup_steps=0,
+        val_every=2, log_every=1,
+    )  # fmt: skip
+    for _ in range(2):  # a run begins at the peak, whatever the one before came to
+        rates, reductions = [], []
+        for record in training.steps(config):
+            if isinstance(record, EvaluationRecord):
+                # Known before the record is out: whoever saves now saves it too.
+                reductions.append(training.schedule.state()["reductions"])
+            else:
+                rates.append(record.lr)
+        assert rates == [1e-3] * 4 + [5e-4] * 2 + [2.5e-4] * 2
+        assert reductions == [0, 1, 2, 3]
 
 
 def test_train_and_held_out_losses_are_not_confused():
