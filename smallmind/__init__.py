@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GenerationConfig,
         InputError,
         ModelConfig,
+        Precision,
         RunConfig,
         TrainingConfig,
     )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
+    from smallmind.optim.loss_scaler import LossScaler
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
@@ -42,7 +44,9 @@ _HOMES = {
     "GenerationConfig": "smallmind.config",
     "InputError": "smallmind.config",
     "MemoryTracker": "smallmind.memory.tracker",
+    "LossScaler": "smallmind.optim.loss_scaler",
     "ModelConfig": "smallmind.config",
+    "Precision": "smallmind.config",
     "RunConfig": "smallmind.config",
     "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
@@ -62,8 +66,10 @@ __all__ = [
     "CheckpointStrategy",
     "GenerationConfig",
     "InputError",
+    "LossScaler",
     "MemoryTracker",
     "ModelConfig",
+    "Precision",
     "RunConfig",
     "TensorPool",
     "Tokenizer",

@@ -21,6 +21,7 @@ from smallmind.config import (
     GenerationConfig,
     InputError,
     ModelConfig,
+    Precision,
     RunConfig,
     TrainingConfig,
     __version__,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory
-    from smallmind.training.training import EvaluationRecord, StepRecord, Training
+    from smallmind.training.training import Record, StepRecord, Training
 
 CONFIGS = (ModelConfig, TrainingConfig, RunConfig)
 FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
@@ -184,6 +185,7 @@ def _train(options: argparse.Namespace) -> int:
         training = Training(
             model, tokenizer, text, batch_size=run_config.batch_size, seed=run_config.seed
         )
+        precision = model.use_precision(training_config.storage)
         path = Path(run_config.out) if run_config.out else default_directory(name)
         directory = RunDirectory.create(path)
         run_config = dataclasses.replace(
@@ -195,7 +197,7 @@ def _train(options: argparse.Namespace) -> int:
         directory.save_config(model_config, training_config, run_config, _digest(text))
         _describe_model(console, model)
         _describe_data(console, name, text, tokenizer, training.dataset)
-        _describe_run(console, training_config, run_config, training.dataset.block_size)
+        _describe_run(console, training_config, run_config, training.dataset.block_size, precision)
         with _profiled(console, training, options):
             finished = _run(console, training, training_config, directory)
         if finished:
@@ -338,11 +340,20 @@ def _describe_data(
 
 
 def _describe_run(
-    console: Console, training: TrainingConfig, run: RunConfig, block_size: int
+    console: Console,
+    training: TrainingConfig,
+    run: RunConfig,
+    block_size: int,
+    precision: Precision,
 ) -> None:
     windows = run.batch_size * training.grad_accum_steps
     tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
-    rows = [["steps", f"{training.steps:,}"], ["tokens a step", tokens]]
+    chosen = " (auto)" if training.storage == Precision.AUTO else ""
+    rows = [
+        ["steps", f"{training.steps:,}"],
+        ["tokens a step", tokens],
+        ["precision", f"{precision}{chosen}"],
+    ]
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if run.backend == "numba":
@@ -369,8 +380,8 @@ class _Progress:
         self.step = 0
         self.first: StepRecord | None = None
 
-    def show(self, record: "StepRecord | EvaluationRecord") -> None:
-        from smallmind.training.training import EvaluationRecord
+    def show(self, record: "Record") -> None:
+        from smallmind.training.training import EvaluationRecord, OverflowRecord
 
         self.step = record.step
         width = len(str(self.steps))
@@ -378,6 +389,12 @@ class _Progress:
         if isinstance(record, EvaluationRecord):
             losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
             self.console.line(f"{place}  {losses}")
+            return
+        if isinstance(record, OverflowRecord):
+            self.console.warning(
+                f"Step {record.step}: Gradient overflow detected, skipping update. "
+                f"Loss scale: {record.loss_scale:g}"
+            )
             return
         if self.first is None:
             self.first = record  # it may have waited for kernels to compile

@@ -20,6 +20,15 @@ class InputError(ValueError):
     """Something the user gave that cannot work; its one line says what to do."""
 
 
+class Precision(enum.StrEnum):
+    """How weights and activations are stored while a model runs; sums are float32 in all."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    AUTO = "auto"  # bfloat16 where the CPU multiplies it, else float32
+
+
 class CheckpointStrategy(enum.StrEnum):
     """Which activations are kept for the backward pass; the others are computed again."""
 
@@ -144,6 +153,10 @@ class TrainingConfig:
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches of an evaluation", low=1)
     log_every: int = setting(10, "steps between records of the loss", low=1)
+    use_mixed_precision: bool = setting(False, "the same as --precision float16")
+    precision: str | None = setting(
+        None, "storage of weights and activations; default: float32", choices=tuple(Precision)
+    )
     use_gradient_checkpointing: bool = setting(
         False, "keep fewer activations, and compute them again on the way back"
     )
@@ -171,6 +184,18 @@ class TrainingConfig:
                 "val_every=0 must be at least 1 with schedule='plateau', which waits for "
                 "evaluations"
             )
+
+        if self.use_mixed_precision and self.precision not in (None, Precision.FLOAT16):
+            raise InputError(
+                f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
+                "float16; leave one of them out"
+            )
+
+    @property
+    def storage(self) -> Precision:
+        """What use_mixed_precision and precision come to."""
+        default = Precision.FLOAT16 if self.use_mixed_precision else Precision.FLOAT32
+        return Precision(self.precision or default)
 
     @property
     def recompute(self) -> CheckpointStrategy:

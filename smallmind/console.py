@@ -30,6 +30,11 @@ class Console:
         self._clear()
         self._write(text + "\n")
 
+    def warning(self, text: str) -> None:
+        """One line that stays, with a sign in front."""
+        sign = "⚠️ " if can_print(self.stream, "⚠️") else "Warning:"
+        self.line(f"{sign} {text}")
+
     def live(self, text: str) -> None:
         """A line that the next one replaces; only on a terminal."""
         width = max(1, shutil.get_terminal_size().columns - 1)

@@ -4,18 +4,20 @@ import math
 
 import numpy as np
 
-GUARD = np.float32(12345.0)
+GUARD = 12345
+NAN_BITS = 0x7FFF  # not a number in float16 and in bfloat16
 WIDTH = 64  # elements on either side
 
 
 class Guarded:
-    """`array` (shape) filled with `fill`, or with a copy of `values`, between two guards."""
+    """`array` (shape) filled with NaN, or with a copy of `values`, between two guards."""
 
-    def __init__(self, shape, fill=np.nan, values=None):
+    def __init__(self, shape, values=None, dtype=np.float32):
         size = math.prod(shape)
-        self.whole = np.full(size + 2 * WIDTH, GUARD, np.float32)
+        self.whole = np.full(size + 2 * WIDTH, GUARD, dtype)
         self.array = self.whole[WIDTH : WIDTH + size].reshape(shape)
-        self.array[...] = fill if values is None else values
+        nothing = np.nan if dtype == np.float32 else NAN_BITS
+        self.array[...] = nothing if values is None else values
 
     def assert_intact(self):
         assert (self.whole[:WIDTH] == GUARD).all(), "wrote before the array"

@@ -15,7 +15,6 @@ from smallmind.kernels.simd import (
     store_first,
 )
 
-
 _NO_VECTOR = np.empty(0, np.float32)
 
 
@@ -47,9 +46,7 @@ def _adamw(parameters, gradients, m, v, decayed, coefficients, working, workers)
         split = min(max(decayed, first), last)
         rate, decay = coefficients[0], coefficients[6]
         for begin, end, shrinkage in ((first, split, rate * decay), (split, last, np.float32(0))):
-            _adamw_part(
-                parameters, gradients, m, v, working, begin, end, shrinkage, coefficients
-            )
+            _adamw_part(parameters, gradients, m, v, working, begin, end, shrinkage, coefficients)
 
 
 @jit

@@ -5,10 +5,12 @@ convert them to float32 as they load and store. NumPy has no bfloat16 and Numba 
 are arrays of their bits: uint16 stands for float16, int16 for bfloat16.
 """
 
+from typing import Any
+
 import numpy as np
 
-FLOAT16 = np.dtype(np.uint16)
-BFLOAT16 = np.dtype(np.int16)
+FLOAT16 = np.uint16
+BFLOAT16 = np.int16
 
 
 def is_half(array: np.ndarray) -> bool:
@@ -25,7 +27,7 @@ def to_float32(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def rounded(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def rounded(values: np.ndarray, dtype: Any) -> np.ndarray:
     """values float32 -> an array of dtype, rounded to nearest, ties to even."""
     if dtype == FLOAT16:
         with np.errstate(over="ignore"):  # what is too large becomes infinite

@@ -17,6 +17,7 @@ class InstructionSet:
     fused: bool = True  # multiplies and adds in one instruction
     unrolled: int = 1  # steps along K in one go: more, where counting between them is felt
     half: bool = True  # converts float16 in one instruction
+    bfloat16: bool = False  # has a dot product of bfloat16 pairs
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -27,7 +28,8 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     """
     half = bool(features.get("f16c"))
     if features.get("avx512f"):
-        return InstructionSet("AVX-512", lanes=16, tile_rows=6, tile_vectors=4)
+        pairs = bool(features.get("avx512bf16"))
+        return InstructionSet("AVX-512", lanes=16, tile_rows=6, tile_vectors=4, bfloat16=pairs)
     if features.get("avx2") and features.get("fma"):
         return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
     if architecture.startswith(("aarch64", "arm64")):
@@ -48,9 +50,11 @@ def _compiled_features() -> dict[str, bool]:
     # LLVM knows the features of a named CPU, but llvmlite does not hand them out.
     avx512 = ("skylake-avx512", "icelake", "sapphirerapids", "znver4", "znver5", "cascadelake")
     avx2 = ("haswell", "broadwell", "skylake", "alderlake", "znver1", "znver2", "znver3")
+    bfloat16 = ("sapphirerapids", "znver4", "znver5")
     name = config.CPU_NAME
     return {
         "avx512f": name.startswith(avx512),
+        "avx512bf16": name.startswith(bfloat16),
         "avx2": name.startswith(avx2),
         "fma": name.startswith(avx2),
         "f16c": name.startswith((*avx512, *avx2)),

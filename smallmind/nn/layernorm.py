@@ -11,9 +11,9 @@ class LayerNorm:
 
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
         self.workspace = workspace
-        self.weight = parameters.value[f"{name}.weight"]
+        self.weight = parameters.used[f"{name}.weight"]
         self.dweight = parameters.gradient[f"{name}.weight"]
-        self.bias = parameters.value.get(f"{name}.bias")
+        self.bias = parameters.used.get(f"{name}.bias")
         self.dbias = parameters.gradient.get(f"{name}.bias")
 
     def forward(self, x: np.ndarray) -> np.ndarray:
@@ -21,7 +21,7 @@ class LayerNorm:
         R, C = x.shape
         self.x = x
         self.y = self.workspace.rent(R, C)
-        self.mean, self.rstd = self.workspace.rent(R), self.workspace.rent(R)
+        self.mean, self.rstd = self.workspace.rent_exact(R), self.workspace.rent_exact(R)
         self.workspace.kernels.layernorm(self.y, self.mean, self.rstd, x, self.weight, self.bias)
         return self.y
 

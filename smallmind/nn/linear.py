@@ -11,14 +11,17 @@ class Linear:
 
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
         self.workspace = workspace
-        self.weight = parameters.value[f"{name}.weight"]
+        self.weight = parameters.used[f"{name}.weight"]
         self.dweight = parameters.gradient[f"{name}.weight"]
-        self.bias = parameters.value.get(f"{name}.bias")
+        self.bias = parameters.used.get(f"{name}.bias")
         self.dbias = parameters.gradient.get(f"{name}.bias")
 
-    def forward(self, x: np.ndarray, plus: np.ndarray | None = None) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ plus]."""
-        y = self.workspace.rent(len(x), self.weight.shape[1])
+    def forward(
+        self, x: np.ndarray, plus: np.ndarray | None = None, exact: bool = False
+    ) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ plus]; exact: not rounded to 16 bits."""
+        rent = self.workspace.rent_exact if exact else self.workspace.rent
+        y = rent(len(x), self.weight.shape[1])
         self.workspace.kernels.matmul(y, x, self.weight, self.bias, plus)
         return y
 

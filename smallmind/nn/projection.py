@@ -22,8 +22,10 @@ class Projection:
         """x (R, in), residual (R, out) -> y (R, out)."""
         if not self.dropout.on:
             return self.linear.forward(x, plus=residual)
-        y = self.linear.forward(x)
-        self.dropout.forward(y, y, plus=residual)
+        projected = self.linear.forward(x, exact=True)
+        y = self.workspace.rent(*projected.shape)
+        self.dropout.forward(y, projected, plus=residual)
+        self.workspace.release(projected)
         return y
 
     def backward_input(self, dy: np.ndarray) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, RunConfig
+from smallmind.config import InputError, ModelConfig, Precision, RunConfig
+from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.block import DROPOUT_SITES, Block
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.layernorm import LayerNorm
@@ -113,7 +114,8 @@ class TransformerModel:
         self._initialise(seed)
         self.workspace = Workspace(backend, dtype, dropout, seed)
         self.passes = 0  # forward passes of training so far: the counter of dropout
-        self._build()
+        self.checkpointing = CheckpointManager(enabled=False)
+        self.use_precision(Precision.FLOAT32)
 
     def _initialise(self, seed: int) -> None:
         residual = INITIAL_DEVIATION / math.sqrt(2 * self.config.n_layer)
@@ -133,12 +135,38 @@ class TransformerModel:
             Block(workspace, flat, f"blocks.{i}", config.n_head, site=1 + DROPOUT_SITES * i)
             for i in range(config.n_layer)
         ]
-        self.use_checkpointing(CheckpointManager(enabled=False))
+        self.use_checkpointing(self.checkpointing)
         self.final_norm = LayerNorm(workspace, flat, "final_norm")
         self.head = None if config.tie_weights else Linear(workspace, flat, "head")
 
+    def use_precision(self, precision: Precision) -> Precision:
+        """From now on passes store weights and activations so -> the same, AUTO resolved.
+
+        `parameters` and `gradients` stay float32. In 16 bits passes read a rounded copy, which
+        AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
+        InputError for 16 bits with the NumPy backend.
+        """
+        if precision == Precision.AUTO:
+            precision = self._best_precision()
+        if precision != Precision.FLOAT32 and self.backend == "numpy":
+            raise InputError(f"precision={precision.value!r} needs backend='numba'")
+        dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
+        self.precision = precision
+        self.flat.store_working_copy(dtype)
+        self.workspace.storage = self.workspace.dtype if dtype is None else dtype
+        self._build()
+        return precision
+
+    def _best_precision(self) -> Precision:
+        if self.backend == "numpy":
+            return Precision.FLOAT32
+        from smallmind.kernels.isa import ISA
+
+        return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
+
     def use_checkpointing(self, manager: CheckpointManager) -> None:
         """From now on training recomputes as manager says; no gradient changes by a bit."""
+        self.checkpointing = manager
         places = manager.segments(len(self.blocks))
         self.segments = [
             Segment(self.workspace, self.blocks[place.start : place.stop], place == places[-1])
@@ -186,11 +214,13 @@ class TransformerModel:
                 with self.workspace.profile("Forward"):
                     logits = self._forward(ids[group])
                 with self.workspace.profile("Loss"):
-                    losses = self.workspace.rent(*ids[group].shape)
-                    self._cross_entropy(losses, logits, targets[group], scale / targets.size)
+                    losses = self.workspace.rent_exact(*ids[group].shape)
+                    dlogits = self._cross_entropy(
+                        losses, logits, targets[group], scale / targets.size
+                    )
                     total += float(losses.sum())  # in its own precision: another takes a buffer
                 with self.workspace.profile("Backward"):
-                    self._backward(logits)
+                    self._backward(dlogits)
         return total / targets.size
 
     def zero_gradients(self) -> None:
@@ -225,22 +255,21 @@ class TransformerModel:
         kernels, workspace = self.workspace.kernels, self.workspace
         B, T = ids.shape
         self.ids = ids
-        x = workspace.rent(B * T, self.config.n_embd)
-        kernels.embedding(
-            x,
-            self.parameters["token_embedding.weight"],
-            self.parameters["position_embedding.weight"],
-            ids,
-        )
+        rent = workspace.rent_exact if self.embedding_dropout.on else workspace.rent
+        x = rent(B * T, self.config.n_embd)
+        used = self.flat.used
+        kernels.embedding(x, used["token_embedding.weight"], used["position_embedding.weight"], ids)
         if self.embedding_dropout.on:
-            self.embedding_dropout.forward(x, x)
+            embedded, x = x, workspace.rent(*x.shape)
+            self.embedding_dropout.forward(x, embedded)
+            workspace.release(embedded)
         for segment in self.segments:
             x = segment.forward(x, T)
         self.normed = self.final_norm.forward(x)
         if self.head:
-            return self.head.forward(self.normed)
-        logits = workspace.rent(B * T, self.config.vocab_size)
-        kernels.matmul_transpose_b(logits, self.normed, self.parameters["token_embedding.weight"])
+            return self.head.forward(self.normed, exact=True)
+        logits = workspace.rent_exact(B * T, self.config.vocab_size)
+        kernels.matmul_transpose_b(logits, self.normed, used["token_embedding.weight"])
         return logits
 
     def _backward(self, dlogits: np.ndarray) -> None:
@@ -253,7 +282,7 @@ class TransformerModel:
             dnormed = self.head.backward_input(dlogits)
         else:
             dnormed = workspace.rent(*self.normed.shape)
-            kernels.matmul(dnormed, dlogits, self.parameters["token_embedding.weight"])
+            kernels.matmul(dnormed, dlogits, self.flat.used["token_embedding.weight"])
             kernels.matmul_transpose_a(dtoken, dlogits, self.normed, dtoken)
         workspace.release(dlogits)
         dx = workspace.rent(*dnormed.shape)
@@ -270,11 +299,20 @@ class TransformerModel:
 
     def _cross_entropy(
         self, losses: np.ndarray, logits: np.ndarray, targets: np.ndarray, scale: float = 1.0
-    ) -> None:
-        """logits (B T, V), targets (B, T) -> losses (B, T); logits become their gradients."""
-        self.workspace.kernels.cross_entropy(
-            losses.reshape(-1), logits, logits, targets.reshape(-1), scale
+    ) -> np.ndarray:
+        """logits (B T, V), targets (B, T) -> losses (B, T), and the gradient of logits.
+
+        It takes their place, or, where gradients are stored in 16 bits, is rented.
+        """
+        workspace = self.workspace
+        in_place = workspace.storage is workspace.dtype
+        dlogits = logits if in_place else workspace.rent(*logits.shape)
+        workspace.kernels.cross_entropy(
+            losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale
         )
+        if not in_place:
+            workspace.release(logits)
+        return dlogits
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""

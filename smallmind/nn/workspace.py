@@ -29,6 +29,7 @@ class Workspace:
         self.profile: Callable[[str], AbstractContextManager[None]] = no_profile
         self.pool = TensorPool.shared
         self.dtype = dtype
+        self.storage = self.dtype  # of activations and their gradients
         self.dropout = dropout
         self.seed = seed
         self._busy = threading.Lock()
@@ -36,8 +37,15 @@ class Workspace:
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
 
     def rent(self, *shape: int) -> np.ndarray:
-        """shape -> an array of stale contents, until it is released."""
-        array = self.pool.rent(math.prod(shape), self.dtype).reshape(shape)
+        """shape -> an array for activations, of stale contents, until it is released."""
+        return self._rent(shape, self.storage)
+
+    def rent_exact(self, *shape: int) -> np.ndarray:
+        """The same for what is never rounded to 16 bits: sums, losses, logits."""
+        return self._rent(shape, self.dtype)
+
+    def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        array = self.pool.rent(math.prod(shape), dtype).reshape(shape)
         self._rented[id(array)] = array
         return array
 

@@ -38,10 +38,11 @@ class AdamW:
         self.m = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
         self.v = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
 
-    def step(self, max_grad_norm: float | None = None) -> float:
+    def step(self, max_grad_norm: float | None = None, loss_scale: float = 1.0) -> float:
         """One update -> the norm of the gradient before clipping. Clears the gradients.
 
-        FloatingPointError, and no update, where the gradient is not finite.
+        The gradients are those of loss_scale times the loss. FloatingPointError, and nothing is
+        changed, where they are not finite.
 
         A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013).
         """
@@ -49,7 +50,7 @@ class AdamW:
             raise InputError(f"max_grad_norm={max_grad_norm} must be above 0, or None")
         flat, workspace = self.model.flat, self.model.workspace
         with workspace.profile("ClipGradients"):
-            norm = math.sqrt(workspace.kernels.sum_of_squares(flat.gradients))
+            norm = math.sqrt(workspace.kernels.sum_of_squares(flat.gradients)) / loss_scale
         if not math.isfinite(norm):
             raise FloatingPointError(f"the norm of the gradient is {norm}; nothing was updated")
         scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
@@ -63,10 +64,11 @@ class AdamW:
             weight_decay=self.weight_decay,
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
-            gradient_scale=scale,
+            gradient_scale=scale / loss_scale,
         )
         with workspace.profile("OptimizerStep"):
             workspace.kernels.adamw(
-                flat.values, flat.gradients, self.m, self.v, flat.decayed, coefficients
-            )
+                flat.values, flat.gradients, self.m, self.v, flat.decayed, coefficients,
+                flat.working,
+            )  # fmt: skip
         return norm

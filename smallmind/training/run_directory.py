@@ -13,7 +13,7 @@ from smallmind import safetensors
 from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig, __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.training import EvaluationRecord, StepRecord
+from smallmind.training.training import Record
 
 CONFIG, METRICS, MODEL, SAMPLES = (
     "config.json",
@@ -75,7 +75,7 @@ class RunDirectory:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def log(self, record: StepRecord | EvaluationRecord) -> None:
+    def log(self, record: Record) -> None:
         """Appends one line to the metrics."""
         with open(self.path / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(dataclasses.asdict(record)) + "\n")

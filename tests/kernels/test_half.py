@@ -1,0 +1,225 @@
+"""Numbers in 16 bits: their conversion, and every kernel that reads and writes them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import njit
+
+from smallmind.kernels import compiled, reference, simd
+from smallmind.kernels.half import BFLOAT16, FLOAT16, rounded, to_float32
+from tests.guards import Guarded
+
+DTYPES = [FLOAT16, BFLOAT16]
+# Half a unit in the last place, relative; and what rounding of denormals adds.
+ROUNDING = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8, np.float32: 1e-6}
+SHAPES = [(1, 1, 1), (7, 5, 3), (37, 130, 65), (65, 513, 129), (130, 700, 33), (385, 40, 17)]
+KEY = 0x123456789ABCDEF
+
+
+@njit
+def convert(y, x):
+    whole = x.size // simd.LANES * simd.LANES
+    for i in range(0, whole, simd.LANES):
+        simd.store(y, i, simd.load(x, i))
+    if whole < x.size:
+        tail = x.size - whole
+        simd.store_first(y, whole, simd.load_first(x, whole, tail), tail)
+
+
+@njit
+def convert_one_by_one(y, x):
+    for i in range(x.size):
+        y[i] = simd.element(x, i)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_number_is_widened(dtype):
+    x = np.arange(2**16, dtype=np.uint16).view(dtype)[:-3]  # the last vector is not whole
+    for conversion in (convert, convert_one_by_one):
+        y = np.empty(x.size, np.float32)
+        conversion(y, x)
+        np.testing.assert_array_equal(y, to_float32(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_are_rounded_to_the_nearest(dtype):
+    exact = np.sort(to_float32(np.arange(2**16, dtype=np.uint16).view(dtype)))
+    exact = exact[np.isfinite(exact)]
+    # Ties, what is next to them, and any bits at all.
+    with np.errstate(over="ignore"):
+        ties = ((exact[1:].astype(np.float64) + exact[:-1]) / 2).astype(np.float32)
+        up, down = (np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf))
+    bits = np.random.default_rng(0).integers(0, 2**32, 200_003, dtype=np.uint32)
+    special = np.float32([65504, 65519.996, 65520, 1e38, np.inf, -np.inf, np.nan, -0.0])
+    x = np.concatenate([ties, up, down, bits.view(np.float32), special])
+    y = np.empty(x.size, dtype)
+    convert(y, x)
+    is_number = ~np.isnan(x)
+    np.testing.assert_array_equal(y[is_number], rounded(x, dtype)[is_number])
+    assert np.isnan(to_float32(y[~is_number])).all()
+    assert np.isnan(to_float32(rounded(x, dtype)[~is_number])).all()
+    if dtype == FLOAT16:
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(y[is_number], x.astype(np.float16).view(dtype)[is_number])
+    # To the nearest: no neighbour is nearer.
+    finite = x[np.isfinite(x) & (np.abs(x) <= exact[-1])].astype(np.float64)
+    place = np.searchsorted(exact, finite).clip(1, len(exact) - 1)
+    distance = np.minimum(np.abs(exact[place] - finite), np.abs(exact[place - 1] - finite))
+    chosen = to_float32(rounded(finite.astype(np.float32), dtype))
+    np.testing.assert_array_equal(np.abs(chosen - finite), distance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", ["x86-64", "haswell"])
+def test_conversion_on_other_cpus(cpu, tmp_path):
+    environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""}
+    environment["SMALLMIND_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "widened or nearest"]
+    root = Path(__file__).parent.parent.parent
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
+    assert result.returncode == 0, result.stdout.decode()
+
+
+def normal(random, *shape):
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def half(values, dtype):
+    return np.ascontiguousarray(rounded(values, dtype))
+
+
+def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
+    """Both kernels on the same stored numbers; the compiled one may round each result once.
+
+    outputs: (shape, dtype), which start as NaN, or float32 arrays that are added to.
+    """
+    fast, slow = [], []
+    for output in outputs:
+        if isinstance(output, tuple):
+            fast.append(Guarded(output[0], dtype=output[1]))
+            slow.append(np.full(output[0], np.nan))
+        else:
+            fast.append(Guarded(output.shape, values=output))
+            slow.append(output.astype(np.float64))
+    getattr(compiled, name)(*(guarded.array for guarded in fast), *inputs)
+    widened = [
+        to_float32(x).astype(np.float64)
+        if isinstance(x, np.ndarray) and x.dtype in (FLOAT16, BFLOAT16, np.float32)
+        else x
+        for x in inputs
+    ]
+    getattr(reference, name)(*slow, *widened)
+    for guarded, exact in zip(fast, slow, strict=True):
+        guarded.assert_intact()
+        actual = to_float32(guarded.array).astype(np.float64)
+        rounding = ROUNDING[guarded.array.dtype.type] * np.abs(exact)
+        least = tolerance * max(1.0, np.abs(exact).max(initial=0))
+        assert (np.abs(actual - exact) <= 1.01 * rounding + least).all(), name
+    return [guarded.array for guarded in fast]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "K", "N"), SHAPES)
+def test_products(dtype, M, K, N):
+    random = np.random.default_rng(0)
+    a, b = normal(random, M, K), normal(random, K, N)
+    bias, plus = half(normal(random, N), dtype), normal(random, M, N)
+    for stored in (dtype, np.float32):
+        added = rounded(plus, stored)
+        out = ((M, N), stored)
+        assert_half_close("matmul", [out], half(a, dtype), half(b, dtype), bias, added)
+        assert_half_close("matmul_transpose_a", [out], half(a.T, dtype), half(b, dtype), added)
+        assert_half_close("matmul_transpose_b", [out], half(a, dtype), half(b.T, dtype), added)
+        assert_half_close("matmul", [out], half(a, dtype), half(b, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("M", "K", "N"), SHAPES)
+def test_the_forward_pass_has_gelu_of_what_the_backward_pass_reads(dtype, M, K, N):
+    random = np.random.default_rng(0)
+    a, b = half(normal(random, M, K), dtype), half(normal(random, K, N) / np.sqrt(K), dtype)
+    out, before, again, dx = (np.zeros((M, N), dtype) for _ in range(4))
+    compiled.matmul_gelu(out, before, a, b)
+    compiled.gelu_backward(dx, again, before, before)
+    np.testing.assert_array_equal(out, again)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("R", "C"), [(1, 1), (5, 7), (65, 48), (130, 33)])
+def test_rows(dtype, R, C):
+    random = np.random.default_rng(0)
+    exact = np.float32
+    x, dy = half(normal(random, R, C), dtype), half(normal(random, R, C), dtype)
+    weight, bias, plus = (half(normal(random, *s), dtype) for s in ((C,), (C,), (R, C)))
+    outputs = [((R, C), dtype), ((R,), exact), ((R,), exact)]
+    for given in (bias, None):
+        # One channel has no variance: what is left of it is rounding.
+        tolerance = 1e-5 if C > 1 else 2e-3
+        _, mean, rstd = assert_half_close(
+            "layernorm", outputs, x, weight, given, tolerance=tolerance
+        )
+    sums = [normal(random, C), normal(random, C)]
+    if C > 1:
+        assert_half_close(
+            "layernorm_backward", [((R, C), dtype), *sums], dy, x, mean, rstd, weight, plus
+        )
+    assert_half_close("gelu_backward", [((R, C), dtype), ((R, C), dtype)], dy, x)
+    assert_half_close("column_sum", [normal(random, C)], x)
+    assert_half_close("dropout", [((R, C), dtype)], x, KEY, 0.3, plus)
+    assert_half_close("dropout", [((R, C), dtype)], normal(random, R, C), KEY, 0.3, plus)
+    logits, targets = normal(random, R, C), random.integers(0, C, R).astype(np.int32)
+    losses, dlogits = np.empty(R, exact), np.empty((R, C), dtype)
+    expected_losses, expected = np.empty(R), np.empty((R, C))
+    reference.cross_entropy(expected_losses, expected, logits.astype(float), targets, 8.0)
+    compiled.cross_entropy(losses, dlogits, logits, targets, 8.0)
+    np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
+    np.testing.assert_allclose(to_float32(dlogits), expected, rtol=ROUNDING[dtype], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embedding(dtype):
+    random = np.random.default_rng(0)
+    B, T, C, V = 3, 7, 19, 11
+    ids = random.integers(0, V, (B, T)).astype(np.int32)
+    token, position = half(normal(random, V, C), dtype), half(normal(random, T + 2, C), dtype)
+    assert_half_close("embedding", [((B * T, C), dtype)], token, position, ids)
+    dout = half(normal(random, B * T, C), dtype)
+    sums = [normal(random, V, C), normal(random, T + 2, C)]
+    assert_half_close("embedding_backward", sums, dout, ids)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("B", "H", "T", "D"), [(1, 1, 1, 1), (2, 3, 7, 5), (2, 2, 65, 16), (1, 3, 130, 33)]
+)
+def test_attention(dtype, B, H, T, D):
+    random = np.random.default_rng(0)
+    R, C = B * T, H * D
+    qkv, dout = half(normal(random, R, 3 * C), dtype), half(normal(random, R, C), dtype)
+    for dropout in ((), (KEY, 0.2)):
+        outputs = [((R, C), dtype), ((B, H, T), np.float32)]
+        out, logsumexp = assert_half_close("attention", outputs, qkv, *dropout)
+        assert_half_close(
+            "attention_backward", [((R, 3 * C), dtype)], dout, out, logsumexp, qkv, *dropout,
+            tolerance=2e-5,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 16, 37, 1000])
+def test_adamw_writes_the_working_copy(dtype, n):
+    random = np.random.default_rng(0)
+    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    start = [normal(random, n), normal(random, n), normal(random, n), normal(random, n) ** 2]
+    plain, copied = ([x.copy() for x in start] for _ in range(2))
+    compiled.adamw(*plain, n // 2, coefficients)
+    working = Guarded((n,), dtype=dtype)
+    compiled.adamw(*copied, n // 2, coefficients, working.array)
+    working.assert_intact()
+    for a, b in zip(plain, copied, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(working.array, rounded(copied[0], dtype))

@@ -1,0 +1,145 @@
+"""Models that store weights and activations in 16 bits."""
+
+import numpy as np
+import pytest
+
+from smallmind import CheckpointManager, InputError, Precision, TransformerModel, safetensors
+from smallmind.kernels.half import rounded, to_float32
+from smallmind.kernels.isa import ISA
+from smallmind.memory.tensor_pool import TensorPool
+
+HALVES = [Precision.FLOAT16, Precision.BFLOAT16]
+SCALE = {Precision.FLOAT16: 65536.0, Precision.BFLOAT16: 1.0}
+# Of the gradient of a small model: some dozens of roundings, each of half a unit.
+ERROR = {Precision.FLOAT16: 3e-3, Precision.BFLOAT16: 3e-2}
+
+
+def small_model(precision=Precision.FLOAT32, **settings):
+    model = TransformerModel(11, 16, 48, 3, 3, **settings)
+    model.use_precision(precision)
+    return model
+
+
+def batch(seed=0):
+    data = np.random.default_rng(seed).integers(0, 11, (4, 17)).astype(np.int32)
+    return data[:, :-1], data[:, 1:]
+
+
+def gradients(model, scale=1.0):
+    model.zero_gradients()
+    model.passes = 3
+    loss = model.loss_and_gradients(*batch(), scale)
+    return loss, model.flat.gradients / np.float32(scale)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("tie_weights", [True, False])
+@pytest.mark.parametrize("precision", HALVES)
+def test_gradients_are_those_of_float32_to_rounding(precision, tie_weights, dropout):
+    settings = {"tie_weights": tie_weights, "dropout": dropout}
+    loss, exact = gradients(small_model(**settings))
+    half_loss, half = gradients(small_model(precision, **settings), SCALE[precision])
+    assert half_loss == pytest.approx(loss, rel=1e-3)
+    error = np.linalg.norm(half - exact) / np.linalg.norm(exact)
+    assert 1e-5 < error < ERROR[precision]  # and it is not float32 by another name
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_recompute_changes_no_bit(precision):
+    model = small_model(precision, dropout=0.2)
+    plain = gradients(model, SCALE[precision])
+    model.use_checkpointing(CheckpointManager(1))
+    recomputed = gradients(model, SCALE[precision])
+    assert plain[0] == recomputed[0]
+    np.testing.assert_array_equal(plain[1], recomputed[1])
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_the_working_copy_follows_the_optimiser(precision):
+    from smallmind import AdamW
+
+    model = small_model(precision)
+    optimizer = AdamW(model, 1e-2)
+    for step in range(3):
+        model.loss_and_gradients(*batch(step), SCALE[precision])
+        optimizer.step(1.0, SCALE[precision])
+    working = model.flat.working
+    np.testing.assert_array_equal(working, rounded(model.flat.values, working.dtype))
+    assert (to_float32(working) != model.flat.values).any()
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_weights_written_by_hand_count_after_refresh(precision):
+    model = small_model(precision)
+    ids, targets = batch()
+    before = model.loss(ids, targets)
+    model.parameters["token_embedding.weight"][...] = 0
+    assert model.loss(ids, targets) == before
+    model.flat.refresh()
+    assert model.loss(ids, targets) != before
+
+
+def test_saved_weights_are_the_masters(tmp_path):
+    model = small_model(Precision.FLOAT16)
+    model.save(tmp_path / "model.safetensors")
+    tensors, _ = safetensors.read(tmp_path / "model.safetensors")
+    for name, value in tensors.items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, model.parameters[name])
+
+
+def test_back_to_float32():
+    model = small_model()
+    expected = gradients(model)
+    model.use_precision(Precision.FLOAT16)
+    model.use_precision(Precision.FLOAT32)
+    loss, actual = gradients(model)
+    assert loss == expected[0] and model.flat.working is None
+    np.testing.assert_array_equal(actual, expected[1])
+
+
+def test_auto_is_what_the_cpu_is_good_at():
+    model = small_model()
+    expected = Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
+    assert model.use_precision(Precision.AUTO) == model.precision == expected
+
+
+def test_numpy_calculates_in_its_own_types():
+    model = TransformerModel(11, 16, 48, 3, 3, backend="numpy")
+    assert model.use_precision(Precision.AUTO) == Precision.FLOAT32
+    with pytest.raises(InputError, match="precision='float16' needs backend='numba'"):
+        model.use_precision(Precision.FLOAT16)
+
+
+def bytes_at_the_peak(precision, monkeypatch):
+    """What a pass of training rents at most."""
+    model = TransformerModel(11, 64, 128, 4, 2)
+    model.use_precision(precision)
+    pool = model.workspace.pool
+    held = most = 0
+
+    def rent(n, dtype):
+        nonlocal held, most
+        array = TensorPool.rent(pool, n, dtype)
+        held += array.nbytes
+        most = max(most, held)
+        return array
+
+    def return_(array, clear):
+        nonlocal held
+        held -= array.nbytes
+        TensorPool.return_(pool, array, clear)
+
+    monkeypatch.setattr(pool, "rent", rent)
+    monkeypatch.setattr(pool, "return_", return_)
+    ids = np.zeros((8, 64), np.int32)
+    model.loss_and_gradients(ids, ids)
+    return most
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_activations_take_half_the_memory(precision, monkeypatch):
+    exact = bytes_at_the_peak(Precision.FLOAT32, monkeypatch)
+    assert bytes_at_the_peak(precision, monkeypatch) <= 0.52 * exact
+    model = small_model(precision)
+    assert model.flat.working.nbytes == model.flat.values.nbytes / 2

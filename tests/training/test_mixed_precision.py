@@ -1,0 +1,147 @@
+"""Training in 16 bits: overflow costs a step and nothing else."""
+
+import json
+
+import numpy as np
+import pytest
+
+from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.cli import main
+from smallmind.config import Precision
+from smallmind.training.training import OverflowRecord, StepRecord
+
+TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
+
+
+def small_training(seed=5):
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 32, 2, 2)
+    return Training(model, tokenizer, TEXT, batch_size=4, seed=seed)
+
+
+def spoil(monkeypatch, training, at_passes, name="blocks.1.mlp.expansion.weight"):
+    """Plants an infinity in the gradient of a parameter in some passes, counted from 1."""
+    model = training.model
+    honest, passes = model.loss_and_gradients, 0
+
+    def loss_and_gradients(ids, targets, scale):
+        nonlocal passes
+        passes += 1
+        loss = honest(ids, targets, scale)
+        if passes in at_passes:
+            model.gradients[name].flat[3] = np.inf
+        return loss
+
+    monkeypatch.setattr(model, "loss_and_gradients", loss_and_gradients)
+
+
+def state(training):
+    optimizer = training.optimizer
+    arrays = (training.model.flat.values, training.model.flat.working, optimizer.m, optimizer.v)
+    return optimizer.steps, [array.copy() for array in arrays]
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_the_loss_falls_as_in_float32(precision):
+    losses = {}
+    for each in ("float32", precision):
+        records = small_training().train(60, log_every=1, val_every=0, precision=each)
+        losses[each] = np.array([record.loss for record in records])
+    assert losses["float32"][-1] < 0.8 * losses["float32"][0]
+    np.testing.assert_allclose(losses[precision], losses["float32"], rtol=0.02)
+    assert (losses[precision] != losses["float32"]).any()
+
+
+def test_an_overflow_changes_nothing_but_the_scale(monkeypatch):
+    training = small_training()
+    spoil(monkeypatch, training, at_passes={4})
+    before = None
+    for record in training.steps(TrainingConfig(steps=6, log_every=1, val_every=0,
+                                                use_mixed_precision=True)):  # fmt: skip
+        if record.step == 3:
+            before = state(training)
+            assert training.scaler.scale == 65536
+        if record.step == 4:
+            assert record == OverflowRecord(4, 32768.0)
+            steps, arrays = state(training)
+            assert steps == before[0] == 3
+            for array, expected in zip(arrays, before[1], strict=True):
+                np.testing.assert_array_equal(array, expected)
+            assert not training.model.flat.gradients.any()
+        if record.step == 5:
+            assert isinstance(record, StepRecord) and training.optimizer.steps == 4
+    assert training.scaler.scale == 32768
+
+
+def test_accumulation_sees_an_overflow_in_any_of_its_batches(monkeypatch):
+    training = small_training()
+    spoil(monkeypatch, training, at_passes={5})  # the second batch of the second step
+    records = training.train(
+        4, log_every=1, val_every=0, use_mixed_precision=True, grad_accum_steps=3
+    )
+    assert [isinstance(record, OverflowRecord) for record in records] == [False, True, False, False]
+
+
+def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
+    training = small_training()
+    spoil(monkeypatch, training, at_passes=range(3, 99))
+    start = None
+    message = "10 gradients in a row overflowed float16.*scale of 64; blocks.1.mlp.expansion.weight"
+    with pytest.raises(FloatingPointError, match=message):
+        for record in training.steps(TrainingConfig(steps=99, log_every=1, val_every=0,
+                                                    precision="float16")):  # fmt: skip
+            if record.step == 2:
+                start = training.model.flat.values.copy()
+    np.testing.assert_array_equal(training.model.flat.values, start)
+
+
+def test_a_real_overflow_finds_its_scale():
+    """Weights so large that gradients times 65536 leave float16, and those times less do not."""
+    training = small_training()
+    training.model.parameters["final_norm.weight"][...] = 60
+    records = training.train(12, log_every=1, val_every=0, precision="float16", learning_rate=1e-5)
+    overflows = [isinstance(record, OverflowRecord) for record in records]
+    assert overflows[0] and not overflows[-1]
+    assert overflows == sorted(overflows, reverse=True)  # once it fits, it fits
+
+
+def test_bfloat16_has_no_scaler():
+    training = small_training()
+    training.train(2, precision="bfloat16", val_every=0)
+    assert training.scaler is None
+
+
+def test_what_use_mixed_precision_and_precision_come_to():
+    assert TrainingConfig().storage == Precision.FLOAT32
+    assert TrainingConfig(use_mixed_precision=True).storage == Precision.FLOAT16
+    assert TrainingConfig(precision="bfloat16").storage == Precision.BFLOAT16
+    assert TrainingConfig(use_mixed_precision=True, precision="float16").storage == "float16"
+    with pytest.raises(InputError, match="contradicts use_mixed_precision=True"):
+        TrainingConfig(use_mixed_precision=True, precision="bfloat16")
+    with pytest.raises(InputError, match="must be one of float32, float16, bfloat16, auto"):
+        TrainingConfig(precision="float8")
+
+
+def test_the_command_line_says_that_a_step_was_skipped(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    honest = TransformerModel.loss_and_gradients
+    calls = 0
+
+    def loss_and_gradients(self, ids, targets, scale):
+        nonlocal calls
+        calls += 1
+        loss = honest(self, ids, targets, scale)
+        if calls == 2:
+            self.flat.gradients[0] = np.nan
+        return loss
+
+    monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
+    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+    flags += ["--steps", "4", "--val-every", "0", "--use-mixed-precision"]
+    assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "Step 2: Gradient overflow detected, skipping update. Loss scale: 32768" in printed
+    assert "float16" in printed
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert {"step": 2, "loss_scale": 32768.0} in [json.loads(line) for line in lines]
