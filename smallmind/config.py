@@ -38,6 +38,15 @@ class CheckpointStrategy(enum.StrEnum):
     CUSTOM = "custom"  # the inputs of every checkpoint_interval-th block
 
 
+def segment_length(strategy: str, n_layer: int, interval: int) -> int:
+    """How many of n_layer blocks make a segment, of which only the input is kept; all: none is."""
+    if strategy == CheckpointStrategy.EVERY_LAYER:
+        return 1
+    if strategy == CheckpointStrategy.SQRT_LAYERS:
+        return max(1, round(math.sqrt(n_layer)))
+    return interval if strategy == CheckpointStrategy.CUSTOM else n_layer
+
+
 def setting(
     default: Any,
     help: str,
@@ -120,6 +129,45 @@ class ModelConfig:
                 f"for example {near}"
             )
 
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every parameter, in the order of the forward pass."""
+        C, V = self.n_embd, self.vocab_size
+        shapes: dict[str, tuple[int, ...]] = {
+            "token_embedding.weight": (V, C),
+            "position_embedding.weight": (self.block_size, C),
+        }
+
+        def linear(name: str, inputs: int, outputs: int) -> None:
+            shapes[f"{name}.weight"] = (inputs, outputs)
+            if self.bias:
+                shapes[f"{name}.bias"] = (outputs,)
+
+        def norm(name: str) -> None:
+            shapes[f"{name}.weight"] = (C,)
+            if self.bias:
+                shapes[f"{name}.bias"] = (C,)
+
+        for i in range(self.n_layer):
+            norm(f"blocks.{i}.attention_norm")
+            linear(f"blocks.{i}.attention.qkv", C, 3 * C)
+            linear(f"blocks.{i}.attention.projection", C, C)
+            norm(f"blocks.{i}.mlp_norm")
+            linear(f"blocks.{i}.mlp.expansion", C, 4 * C)
+            linear(f"blocks.{i}.mlp.projection", 4 * C, C)
+        norm("final_norm")
+        if not self.tie_weights:
+            shapes["head.weight"] = (C, V)
+        return shapes
+
+
+def group_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
+    """A batch of windows of so many tokens -> how many go through a model together, evenly.
+
+    At most at_once; without it 2048 tokens, which are as fast as more of them.
+    """
+    groups = math.ceil(windows / (at_once or max(1, 2048 // tokens)))
+    return [windows * (i + 1) // groups - windows * i // groups for i in range(groups)]
+
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -156,6 +204,9 @@ class TrainingConfig:
     use_mixed_precision: bool = setting(False, "the same as --precision float16")
     precision: str | None = setting(
         None, "storage of weights and activations; default: float32", choices=tuple(Precision)
+    )
+    windows_at_once: int | None = setting(
+        None, "windows of a batch in memory at once; default: 2048 tokens of them", low=1
     )
     use_gradient_checkpointing: bool = setting(
         False, "keep fewer activations, and compute them again on the way back"

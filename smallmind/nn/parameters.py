@@ -6,10 +6,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from smallmind.kernels.alignment import aligned_zeros
+from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.half import rounded
 
-ALIGNED = 16  # elements: no two parameters share a cache line
+ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
 
 
 class Parameters:

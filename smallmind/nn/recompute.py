@@ -6,12 +6,11 @@ masks of dropout follow from counters, so they are those of the first time: no g
 a bit.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from smallmind.config import CheckpointStrategy, InputError
+from smallmind.config import CheckpointStrategy, InputError, segment_length
 from smallmind.nn.block import Block
 from smallmind.nn.workspace import Workspace
 
@@ -41,13 +40,8 @@ class CheckpointManager:
         cls, strategy: CheckpointStrategy, n_layer: int, interval: int = 3
     ) -> "CheckpointManager":
         """The manager of a strategy for n_layer blocks; CUSTOM takes the interval that is given."""
-        if strategy == CheckpointStrategy.NONE:
-            return cls(enabled=False)
-        if strategy == CheckpointStrategy.EVERY_LAYER:
-            return cls(1)
-        if strategy == CheckpointStrategy.SQRT_LAYERS:
-            return cls(round(math.sqrt(n_layer)))
-        return cls(interval)
+        length = segment_length(strategy, n_layer, interval)
+        return cls(length, enabled=strategy != CheckpointStrategy.NONE)
 
     def segments(self, n_layer: int) -> list[range]:
         """n_layer -> the blocks of each segment. The last is the shortest: it is never rerun."""

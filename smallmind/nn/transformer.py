@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, Precision, RunConfig
+from smallmind.config import (
+    InputError,
+    ModelConfig,
+    Precision,
+    RunConfig,
+    group_sizes,
+)
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.block import DROPOUT_SITES, Block
 from smallmind.nn.dropout import Dropout
@@ -20,49 +26,18 @@ from smallmind.nn.recompute import CheckpointManager, Segment
 from smallmind.nn.workspace import Workspace
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
-ROWS_AT_ONCE = 2048  # tokens that go through the model together: as fast as more of them
 
 
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """config -> name and shape of every parameter, in the order of the forward pass."""
-    C, V = config.n_embd, config.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embedding.weight": (V, C),
-        "position_embedding.weight": (config.block_size, C),
-    }
-
-    def linear(name: str, inputs: int, outputs: int) -> None:
-        shapes[f"{name}.weight"] = (inputs, outputs)
-        if config.bias:
-            shapes[f"{name}.bias"] = (outputs,)
-
-    def norm(name: str) -> None:
-        shapes[f"{name}.weight"] = (C,)
-        if config.bias:
-            shapes[f"{name}.bias"] = (C,)
-
-    for i in range(config.n_layer):
-        norm(f"blocks.{i}.attention_norm")
-        linear(f"blocks.{i}.attention.qkv", C, 3 * C)
-        linear(f"blocks.{i}.attention.projection", C, C)
-        norm(f"blocks.{i}.mlp_norm")
-        linear(f"blocks.{i}.mlp.expansion", C, 4 * C)
-        linear(f"blocks.{i}.mlp.projection", 4 * C, C)
-    norm("final_norm")
-    if not config.tie_weights:
-        shapes["head.weight"] = (C, V)
-    return shapes
-
-
-def groups(B: int, T: int) -> Iterator[slice]:
-    """The parts of a batch (B, T) that go through the model one after another.
+def groups(ids: np.ndarray, windows_at_once: int | None) -> Iterator[slice]:
+    """The parts of a batch, ids (B, T), that go through the model one after another.
 
     So that memory does not grow with the batch. What is summed in which order depends on nothing
-    but the shape.
+    but these numbers.
     """
-    step = max(1, ROWS_AT_ONCE // T)
-    for start in range(0, B, step):
-        yield slice(start, min(B, start + step))
+    end = 0
+    for windows in group_sizes(len(ids), ids.shape[1], windows_at_once):
+        start, end = end, end + windows
+        yield slice(start, end)
 
 
 class TransformerModel:
@@ -108,12 +83,15 @@ class TransformerModel:
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
         self.seed = RunConfig(seed=seed).seed
         self.backend = backend
-        self.flat = Parameters(parameter_shapes(self.config), dtype)
+        self.flat = Parameters(self.config.parameter_shapes(), dtype)
         self.parameters = self.flat.value
         self.gradients = self.flat.gradient
         self._initialise(seed)
         self.workspace = Workspace(backend, dtype, dropout, seed)
         self.passes = 0  # forward passes of training so far: the counter of dropout
+        self.windows_at_once: int | None = (
+            None  # that go through the model; None: about 2048 tokens
+        )
         self.checkpointing = CheckpointManager(enabled=False)
         self.use_precision(Precision.FLOAT32)
 
@@ -180,7 +158,7 @@ class TransformerModel:
         """
         ids = self._checked(ids)
         logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
-        for group in groups(*ids.shape):
+        for group in groups(ids, self.windows_at_once):
             with self.workspace.one_pass(), self.workspace.profile("Forward"):
                 logits[group] = self._forward(ids[group]).reshape(logits[group].shape)
         return logits
@@ -193,7 +171,7 @@ class TransformerModel:
         """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
         ids, targets = self._checked_pair(ids, targets)
         losses = np.empty(ids.shape, self.workspace.dtype)
-        for group in groups(*ids.shape):
+        for group in groups(ids, self.windows_at_once):
             with self.workspace.one_pass():
                 with self.workspace.profile("Forward"):
                     logits = self._forward(ids[group])
@@ -208,7 +186,7 @@ class TransformerModel:
         """
         ids, targets = self._checked_pair(ids, targets)
         total = 0.0
-        for group in groups(*ids.shape):
+        for group in groups(ids, self.windows_at_once):
             with self.workspace.one_pass(self.passes):
                 self.passes += 1
                 with self.workspace.profile("Forward"):
@@ -241,7 +219,7 @@ class TransformerModel:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
         # Compared before anything is built: a config that lies may ask for any amount of memory.
-        if {name: value.shape for name, value in tensors.items()} != parameter_shapes(config):
+        if {name: value.shape for name, value in tensors.items()} != config.parameter_shapes():
             raise InputError(f"{path} does not hold the parameters that its config describes")
         model = cls(**dataclasses.asdict(config), backend=backend)
         for name, value in tensors.items():

@@ -98,6 +98,7 @@ class Training:
         model.use_checkpointing(
             CheckpointManager.of(config.recompute, model.config.n_layer, config.checkpoint_interval)
         )
+        model.windows_at_once = config.windows_at_once
         model.use_precision(config.storage)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         rates = self.schedule = schedule(config)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from smallmind import safetensors
 from smallmind.config import ModelConfig
-from smallmind.nn.transformer import parameter_shapes
 
 B, STEPS = 3, 10
 
@@ -45,7 +44,7 @@ def logits_of(p, ids, config):
 def make(path, config, seed):
     generator = torch.Generator().manual_seed(seed)
     p = {}
-    for name, shape in parameter_shapes(config).items():
+    for name, shape in config.parameter_shapes().items():
         # Larger than a real initialisation, so that every part of the model matters.
         value = 0.2 * torch.randn(shape, generator=generator)
         if len(shape) == 1 and name.endswith("weight"):
