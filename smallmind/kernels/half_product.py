@@ -128,35 +128,39 @@ def _rectangle(out, activated, a, b, bias, plus, variant, scratch, part, blocks,
                 null() if block == 0 else at(scratch, sums), sums_row, null(), null(),
             )  # fmt: skip
             if block == blocks - 1:
-                for i in range(rows):
-                    _finish_row(
-                        out, activated, scratch, sums + i * sums_row, bias, plus,
-                        (first + i) * N, column, last_column,
-                    )  # fmt: skip
+                _finish(
+                    out, activated, scratch, sums, sums_row, bias, plus,
+                    (first, last, column, last_column),
+                )  # fmt: skip
 
 
 @jit
-def _finish_row(out, activated, sums, place, bias, plus, row, column, end):
+def _finish(out, activated, sums, place, sums_row, bias, plus, part):
     """Adds bias and plus to complete sums, and stores them; then their GELU, where it is asked."""
-    whole = (end - column) // LANES * LANES
-    tail = end - column - whole
-    for j in range(column, column + whole, LANES):
-        y = load(sums, place + j - column)
-        if bias.size > 0:
-            y = y + load(bias, j)
-        if plus.size > 0:
-            y = y + load(plus, row + j)
-        store(out, row + j, y)
-        if activated.size > 0:
-            # Of the rounded value: the backward pass has no other.
-            store(activated, row + j, gelu_of(load(out, row + j)))
-    if tail:
-        j = column + whole
-        y = load_first(sums, place + whole, tail)
-        if bias.size > 0:
-            y = y + load_first(bias, j, tail)
-        if plus.size > 0:
-            y = y + load_first(plus, row + j, tail)
-        store_first(out, row + j, y, tail)
-        if activated.size > 0:
-            store_first(activated, row + j, gelu_of(load_first(out, row + j, tail)), tail)
+    first, last, left, right = part
+    N = out.shape[1]
+    tail = (right - left) % LANES
+    whole = right - tail
+    for i in range(first, last):
+        row = i * N
+        for j in range(left, whole, LANES):
+            y = load(sums, place + j - left)
+            if bias.size > 0:
+                y = y + load(bias, j)
+            if plus.size > 0:
+                y = y + load(plus, row + j)
+            store(out, row + j, y)
+            if activated.size > 0:
+                # Of the rounded value: the backward pass has no other.
+                store(activated, row + j, gelu_of(load(out, row + j)))
+        if tail:
+            y = load_first(sums, place + whole - left, tail)
+            if bias.size > 0:
+                y = y + load_first(bias, whole, tail)
+            if plus.size > 0:
+                y = y + load_first(plus, row + whole, tail)
+            store_first(out, row + whole, y, tail)
+            if activated.size > 0:
+                rounded = load_first(out, row + whole, tail)
+                store_first(activated, row + whole, gelu_of(rounded), tail)
+        place += sums_row
