@@ -16,7 +16,7 @@ from pathlib import Path
 
 from smallmind import durable
 from smallmind.training.checkpoint import BackgroundSaver, load, newest, save
-from tests.faults.disk import Faulty, assert_sound, checkpoint, kill, names
+from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
 
 
 def start(work, *arguments):
@@ -73,6 +73,7 @@ def at_random_moments(root, kills):
     last = 0
 
     def save_from(first, told):
+        durable.files = Quick()
         with closing(BackgroundSaver(directory, keep=2)) as saver:
             for step in range(first, sys.maxsize):
                 saver.save(checkpoint(step), best=step % 3 == 0)
@@ -82,19 +83,18 @@ def at_random_moments(root, kills):
         hears, told = os.pipe()
         child = start(save_from, last + 1, told)
         os.close(told)
-        time.sleep(moments.uniform(0, 0.03))
-        os.kill(child, signal.SIGKILL)
-        assert killed(child)
         with os.fdopen(hears) as lines:
-            begun = [int(line) for line in lines]
+            begun = [int(lines.readline()) for _ in range(2)]
+            time.sleep(moments.uniform(0, 0.01))
+            os.kill(child, signal.SIGKILL)
+            assert killed(child)
+            begun += map(int, lines)
         found, passed_over = newest(directory)
         assert not passed_over
-        if found:
-            # The save before the last that was begun has ended; one more may have begun untold.
-            newest_begun = begun[-1] if begun else last
-            assert_sound(found, {max(last, newest_begun - 1), newest_begun, newest_begun + 1})
-            last = found.step
-    assert last > kills / 4
+        # When a save begins, the one before has ended; one more may have begun untold.
+        assert_sound(found, {begun[-1] - 1, begun[-1], begun[-1] + 1})
+        last = found.step
+    assert last >= kills
     return kills
 
 
