@@ -3,107 +3,256 @@
 Eight bytes of header length (little-endian), a JSON header with dtype, shape and place of every
 tensor and a string map `__metadata__`, then the tensors' bytes.
 Format: https://github.com/huggingface/safetensors, "Format".
+
+What `write` writes has a SHA-256 in its metadata: that of the whole file with the 64 digits of the
+digest itself as zeros. `read` checks it; files of other writers do without.
 """
 
+import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from smallmind import durable
 from smallmind.config import InputError
 
-DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+# NumPy has no bfloat16. Its two bytes get a dtype of their own, so that nobody takes them for
+# whole numbers: `bits.view(BFLOAT16)` is written as BF16, what is read has `.view(np.uint16)`.
+BFLOAT16 = np.dtype([("bfloat16", "<u2")])
+DTYPES: dict[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "I64": "<i8", "I32": "<i4",
+    "U8": "u1",
+}  # fmt: skip
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
+LARGEST_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile one is refused within a second
+MOST_DIMENSIONS = 32
+BLANK = "0" * 64
+DIGEST = "smallmind.sha256"
+# A second mark, so that damage to the first cannot pass a file off as another writer's.
+DIGEST_OF = "smallmind.sha256.of"
+DIGEST_NOTE = "this file with the digits of its SHA-256 as zeros"
+
+
+class _Entry(NamedTuple):
+    """A tensor in the header. Sorts by place."""
+
+    begin: int
+    end: int
+    name: str
+    dtype: np.dtype
+    shape: list[int]
 
 
 def write(
     path: str | PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Writes tensors and metadata; an existing file is replaced whole or stays as it was."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    place = 0
-    for name, tensor in tensors.items():
-        end = place + tensor.nbytes
-        header[name] = {
-            "dtype": NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [place, end],
-        }
-        place = end
-    encoded = json.dumps(header, ensure_ascii=True).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(len(encoded).to_bytes(8, "little") + encoded)
-            for tensor in tensors.values():
-                file.write(np.ascontiguousarray(tensor).data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Writes tensors and metadata; an existing file is replaced whole or stays as it was.
+
+    InputError for what the format cannot hold, OSError where the disk does not take it.
+    """
+    head = _encode(tensors, metadata)
+    chunks = [_bytes(np.ascontiguousarray(tensor)) for tensor in tensors.values()]
+    digest = hashlib.sha256(head)
+    for chunk in chunks:
+        digest.update(chunk)
+    head = head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
+    durable.write(path, [head, *chunks])
 
 
-def read(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """path -> tensors, metadata. InputError where the file is missing or breaks the format."""
+def read(
+    path: str | PathLike[str], strict: bool = False
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """path -> tensors in the order of the file, metadata.
+
+    InputError where the file is missing, breaks the format or does not match its SHA-256; where
+    strict, also if it has none or a symbolic link stands in its place. Peak memory is that of the
+    tensors, each an array of its own.
+    """
+    # Not mapped: a mapped file can change after its digest was checked, and where it is cut short
+    # meanwhile, the process dies of SIGBUS.
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, LARGEST_HEADER):
-                raise InputError(f"{path} is not a safetensors file, or is cut short")
-            header = from_json(file.read(length))
-            data = file.read()
+        with _open(Path(path), strict) as file:
+            before = os.fstat(file.fileno())
+            head, header = _read_header(file, before.st_size)
+            metadata = _metadata(header.pop("__metadata__", {}))
+            entries = _entries(header, before.st_size - len(head))
+            digits = _pop_digest(metadata, strict)
+            digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
+            tensors = {}
+            for entry in entries:
+                tensors[entry.name] = _read_tensor(file, entry)
+                if digits:
+                    digest.update(_bytes(tensors[entry.name]))
+            _check_unchanged(before, os.fstat(file.fileno()))
+        if digits and digest.hexdigest() != digits:
+            raise ValueError("it does not match its SHA-256, so it is damaged or was changed")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except InputError:
-        raise
+    except MemoryError:
+        raise InputError(f"{path} does not fit into memory") from None
     except ValueError as error:
-        raise InputError(f"{path} is not a safetensors file: {error}") from None
-    if not isinstance(header, dict):
-        raise InputError(f"{path} is not a safetensors file: its header is no table")
-    try:
-        metadata = header.pop("__metadata__", {})
-        tensors = {name: _tensor(entry, data) for name, entry in header.items()}
-        ends = sorted(tuple(entry["data_offsets"]) for entry in header.values())
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is cut short or has a broken header: {error}") from None
-    place = 0
-    for begin, end in ends:
-        if begin != place:
-            raise InputError(f"{path} has a broken header: gaps or overlaps between tensors")
-        place = end
-    if place != len(data):
-        raise InputError(f"{path} holds {len(data)} bytes of tensors, its header {place}")
+        raise InputError(f"{path} is not a sound safetensors file: {error}") from None
     return tensors, metadata
 
 
-def _tensor(entry: dict[str, Any], data: bytes) -> np.ndarray:
-    dtype = np.dtype(DTYPES[entry["dtype"]])
-    shape = entry["shape"]
-    begin, end = entry["data_offsets"]
-    if not all(isinstance(n, int) and n >= 0 for n in (begin, end, *shape)):
-        raise ValueError("shapes and offsets must be whole numbers")
-    if end - begin != math.prod(shape) * dtype.itemsize or end > len(data):
-        raise ValueError("a tensor's offsets do not fit its shape")
-    return np.frombuffer(data, dtype, math.prod(shape), begin).reshape(shape)
-
-
 def to_json(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    """ValueError for NaN and infinities, which JSON does not have."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def from_json(text: str | bytes) -> Any:
-    """JSON text -> value; ValueError where it is malformed or nested beyond reason."""
+    """JSON text -> value; ValueError where it is malformed, ambiguous or nested beyond reason."""
     try:
-        return json.loads(text)
+        return json.loads(
+            text if isinstance(text, str) else text.decode("utf-8"),
+            object_pairs_hook=_table,
+            parse_constant=_finite,
+            parse_float=_finite,
+        )
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key stands twice in one JSON table")
+    return table
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number in JSON is not finite")
+    return value
+
+
+def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
+    """-> length and header, with a blank for the digest: the first 64 zeros."""
+    if DIGEST in metadata or DIGEST_OF in metadata or "__metadata__" in tensors:
+        raise InputError(f"{DIGEST}, {DIGEST_OF} and __metadata__ are names of the format's own")
+    header: dict[str, Any] = {
+        "__metadata__": _metadata({DIGEST: BLANK, DIGEST_OF: DIGEST_NOTE, **metadata})
+    }
+    place = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            raise InputError(
+                f"{name} is {tensor.dtype}, which is not written; give it one of "
+                f"{', '.join(NAMES.values())}"
+            )
+        end = place + tensor.nbytes
+        dtype, shape = NAMES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
+        place = end
+    encoded = json.dumps(header, ensure_ascii=True).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    if len(encoded) > LARGEST_HEADER:
+        raise InputError(
+            f"names and metadata of {len(encoded):,} bytes are more than {LARGEST_HEADER:,}"
+        )
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+def _bytes(tensor: np.ndarray) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return tensor.reshape(-1).view(np.uint8).data
+
+
+def _open(path: Path, strict: bool) -> BinaryIO:
+    """A regular file; others are refused without waiting for anyone to write into them."""
+    optional = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY"]
+    if strict:
+        if path.is_symlink():
+            raise ValueError("a symbolic link stands in its place")
+        optional.append("O_NOFOLLOW")
+    file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in optional))
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ValueError("it is no regular file")
+    return os.fdopen(file, "rb")
+
+
+def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
+    """-> length and header as they stand in the file, and the header's table."""
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if size < 8 or length > size - 8:
+        raise ValueError("it is cut short, or of another kind")
+    if length > LARGEST_HEADER:
+        raise ValueError(f"its header of {length:,} bytes is more than {LARGEST_HEADER:,}")
+    encoded = file.read(length)
+    header = from_json(encoded)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no table")
+    return start + encoded, header
+
+
+def _metadata(table: Any) -> dict[str, str]:
+    if not isinstance(table, dict) or not all(isinstance(text, str) for text in table.values()):
+        raise InputError("metadata must be strings by name")
+    return table
+
+
+def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
+    """Takes the digest out of metadata -> its digits; none where another writer left it out."""
+    digits, note = metadata.pop(DIGEST, ""), metadata.pop(DIGEST_OF, "")
+    if not digits and (note or strict):
+        raise ValueError("it has no SHA-256 of its contents")
+    return digits
+
+
+def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
+    """The tensors by place. ValueError unless they fill `size` bytes, without gap or overlap."""
+    entries = sorted(_entry(name, described) for name, described in header.items())
+    place = 0
+    for entry in entries:
+        if entry.begin != place:
+            raise ValueError("there are gaps or overlaps between its tensors")
+        place = entry.end
+    if place != size:
+        raise ValueError(f"it holds {size} bytes of tensors, its header {place}")
+    return entries
+
+
+def _entry(name: str, described: Any) -> _Entry:
+    shown = ascii(name[:80])
+    if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"tensor {shown} is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"tensor {shown} is none of {', '.join(DTYPES)}")
+    if not _are_sizes(shape, MOST_DIMENSIONS) or not _are_sizes(offsets, 2) or len(offsets) != 2:
+        raise ValueError(f"tensor {shown} has a shape or offsets that are none")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
+        raise ValueError(f"the offsets of tensor {shown} do not fit its shape")
+    return _Entry(begin, end, name, np.dtype(DTYPES[dtype]), shape)
+
+
+def _are_sizes(numbers: Any, most: int) -> bool:
+    # The very type: True is an int too.
+    return (
+        isinstance(numbers, list)
+        and len(numbers) <= most
+        and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    )
+
+
+def _read_tensor(file: BinaryIO, entry: _Entry) -> np.ndarray:
+    tensor = np.empty(entry.shape, entry.dtype)
+    if file.readinto(_bytes(tensor)) != tensor.nbytes:  # type: ignore[attr-defined]
+        raise ValueError("it was cut short while it was read")
+    return tensor
+
+
+def _check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise ValueError("it was changed while it was read; try again")

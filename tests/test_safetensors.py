@@ -1,10 +1,13 @@
+import hashlib
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 import safetensors.numpy as package
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import deserialize
 
 from smallmind import InputError, safetensors
 
@@ -43,6 +46,108 @@ def test_it_reads_what_the_safetensors_package_writes(tmp_path):
     assert metadata == {"note": "x"}
 
 
+def file_of(header, data):
+    encoded = json.dumps(header).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + data
+
+
+def test_the_digest_is_that_of_the_file_with_its_digits_as_zeros(tmp_path):
+    path = tmp_path / "file"
+    safetensors.write(path, TENSORS, {"note": "x"})
+    with package.safe_open(path, "numpy") as file:
+        digits = file.metadata()["smallmind.sha256"]
+    blank = path.read_bytes().replace(digits.encode(), b"0" * 64)
+    assert hashlib.sha256(blank).hexdigest() == digits
+    assert len(blank) % 8 == sum(tensor.nbytes for tensor in TENSORS.values()) % 8
+
+
+def test_a_digest_can_be_demanded(tmp_path):
+    safetensors.write(tmp_path / "ours", TENSORS, {})
+    package.save_file(TENSORS, tmp_path / "theirs")
+    assert_same(safetensors.read(tmp_path / "ours", strict=True)[0], TENSORS)
+    with pytest.raises(InputError, match="has no SHA-256 of its contents"):
+        safetensors.read(tmp_path / "theirs", strict=True)
+
+
+@pytest.mark.parametrize("name", ["smallmind.sha256", "smallmind.sha256.of"])
+def test_names_of_the_digest_are_taken(tmp_path, name):
+    with pytest.raises(InputError, match="names of the format's own"):
+        safetensors.write(tmp_path / "file", {}, {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "message"),
+    [
+        ({"__metadata__": np.zeros(1)}, {}, "names of the format's own"),
+        ({"x": np.zeros(1, np.uint16)}, {}, "x is uint16, which is not written"),
+        ({}, {"x": 3}, "metadata must be strings"),
+        ({}, {"x": "x" * safetensors.LARGEST_HEADER}, "are more than 3,000,000"),
+    ],
+)
+def test_nothing_is_written_that_would_not_be_read(tmp_path, tensors, metadata, message):
+    with pytest.raises(InputError, match=message):
+        safetensors.write(tmp_path / "file", tensors, metadata)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bfloat16_has_a_dtype_of_its_own(tmp_path):
+    bits = np.array([[0x3F80, 0xC000], [0x7F80, 1]], np.uint16)  # 1, -2, infinity, the smallest
+    safetensors.write(tmp_path / "file", {"x": bits.view(safetensors.BFLOAT16)}, {})
+    with open(tmp_path / "file", "rb") as file:
+        (_, theirs), *_ = deserialize(file.read())
+    assert (theirs["dtype"], theirs["shape"]) == ("BF16", [2, 2])
+    assert bytes(theirs["data"]) == bits.tobytes()
+    read = safetensors.read(tmp_path / "file")[0]["x"]
+    assert read.dtype == safetensors.BFLOAT16
+    np.testing.assert_array_equal(read.view(np.uint16), bits)
+    with pytest.raises(TypeError):
+        read + read  # not taken for whole numbers
+
+
+def test_tensors_in_another_order_than_their_places(tmp_path):
+    header = {
+        "second": entry("U8", (2,), (4, 6)),
+        "none": entry("U8", (0,), (4, 4)),
+        "first": entry("F32", (), (0, 4)),
+    }
+    (tmp_path / "file").write_bytes(file_of(header, np.float32(1.5).tobytes() + b"ab"))
+    tensors, _ = safetensors.read(tmp_path / "file")
+    assert list(tensors) == ["first", "none", "second"]
+    assert tensors["first"] == 1.5 and tensors["second"].tobytes() == b"ab"
+
+
+def test_reading_takes_the_memory_of_the_tensors_alone(tmp_path):
+    big = np.ones(2_000_000, np.float32)
+    safetensors.write(tmp_path / "file", {"a": big, "b": big}, {})
+    tracemalloc.start()
+    try:
+        tensors, _ = safetensors.read(tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 2.1 * big.nbytes
+        del tensors["a"]  # each is an array of its own
+        assert tracemalloc.get_traced_memory()[0] < 1.1 * big.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_read_may_be_written_to(tmp_path):
+    safetensors.write(tmp_path / "file", TENSORS, {})
+    safetensors.read(tmp_path / "file")[0]["a"] += 1
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": NaN}', "[-Infinity]", "[1e999]", '{"a": 1, "a": 1}', "[" * 10**5]
+)
+def test_json_that_is_none_is_refused(text):
+    with pytest.raises(ValueError):
+        safetensors.from_json(text)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_json_that_would_be_none_is_not_written(value):
+    with pytest.raises(ValueError):
+        safetensors.to_json({"a": value})
+
+
 def test_a_file_cut_short_anywhere_is_refused(tmp_path):
     path = tmp_path / "file"
     safetensors.write(path, TENSORS, {})
@@ -75,9 +180,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
     ],
 )
 def test_a_header_that_lies_is_refused(tmp_path, header):
-    encoded = json.dumps(header).encode()
-    data = len(encoded).to_bytes(8, "little") + encoded + b"\0" * 4
-    (tmp_path / "file").write_bytes(data)
+    (tmp_path / "file").write_bytes(file_of(header, b"\0" * 4))
     with pytest.raises(InputError):
         safetensors.read(tmp_path / "file")
 
@@ -104,7 +207,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
     safetensors.write(path, TENSORS, {})
     before = path.read_bytes()
-    with pytest.raises(KeyError):
+    with pytest.raises(InputError, match="bad is complex64"):
         safetensors.write(path, {"bad": np.zeros(3, np.complex64)}, {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,1 @@
+"""Faults of disk, power, process and foreign files, injected one after another."""

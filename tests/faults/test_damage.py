@@ -1,0 +1,122 @@
+"""Files that are cut or whose bits flip: every one detected, the checkpoint before is used."""
+
+import numpy as np
+import pytest
+
+from smallmind import InputError, durable, safetensors
+from smallmind.training.checkpoint import load, newest, save, verify
+from tests.faults.disk import Quick, assert_sound, checkpoint
+
+FLIPS = 10_000
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "files", Quick())
+    for step in (10, 20):
+        save(tmp_path, checkpoint(step, elements=200))
+    return tmp_path
+
+
+def file_of(run, step):
+    return run / "checkpoints" / f"step-{step:08d}.safetensors"
+
+
+def assert_detected(path):
+    """Also where no digest is demanded: damage to the digest itself is damage."""
+    for strict in (True, False):
+        with pytest.raises(InputError, match=r"step-00000020\.safetensors") as caught:
+            safetensors.read(path, strict)
+        assert "\n" not in str(caught.value)
+
+
+def test_cut_at_each_length(run):
+    path = file_of(run, 20)
+    with open(path, "r+b") as file:
+        for length in reversed(range(path.stat().st_size)):
+            file.truncate(length)
+            assert_detected(path)
+
+
+def test_more_behind_the_end(run):
+    path = file_of(run, 20)
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert_detected(path)
+
+
+def flip(file, bit):
+    file.seek(bit // 8)
+    (byte,) = file.read(1)
+    file.seek(bit // 8)
+    file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def test_random_bit_flips(run):
+    path = file_of(run, 20)
+    size = path.stat().st_size
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    random = np.random.default_rng(0)
+    bits = [
+        *random.integers(8 * size, size=FLIPS // 2),
+        *random.integers(8 * header, size=FLIPS // 2),
+    ]
+    with open(path, "r+b", buffering=0) as file:
+        for bit in map(int, bits):
+            flip(file, bit)
+            with pytest.raises(InputError):
+                safetensors.read(path)
+            with pytest.raises(InputError):
+                load(path)
+            flip(file, bit)
+    load(path)
+
+
+def test_the_checkpoint_before_is_used_and_the_file_named(run):
+    path = file_of(run, 20)
+    with open(path, "r+b") as file:
+        flip(file, 8 * path.stat().st_size - 1)
+    found, passed_over = newest(run)
+    assert found.step == 10
+    assert [where for where, _ in passed_over] == [path]
+    assert str(path) in passed_over[0][1] and "does not match its SHA-256" in passed_over[0][1]
+    assert [(where.name, bool(fault)) for where, fault in verify(run)] == [
+        ("step-00000020.safetensors", True),
+        ("step-00000010.safetensors", False),
+    ]
+
+
+def test_the_best_one_is_used_where_it_is_newer_than_the_sound_rest(run):
+    save(run, checkpoint(30), best=True)
+    for step in (30, 20):
+        file_of(run, step).write_bytes(b"")
+    found, passed_over = newest(run)
+    assert_sound(found, {30})
+    assert [path.name[5:13] for path, _ in passed_over] == ["00000030", "00000020"]
+    file_of(run, 30).unlink()
+    save(run, checkpoint(40))
+    assert_sound(newest(run)[0], {40})
+
+
+def test_a_checkpoint_by_another_name_is_passed_over(run):
+    file_of(run, 20).rename(file_of(run, 99))
+    found, passed_over = newest(run)
+    assert found.step == 10
+    assert "is not the checkpoint that its name says" in passed_over[0][1]
+
+
+def test_files_changed_while_they_are_read(run, monkeypatch):
+    path = file_of(run, 20)
+    foreign = run / "foreign"
+    content = bytearray(path.read_bytes())
+    foreign.write_bytes(content.replace(b"smallmind.sha256", b"someother.sha256"))
+    reading = safetensors._read_tensor
+
+    def read_and_change(file, entry):
+        with open(foreign, "ab") as other:
+            other.write(b"x")
+        return reading(file, entry)
+
+    safetensors.read(foreign)
+    monkeypatch.setattr(safetensors, "_read_tensor", read_and_change)
+    with pytest.raises(InputError, match="changed while it was read"):
+        safetensors.read(foreign)

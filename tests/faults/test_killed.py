@@ -1,0 +1,33 @@
+"""SIGKILL while saving: the newest checkpoint is sound, at most one interval is lost."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
+
+
+def kills(directory, what):
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.faults.killed", str(directory), what],
+        cwd=Path(__file__).parents[2], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+def test_killed_at_every_operation(tmp_path):
+    assert kills(tmp_path, "operations") > 20
+
+
+def test_killed_at_random_moments(tmp_path):
+    assert kills(tmp_path, "50") == 50
+
+
+@pytest.mark.slow
+def test_killed_at_a_thousand_random_moments(tmp_path):
+    assert kills(tmp_path, "1000") == 1000

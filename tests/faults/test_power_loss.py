@@ -1,0 +1,74 @@
+"""The power goes before each operation of some saves; the disk keeps what it likes of the rest."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from smallmind import durable
+from smallmind.training.checkpoint import newest, save
+from tests.faults.disk import PowerCut, Volatile, assert_sound, checkpoint
+
+STEPS = (10, 20, 30, 40)
+
+
+def outcomes(tmp_path, monkeypatch, layer, seeds):
+    """(steps whose save has returned, what is found after the power is back) for each moment."""
+    for cut in itertools.count():
+        root = tmp_path / f"run-{cut}"
+        root.mkdir()
+        disk, returned = layer(root, cut), [None]
+        monkeypatch.setattr(durable, "files", disk)
+        try:
+            for step in STEPS:
+                save(root, checkpoint(step), keep=1, best=step == 20)
+                returned.append(step)
+        except PowerCut:
+            pass
+        for seed in range(seeds):
+            left = tmp_path / f"left-{cut}-{seed}"
+            disk.after_power_loss(np.random.default_rng([cut, seed]), left)
+            yield returned, newest(left)[0]
+        if len(returned) > len(STEPS):
+            return
+
+
+def check(tmp_path, monkeypatch, seeds):
+    moments = 0
+    for returned, found in outcomes(tmp_path, monkeypatch, Volatile, seeds):
+        moments += 1
+        begun = STEPS[len(returned) - 1 : len(returned)]
+        if found or returned[-1]:
+            assert_sound(found, {returned[-1], *begun})
+    assert moments > 50 * seeds
+
+
+def test_nothing_that_was_saved_is_lost(tmp_path, monkeypatch):
+    check(tmp_path, monkeypatch, seeds=5)
+
+
+@pytest.mark.slow
+def test_nothing_that_was_saved_is_lost_in_many_ways(tmp_path, monkeypatch):
+    check(tmp_path, monkeypatch, seeds=300)
+
+
+class WithoutFsync(Volatile):
+    def fsync(self, file):
+        self.step()
+
+
+class WithoutFsyncOfDirectory(Volatile):
+    def fsync_directory(self, path):
+        self.step()
+
+
+@pytest.mark.parametrize("layer", [WithoutFsync, WithoutFsyncOfDirectory])
+def test_a_writer_that_does_not_sync_is_caught_and_nothing_broken_accepted(
+    tmp_path, monkeypatch, layer
+):
+    lost = 0
+    for returned, found in outcomes(tmp_path, monkeypatch, layer, seeds=5):
+        if found:
+            assert_sound(found, set(STEPS))
+        lost += returned[-1] is not None and (found is None or found.step < returned[-1])
+    assert lost > 10

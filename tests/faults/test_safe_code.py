@@ -1,0 +1,49 @@
+"""Nothing in the package turns data into code."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import smallmind
+
+SOURCES = sorted(Path(smallmind.__file__).parent.rglob("*.py"))
+MODULES = {
+    "pickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "yaml",
+    "jsonpickle", "torch", "tarfile", "zipfile", "runpy", "code",
+}  # fmt: skip
+CALLS = {
+    "eval", "exec", "__import__", "np.load", "numpy.load", "os.system", "os.popen",
+    "shutil.unpack_archive",
+}  # fmt: skip
+ARGUMENTS = {"allow_pickle", "shell"}
+
+
+def unsafe(code):
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name.split(".")[0] in MODULES)
+            case ast.ImportFrom(module=str(module)) if module.split(".")[0] in MODULES:
+                yield module
+            case ast.Call(func=function) if ast.unparse(function) in CALLS:
+                yield ast.unparse(function)
+            case ast.keyword(arg=str(name)) if name in ARGUMENTS:
+                yield name
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_no_unsafe_call(source):
+    assert not list(unsafe(source.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle", "import os, marshal as m", "from yaml import load", "import torch.hub",
+        "x = eval('1')", "f(g(exec(code)))", "np.load(path)", "load(path, allow_pickle=True)",
+        "__import__(name)", "os.system('ls')",
+    ],
+)  # fmt: skip
+def test_unsafe_calls_are_seen(code):
+    assert list(unsafe(code))

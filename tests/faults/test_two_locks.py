@@ -1,0 +1,124 @@
+"""Two runs in one directory: the second is refused, a dead one's lock is taken over."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from smallmind import InputError
+from smallmind.training import run_lock
+from smallmind.training.run_lock import RunLock
+
+HOLDER = """
+import os, sys
+from smallmind.training.run_lock import RunLock
+lock = RunLock(sys.argv[1])
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock of tmp_path, and its number."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_the_second_is_refused_with_the_number_of_the_first(tmp_path, holder):
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"{tmp_path} is in use by process {holder.pid};"):
+            RunLock(tmp_path)
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    assert (tmp_path / ".lock").read_text() == str(holder.pid)
+    with RunLock(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_a_released_lock_leaves_nothing(tmp_path):
+    lock = RunLock(tmp_path)
+    with pytest.raises(InputError, match=f"process {os.getpid()}"):
+        RunLock(tmp_path)
+    lock.release()
+    lock.release()
+    assert not list(tmp_path.iterdir())
+    with RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "12345678901234567890123", "hostile\n", "\x1b[2J"])
+def test_a_file_that_names_nobody(tmp_path, content):
+    with RunLock(tmp_path) as lock:
+        lock.path.write_text(content)
+        with pytest.raises(InputError, match=r"in use by (another process|process [0-9]{20});"):
+            RunLock(tmp_path)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes are not files there")
+def test_what_is_in_the_place_of_the_lock(tmp_path):
+    place = tmp_path / ".lock"
+    (tmp_path / "target").write_text("precious")
+    place.symlink_to(tmp_path / "target")
+    with pytest.raises(InputError, match="cannot lock"):
+        RunLock(tmp_path)
+    assert (tmp_path / "target").read_text() == "precious"
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(InputError, match="cannot lock"):
+        RunLock(tmp_path)
+    place.rmdir()
+    os.mkfifo(place)
+    with pytest.raises(InputError, match="is no regular file"):
+        RunLock(tmp_path)
+    with pytest.raises(InputError, match=r"cannot lock .*: No such file"):
+        RunLock(tmp_path / "missing")
+
+
+def test_a_lock_that_is_released_while_it_is_taken(tmp_path, monkeypatch):
+    """The file that was opened has no name any more: another process would lock a new one."""
+    lock_now, first = run_lock._lock_now, RunLock(tmp_path)
+
+    def release_and_lock(file):
+        first.release()
+        lock_now(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_lock, "_lock_now", release_and_lock)
+        second = RunLock(tmp_path)
+    with pytest.raises(InputError, match="in use"):
+        RunLock(tmp_path)
+    second.release()
+
+
+def test_one_holder_at_a_time(tmp_path):
+    """Threads that take and release it without pause, also in the moment of its removal."""
+    held, refused, together = [], [], []
+
+    def take():
+        for _ in range(500):
+            try:
+                with RunLock(tmp_path):
+                    held.append(1)
+                    together.append(sum(held))
+                    held.pop()
+            except InputError:
+                refused.append(1)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(together) == {1} and len(together) + len(refused) == 2000
+    assert not list(tmp_path.iterdir())

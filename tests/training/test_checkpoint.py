@@ -1,0 +1,236 @@
+import errno
+import subprocess
+import sys
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from smallmind import InputError, durable, safetensors
+from smallmind.training import checkpoint as module
+from smallmind.training.checkpoint import BackgroundSaver, Checkpoint, load, newest, save, verify
+from tests.faults.disk import Quick, assert_sound, checkpoint, names
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(durable, "files", Quick())
+
+
+def test_what_is_saved_is_found(tmp_path):
+    assert newest(tmp_path) == (None, []) and verify(tmp_path) == []
+    save(tmp_path, checkpoint(7))
+    found, passed_over = newest(tmp_path)
+    assert_sound(found, {7})
+    assert not passed_over
+    assert_sound(load(tmp_path / "checkpoints" / "step-00000007.safetensors"), {7})
+
+
+def test_state_comes_back_to_the_bit(tmp_path):
+    state = {
+        "loss": 0.1 + 0.2,
+        "tiny": 5e-324,
+        "big": 2**127 - 1,
+        "none": None,
+        "text": "ä\0\U0001f600",
+    }
+    save(tmp_path, Checkpoint(0, {}, state))
+    assert newest(tmp_path)[0].state == state
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="JSON"):
+            save(tmp_path, Checkpoint(0, {}, {"loss": bad}))
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    for step in range(1, 8):
+        save(tmp_path, checkpoint(step), keep=3, best=step in (2, 4))
+    assert names(tmp_path) == {
+        "step-00000005.safetensors", "step-00000006.safetensors", "step-00000007.safetensors",
+        "best.safetensors",
+    }  # fmt: skip
+    assert_sound(load(tmp_path / "checkpoints" / "best.safetensors"), {4})
+    assert [(path.name, fault) for path, fault in verify(tmp_path)] == [
+        ("step-00000007.safetensors", None),
+        ("step-00000006.safetensors", None),
+        ("step-00000005.safetensors", None),
+        ("best.safetensors", None),
+    ]
+    save(tmp_path, checkpoint(8), keep=1)
+    assert names(tmp_path) == {"step-00000008.safetensors", "best.safetensors"}
+
+
+def test_a_run_that_was_resumed_earlier_leaves_later_steps_behind(tmp_path):
+    for step in (10, 20, 30):
+        save(tmp_path, checkpoint(step))
+    damaged = tmp_path / "checkpoints" / "step-00000030.safetensors"
+    damaged.write_bytes(b"damaged")
+    assert_sound(newest(tmp_path)[0], {20})
+    save(tmp_path, checkpoint(25), keep=1)
+    assert names(tmp_path) == {"step-00000025.safetensors"}
+
+
+def test_other_files_are_left_alone(tmp_path):
+    save(tmp_path, checkpoint(1))
+    others = {
+        "step-1.safetensors",
+        "step-000000001.safetensors",
+        "note.txt",
+        "xstep-00000001.safetensors",
+    }
+    for name in others:
+        (tmp_path / "checkpoints" / name).write_text("mine")
+    save(tmp_path, checkpoint(2), keep=1)
+    assert names(tmp_path) == others | {"step-00000002.safetensors"}
+    assert newest(tmp_path)[1] == []
+
+
+def test_many_steps_sort_as_numbers(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        save(tmp_path, checkpoint(step))
+    assert newest(tmp_path)[0].step == 100_000_000
+
+
+def test_a_file_in_place_of_the_directory(tmp_path):
+    (tmp_path / "checkpoints").write_text("x")
+    with pytest.raises(InputError, match="cannot read"):
+        newest(tmp_path)
+    with pytest.raises(OSError, match="Not a directory"):
+        save(tmp_path, checkpoint(1))
+
+
+def test_a_snapshot_is_what_was_there_at_the_call(tmp_path):
+    now = Checkpoint(1, {"w": np.ones((3, 4), np.float32).T}, {"list": [1]})
+    saver = BackgroundSaver(tmp_path)
+    saver.save(now)
+    now.tensors["w"][...] = 2
+    now.state["list"].append(2)
+    saver.close()
+    found, _ = newest(tmp_path)
+    np.testing.assert_array_equal(found.tensors["w"], np.ones((4, 3)))
+    assert found.state == {"list": [1]}
+
+
+def test_one_save_at_a_time_and_the_next_one_waits(tmp_path, monkeypatch):
+    running, go_on, order = threading.Event(), threading.Event(), []
+    saving = module.save
+
+    def slow(directory, snapshot, keep, best):
+        order.append(("begins", snapshot.step))
+        running.set()
+        assert go_on.wait(10)
+        saving(directory, snapshot, keep, best)
+        order.append(("ends", snapshot.step))
+
+    monkeypatch.setattr(module, "save", slow)
+    saver = BackgroundSaver(tmp_path, keep=9)
+    saver.save(checkpoint(1))
+    assert running.wait(10)  # the call has returned, the save is under way
+    threading.Timer(0.05, go_on.set).start()
+    saver.save(checkpoint(2))
+    assert order[:2] == [("begins", 1), ("ends", 1)]
+    saver.close()
+    assert order == [("begins", 1), ("ends", 1), ("begins", 2), ("ends", 2)]
+    assert [path.name for path, fault in verify(tmp_path) if not fault] == [
+        "step-00000002.safetensors", "step-00000001.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_save_allocates_nothing_after_the_first(tmp_path):
+    big = np.zeros(2_000_000, np.float32)
+    saver = BackgroundSaver(tmp_path)
+    saver.save(Checkpoint(1, {"big": big}, {}))
+    saver.wait()
+    tracemalloc.start()
+    try:
+        for step in (2, 3):
+            saver.save(Checkpoint(step, {"big": big}, {}))
+            saver.wait()
+        assert tracemalloc.get_traced_memory()[1] < big.nbytes / 10
+    finally:
+        tracemalloc.stop()
+
+
+def test_tensors_may_change_their_shape_or_go(tmp_path):
+    saver = BackgroundSaver(tmp_path)
+    saver.save(Checkpoint(1, {"a": np.zeros(3), "b": np.zeros(2)}, {}))
+    saver.save(Checkpoint(2, {"a": np.ones((2, 2), np.float32)}, {}))
+    saver.close()
+    found, _ = newest(tmp_path)
+    assert found.tensors.keys() == {"a"} and found.tensors["a"].shape == (2, 2)
+
+
+def test_an_interrupted_snapshot_is_never_written(tmp_path, monkeypatch):
+    saver = BackgroundSaver(tmp_path)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "disk full")
+
+    def interrupted(copy, tensor):
+        copy[:] = 0
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save", full)
+        saver.save(checkpoint(1))  # stays to be tried again
+        patch.setattr(np, "copyto", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            saver.save(checkpoint(2))
+    with pytest.raises(OSError, match="disk full"):
+        saver.close()
+    assert newest(tmp_path) == (None, [])
+    saver.save(checkpoint(3))
+    saver.close()
+    assert_sound(newest(tmp_path)[0], {3})
+    assert names(tmp_path) == {"step-00000003.safetensors"}
+
+
+def test_a_thread_that_was_never_started_is_no_deadlock(tmp_path, monkeypatch):
+    def interrupted(thread):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    saver = BackgroundSaver(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        saver.save(checkpoint(1))
+    saver.close()
+    assert_sound(newest(tmp_path)[0], {1})
+
+
+EXIT = """
+import sys
+from smallmind.training.checkpoint import BackgroundSaver
+from tests.faults.disk import checkpoint
+
+saver = BackgroundSaver(sys.argv[1])
+for step in (1, 2):
+    saver.save(checkpoint(step))
+if sys.argv[2] == "interrupt":
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("end", ["plain", "interrupt"])
+def test_the_interpreter_ends_after_the_save(tmp_path, end):
+    subprocess.run(
+        [sys.executable, "-c", EXIT, str(tmp_path), end],
+        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert_sound(newest(tmp_path)[0], {2})
+
+
+def test_other_errors_of_the_thread_are_told_too(tmp_path):
+    saver = BackgroundSaver(tmp_path)
+    saver.save(Checkpoint(1, {"bad": np.zeros(1, np.complex64)}, {}))
+    with pytest.raises(InputError, match="bad is complex64"):
+        saver.close()
+
+
+def test_bfloat16(tmp_path):
+    bits = np.arange(10, dtype=np.uint16)
+    saver = BackgroundSaver(tmp_path)
+    saver.save(Checkpoint(1, {"weights": bits.view(safetensors.BFLOAT16)}, {}))
+    saver.close()
+    found = newest(tmp_path)[0].tensors["weights"]
+    np.testing.assert_array_equal(found.view(np.uint16), bits)
