@@ -1,14 +1,17 @@
 """Products of matrices that are stored in 16 bits, and calculated in float32.
 
-Both operands are converted as they are packed: of a a strip, of b a panel. Sums along K stay in
-float32 until they are complete; a result that is stored in 16 bits is rounded once.
+Both operands are converted as they are packed: of a a strip, of b a panel. Where the CPU has a dot
+product of bfloat16 they are not converted but packed in pairs. Sums along K stay in float32 until
+they are complete; a result that is stored in 16 bits is rounded once.
 """
 
 import numpy as np
-from numba import prange
+from numba import prange, types
+from numba.extending import overload
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.isa import ISA
 from smallmind.kernels.panels import (
     DEPTH,
     STRIP,
@@ -33,6 +36,16 @@ from smallmind.kernels.simd import (
     store_first,
 )
 from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
+
+if ISA.pairs:
+    from smallmind.kernels.pairs import (
+        multiply_pairs,
+        pack_word_columns,
+        pack_word_rows,
+        pack_words,
+        pack_words_transposed,
+        words,
+    )
 
 STRIP_SIZE = 64 * 1024  # elements of a that are packed at a time: they stay in the second cache
 SUMS_SIZE = 64 * 1024  # sums of a strip that are not complete yet
@@ -91,39 +104,106 @@ def _strip_row(depth):
     return round_up(depth, 16) + 16
 
 
+def _pack_a(scratch, place, a, variant, start, end, first, last):
+    """What of a makes rows first..last, K start..end -> `place` on, in scratch.
+
+    Returns a pointer to it; the elements from a tile, a row and a column to the next; the depth.
+    """
+
+
+def _pack_b(scratch, b, variant, start, end, column, last):
+    """What of b makes K start..end, columns column..last -> scratch (depth, whole vectors)."""
+
+
+def _multiply(a, *operands):
+    """The micro-kernel for what is packed of a."""
+
+
+def _is_paired(array):
+    return ISA.pairs and array.dtype == types.int16
+
+
+@overload(_pack_a)
+def _pack_a_of(scratch, place, a, variant, start, end, first, last):
+    def converted(scratch, place, a, variant, start, end, first, last):
+        depth = end - start
+        if variant == TRANSPOSE_A:
+            pack_columns(scratch, place, a, start, end, first, last)
+            return at(scratch, place), packed_tile(depth), 1, TILE_ROWS, depth
+        row = _strip_row(depth)
+        copy_rows(
+            scratch, place, row, a, first * a.shape[1] + start, a.shape[1], last - first, depth
+        )
+        return at(scratch, place), TILE_ROWS * row, row, 1, depth
+
+    def paired(scratch, place, a, variant, start, end, first, last):
+        depth = pieces(end - start, 2)
+        if variant == TRANSPOSE_A:
+            pack_word_columns(scratch, place, a, start, end, first, last)
+            return at(scratch, place), packed_tile(depth), 1, TILE_ROWS, depth
+        K = a.shape[1]
+        if K % 2 == 0:  # it consists of words
+            return words(a, first * K + start), TILE_ROWS * (K // 2), K // 2, 1, depth
+        row = _strip_row(depth)
+        pack_words(scratch, place, row, a, start, end, first, last)
+        return at(scratch, place), TILE_ROWS * row, row, 1, depth
+
+    return paired if _is_paired(a) else converted
+
+
+@overload(_pack_b)
+def _pack_b_of(scratch, b, variant, start, end, column, last):
+    def converted(scratch, b, variant, start, end, column, last):
+        width = round_up(last - column, LANES)
+        if variant == TRANSPOSE_B:
+            pack_transposed(scratch, b, start, end - start, column, last, width)
+        else:
+            N = b.shape[1]
+            copy_rows(scratch, 0, width, b, start * N + column, N, end - start, last - column)
+
+    def paired(scratch, b, variant, start, end, column, last):
+        width = round_up(last - column, LANES)
+        if variant == TRANSPOSE_B:
+            pack_words_transposed(scratch, b, start, end, column, last, width)
+        else:
+            pack_word_rows(scratch, b, start, end, column, last, width)
+
+    return paired if _is_paired(b) else converted
+
+
+@overload(_multiply)
+def _multiply_of(a, *operands):
+    def converted(a, *operands):
+        multiply_panel(*operands)
+
+    def paired(a, *operands):
+        multiply_pairs(*operands)
+
+    return paired if _is_paired(a) else converted
+
+
 @jit
 def _rectangle(out, activated, a, b, bias, plus, variant, scratch, part, blocks, K):
     """Rows first..last, columns left..right of the result, block after block along K."""
     first, last, left, right = part
-    N = out.shape[1]
     rows = last - first
     strip_place = DEPTH * PANEL
     sums_place = strip_place + STRIP_SIZE
     sums_row = PANEL if blocks == 1 else _strip_row(right - left)
     for block in range(blocks):
-        start, end = block * K // blocks, (block + 1) * K // blocks
-        depth = end - start
-        if variant == TRANSPOSE_A:
-            pack_columns(scratch, strip_place, a, start, end, first, last)
-            a_tile, a_row, a_column = packed_tile(depth), 1, TILE_ROWS
-        else:
-            a_row = _strip_row(depth)
-            copy_rows(scratch, strip_place, a_row, a, first * K + start, K, rows, depth)
-            a_tile, a_column = TILE_ROWS * a_row, 1
+        # Even, so that pairs of numbers stay together.
+        start = block * K // blocks // 2 * 2
+        end = K if block == blocks - 1 else (block + 1) * K // blocks // 2 * 2
+        strip = _pack_a(scratch, strip_place, a, variant, start, end, first, last)
+        a_strip, a_tile, a_row, a_column, depth = strip
         for panel in range(pieces(right - left, PANEL)):
-            column, last_column = (
-                panel_start(left, right, panel),
-                panel_start(left, right, panel + 1),
-            )
-            columns = last_column - column
-            b_row = round_up(columns, LANES)
-            if variant == TRANSPOSE_B:
-                pack_transposed(scratch, b, start, depth, column, last_column, b_row)
-            else:
-                copy_rows(scratch, 0, b_row, b, start * N + column, N, depth, columns)
+            column = panel_start(left, right, panel)
+            last_column = panel_start(left, right, panel + 1)
+            b_row = round_up(last_column - column, LANES)
+            _pack_b(scratch, b, variant, start, end, column, last_column)
             sums = sums_place + (0 if blocks == 1 else column - left)
-            multiply_panel(
-                at(scratch, strip_place), a_tile, a_row, a_column, at(scratch, 0), b_row,
+            _multiply(
+                a, a_strip, a_tile, a_row, a_column, at(scratch, 0), b_row,
                 at(scratch, sums), sums_row, depth, rows, b_row,
                 null() if block == 0 else at(scratch, sums), sums_row, null(), null(),
             )  # fmt: skip

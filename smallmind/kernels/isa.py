@@ -18,6 +18,7 @@ class InstructionSet:
     unrolled: int = 1  # steps along K in one go: more, where counting between them is felt
     half: bool = True  # converts float16 in one instruction
     bfloat16: bool = False  # has a dot product of bfloat16 pairs
+    pairs: bool = False  # bfloat16 is multiplied in pairs
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -28,8 +29,10 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     """
     half = bool(features.get("f16c"))
     if features.get("avx512f"):
-        pairs = bool(features.get("avx512bf16"))
-        return InstructionSet("AVX-512", lanes=16, tile_rows=6, tile_vectors=4, bfloat16=pairs)
+        dots = bool(features.get("avx512bf16"))
+        return InstructionSet(
+            "AVX-512", lanes=16, tile_rows=6, tile_vectors=4, bfloat16=dots, pairs=dots
+        )
     if features.get("avx2") and features.get("fma"):
         return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
     if architecture.startswith(("aarch64", "arm64")):

@@ -14,7 +14,6 @@ from numba import carray, prange, types
 
 from smallmind.kernels.compilation import called_jit, jit, native, parallel_jit, threads
 from smallmind.kernels.gelu import gelu_of
-from smallmind.kernels.half_product import half_product
 from smallmind.kernels.panels import (
     DEPTH,
     PLAIN,
@@ -91,6 +90,9 @@ def _product(out, activated, a, b, bias, plus, variant):
     bias = _NO_VECTOR if bias is None else bias
     plus = _NO_MATRIX if plus is None else plus
     if a.itemsize == 2:
+        # Compiled only where it is used.
+        from smallmind.kernels.half_product import half_product
+
         half_product(out, activated, a, b, bias, plus, variant)
         return
     size = b.size

@@ -20,7 +20,7 @@ FETCHED_AHEAD = 32  # rows of b between what is asked for and what is multiplied
 _POINTER = F32.as_pointer()
 
 
-def tile_function(module, isa, rows, vectors, transposed=False, packs=False):
+def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pairs=False):
     """IR function: one tile of `rows` x `vectors` registers; defined once a module.
 
     c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a_stride
@@ -28,9 +28,13 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False):
     other way its elements are neighbours. b is walked by rows, packed or in place. A function that
     `packs` writes what it reads of b to `packed`, row after row without gaps: that costs nothing,
     as multiplying leaves the units that load and store idle most of the time.
+
+    With `pairs` an element of a and of b is two bfloat16 that follow each other along K.
     """
     ops = VectorIR(isa)
     name = f"smallmind_tile_{rows}x{vectors}" + "_transposed" * transposed + "_packs" * packs
+    name += "_pairs" * pairs
+    multiply_add = ops.dot_pairs if pairs else ops.add_product
     if name in module.globals:
         return module.globals[name]
     to_c = [_POINTER, I64, _POINTER, I64, _POINTER, I64, I64, I64]
@@ -68,7 +72,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False):
                 place = builder.gep(builder.gep(a, [builder.mul(a_stride, I64(i))]), [k])
             a_value = ops.splat(builder, builder.load(place))
             added += [
-                ops.fma(builder, a_value, b_values[v], sums[i * vectors + v])
+                multiply_add(builder, sums[i * vectors + v], a_value, b_values[v])
                 for v in range(vectors)
             ]
         return added
@@ -199,44 +203,49 @@ def is_given(typingctx, pointer):
     return types.boolean(pointer), codegen
 
 
-@intrinsic
-def _choose_tile(typingctx, operands):
-    """The tile function for the rows and columns asked for, called with all other operands."""
+def tile_chooser(pairs):
+    @intrinsic
+    def choose_tile(typingctx, operands):
+        """The tile function for the rows and columns asked for, called with all other operands."""
 
-    def codegen(context, builder, sig, args):
-        a, a_row, a_column, *others = cgutils.unpack_tuple(builder, args[0])
-        rows, columns, packed = others[5], others[6], others[-1]
-        arguments = others[:5] + others[6:]
-        transposed = builder.icmp_signed("!=", a_column, I64(1))
-        arguments = [a, builder.select(transposed, a_column, a_row), *arguments]
-        vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
-        # A packing tile has all its rows; its number is that of one row more.
-        packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
-        rows = builder.select(packs, I64(TILE_ROWS + 1), rows)
-        rows = builder.add(rows, builder.select(transposed, I64(TILE_ROWS + 1), I64(0)))
-        shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
-        end = builder.append_basic_block("tile_done")
-        switch = builder.switch(shape, end)
-        for number in range(1, 2 * TILE_ROWS + 3):
-            lies_transposed, tile_rows = number > TILE_ROWS + 1, (number - 1) % (TILE_ROWS + 1) + 1
-            for tile_vectors in range(1, TILE_VECTORS + 1):
-                function = tile_function(
-                    builder.module,
-                    ISA,
-                    min(tile_rows, TILE_ROWS),
-                    tile_vectors,
-                    transposed=lies_transposed,
-                    packs=tile_rows > TILE_ROWS,
-                )
-                block = builder.append_basic_block("tile")
-                switch.add_case(I64(number * (TILE_VECTORS + 1) + tile_vectors), block)
-                with builder.goto_block(block):
-                    builder.call(function, arguments)
-                    builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
+        def codegen(context, builder, sig, args):
+            _call_tile(builder, cgutils.unpack_tuple(builder, args[0]), pairs)
+            return context.get_dummy_value()
 
-    return types.void(operands), codegen
+        return types.void(operands), codegen
+
+    return choose_tile
+
+
+def _call_tile(builder, operands, pairs):
+    a, a_row, a_column, *others = operands
+    rows, columns, packed = others[5], others[6], others[-1]
+    arguments = others[:5] + others[6:]
+    transposed = builder.icmp_signed("!=", a_column, I64(1))
+    arguments = [a, builder.select(transposed, a_column, a_row), *arguments]
+    vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
+    # A packing tile has all its rows; its number is that of one row more.
+    packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
+    rows = builder.select(packs, I64(TILE_ROWS + 1), rows)
+    rows = builder.add(rows, builder.select(transposed, I64(TILE_ROWS + 1), I64(0)))
+    shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
+    end = builder.append_basic_block("tile_done")
+    switch = builder.switch(shape, end)
+    for number in range(1, 2 * TILE_ROWS + 3):
+        lies_transposed, tile_rows = number > TILE_ROWS + 1, (number - 1) % (TILE_ROWS + 1) + 1
+        if pairs and tile_rows > TILE_ROWS:
+            continue  # pairs are packed before
+        for tile_vectors in range(1, TILE_VECTORS + 1):
+            function = tile_function(
+                builder.module, ISA, min(tile_rows, TILE_ROWS), tile_vectors,
+                transposed=lies_transposed, packs=tile_rows > TILE_ROWS, pairs=pairs,
+            )  # fmt: skip
+            block = builder.append_basic_block("tile")
+            switch.add_case(I64(number * (TILE_VECTORS + 1) + tile_vectors), block)
+            with builder.goto_block(block):
+                builder.call(function, arguments)
+                builder.branch(end)
+    builder.position_at_end(end)
 
 
 @intrinsic
@@ -252,10 +261,11 @@ def advance(typingctx, pointer, count):
 
 
 _n, _p = types.int64, types.CPointer(types.float32)
-_PANEL = types.void(_p, _n, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
+PANEL_SIGNATURE = types.void(_p, _n, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
+_choose_tile = tile_chooser(pairs=False)
 
 
-@native(_PANEL)
+@native(PANEL_SIGNATURE)
 def _panel(
     a, a_tile, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias,
     packed,
@@ -287,4 +297,4 @@ llvm.add_symbol("smallmind_multiply_panel", _panel.address)
 # columns. If `packed` is not null(), the first tile writes what it reads of b to it, row after row
 # without gaps, for the tiles below it: for that there must be TILE_ROWS rows at least and whole
 # vectors of columns. The order of the sum over depth is the same in every shape of tile.
-multiply_panel = types.ExternalFunction("smallmind_multiply_panel", _PANEL)
+multiply_panel = types.ExternalFunction("smallmind_multiply_panel", PANEL_SIGNATURE)

@@ -19,6 +19,19 @@ class Storage(enum.Enum):
     BFLOAT16 = I16  # the upper half of a float32
 
 
+class _BFloat(ir.types._BaseFloatType):
+    """LLVM's bfloat, which llvmlite does not have."""
+
+    null = "0.0"
+    intrinsic_name = "bf16"
+
+    def __str__(self):
+        return "bfloat"
+
+
+_BFloat._create_instance()
+
+
 class VectorIR:
     """Writes operations on vectors as wide as the registers of an instruction set."""
 
@@ -160,6 +173,28 @@ class VectorIR:
         if not self.isa.fused:
             return builder.fadd(builder.fmul(a, b), c)
         return self.call(builder, f"llvm.fma.v{self.lanes}f32", self.vector, a, b, c)
+
+    def add_product(self, builder, total, a, b):
+        """total + a * b."""
+        return self.fma(builder, a, b, total)
+
+    def dot_pairs(self, builder, total, a, b):
+        """total plus the products of two bfloat16 in every lane: where the CPU can, in one go."""
+        if not self.isa.bfloat16:
+            a, b = builder.bitcast(a, self.integers), builder.bitcast(b, self.integers)
+            for halves in (self._lower_half, self._upper_half):
+                total = self.fma(builder, halves(builder, a), halves(builder, b), total)
+            return total
+        pairs = ir.VectorType(_BFloat(), 2 * self.lanes)
+        a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return self.call(builder, name, self.vector, total, a, b)
+
+    def _lower_half(self, builder, bits):
+        return builder.bitcast(builder.shl(bits, self.integer(16)), self.vector)
+
+    def _upper_half(self, builder, bits):
+        return builder.bitcast(builder.and_(bits, self.integer(0xFFFF0000)), self.vector)
 
     def scale_by_power(self, builder, a, n):
         """a * 2**n for integral lanes of n from -160 to 160."""

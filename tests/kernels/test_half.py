@@ -84,6 +84,26 @@ def test_conversion_on_other_cpus(cpu, tmp_path):
     assert result.returncode == 0, result.stdout.decode()
 
 
+PAIRED = """
+import dataclasses, sys
+import pytest
+from smallmind.kernels import isa
+isa.ISA = dataclasses.replace(isa.ISA, pairs=True)
+sys.exit(pytest.main(["-q", sys.argv[1], "-k", "products or gelu or attention"]))
+"""
+
+
+@pytest.mark.slow
+def test_products_of_pairs_where_the_cpu_has_no_dot_product_of_them(tmp_path):
+    """The same packing and tiles, with the dot product in several instructions."""
+    environment = {**os.environ, "SMALLMIND_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parent.parent.parent
+    command = [sys.executable, "-c", PAIRED, __file__]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
+    assert result.returncode == 0, result.stdout.decode()
+    assert list(tmp_path.rglob("pairs._panel*"))
+
+
 def normal(random, *shape):
     return random.standard_normal(shape).astype(np.float32)
 

@@ -56,27 +56,30 @@ def test_the_tile_follows_what_numba_compiles_for(settings, lanes):
 CPUS = [
     ("haswell", "x86_64-unknown-linux-gnu", {"avx2": True, "fma": True}),
     ("skylake-avx512", "x86_64-unknown-linux-gnu", {"avx512f": True}),
-    ("znver5", "x86_64-unknown-linux-gnu", {"avx512f": True}),
+    ("znver5", "x86_64-unknown-linux-gnu", {"avx512f": True, "avx512bf16": True}),
     ("x86-64", "x86_64-unknown-linux-gnu", {}),
     ("neoverse-n1", "aarch64-unknown-linux-gnu", {}),
     ("apple-m1", "arm64-apple-darwin", {}),
 ]
 
 
-def inner_loop(cpu, triple, isa, transposed, packs):
+MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|fmla(?:\.4s)?|mulps)\s"
+
+
+def inner_loop(cpu, triple, isa, transposed, packs=False, pairs=False):
     """The assembly of the widest tile's walk along K, as LLVM writes it for that CPU."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module()
     module.triple = triple
-    function = tile_function(module, isa, isa.tile_rows, isa.tile_vectors, transposed, packs)
+    function = tile_function(module, isa, isa.tile_rows, isa.tile_vectors, transposed, packs, pairs)
     function.linkage = "external"
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     parsed = llvm.parse_assembly(str(module))
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     passes.getModulePassManager().run(parsed, passes)
     blocks = re.split(r"\n(?=\S)", machine.emit_assembly(parsed))
-    return max(blocks, key=lambda block: len(re.findall(r"fmadd|fmla|mulps", block)))
+    return max(blocks, key=lambda block: len(re.findall(MULTIPLICATION, block)))
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -86,9 +89,24 @@ def test_the_inner_loop_multiplies_and_spills_no_vector(cpu, triple, features, t
     isa = instruction_set(triple.split("-")[0], features)
     loop = inner_loop(cpu, triple, isa, transposed, packs)
     accumulators = isa.tile_rows * isa.tile_vectors
-    multiplications = len(re.findall(r"\s(vfmadd\w+|fmla(?:\.4s)?|mulps)\s", loop))
+    multiplications = len(re.findall(MULTIPLICATION, loop))
     assert multiplications % accumulators == 0 and multiplications > 0
     if isa.lanes == 16:
         assert "zmm" in loop and "ymm" not in loop
-    on_stack = [line for line in loop.split("\n") if re.search(r"rsp|\[sp", line)]
-    assert not [line for line in on_stack if re.search(r"[xyz]mm|\bq\d", line)]
+    assert not vectors_on_the_stack(loop)
+
+
+def vectors_on_the_stack(assembly):
+    on_stack = [line for line in assembly.split("\n") if re.search(r"rsp|\[sp", line)]
+    return [line for line in on_stack if re.search(r"[xyz]mm|\bq\d", line)]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("cpu", ["znver4", "znver5", "sapphirerapids"])
+def test_pairs_of_bfloat16_are_one_instruction(cpu, transposed):
+    isa = instruction_set("x86_64", {"avx512f": True, "avx512bf16": True})
+    loop = inner_loop(cpu, "x86_64-unknown-linux-gnu", isa, transposed, pairs=True)
+    instructions = re.findall(MULTIPLICATION, loop)
+    assert set(instructions) == {"vdpbf16ps"}
+    assert len(instructions) % (isa.tile_rows * isa.tile_vectors) == 0
+    assert not vectors_on_the_stack(loop)
