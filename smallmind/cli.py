@@ -1,4 +1,7 @@
-"""The command line: train, generate, evaluate, schedule. A caller of the library like any other."""
+"""The command line: train, generate, evaluate, schedule, export-metrics.
+
+A caller of the library like any other.
+"""
 
 import argparse
 import contextlib
@@ -121,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
             _add_flag(schedule, field)
     schedule.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
     schedule.set_defaults(command=_schedule)
+
+    export = commands.add_parser("export-metrics", help="write a run's metrics as a CSV table")
+    export.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
+    export.add_argument(
+        "--out", type=Path, metavar="FILE.csv", help="write here; default: the standard output"
+    )
+    export.set_defaults(command=_export_metrics)
     return parser
 
 
@@ -529,6 +539,27 @@ def _schedule(options: argparse.Namespace) -> None:
     if options.plot:
         _draw_schedules(shown, config.steps, options.plot)
         console.line(f"The plot is in {options.plot}")
+
+
+def _export_metrics(options: argparse.Namespace) -> None:
+    if options.out:
+        if options.out.suffix != ".csv":
+            raise InputError(f"--out: {options.out} must end in .csv")
+        _check_writable("--out", options.out)
+    from smallmind.training.metrics import read_metrics
+    from smallmind.training.run_directory import METRICS
+
+    table = read_metrics(options.run)
+    if options.out:
+        options.out.write_text(table.to_csv(), encoding="utf-8")
+    else:
+        Console().piece(table.to_csv())
+    notes = Console(sys.stderr)
+    if table.unreadable:
+        lines = ", ".join(map(str, table.unreadable))
+        notes.line(f"Left out of {options.run / METRICS} as cut or damaged: line {lines}")
+    if options.out:
+        notes.line(f"{len(table.rows)} steps are in {options.out}")
 
 
 def _show_schedules(

@@ -1,5 +1,6 @@
 """The commands as a user types them, in processes of their own where that matters."""
 
+import csv
 import io
 import json
 import os
@@ -419,3 +420,38 @@ def test_schedule_needs_neither_numpy_nor_numba():
         "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metrics_as_csv(run, tmp_path, capsys):
+    out = tmp_path / "metrics.csv"
+    assert main(["export-metrics", str(run), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == f"4 steps are in {out}\n"
+    assert main(["export-metrics", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == out.read_text(encoding="utf-8") and printed.err == ""
+    rows = list(csv.DictReader(io.StringIO(printed.out)))
+    assert [row["step"] for row in rows] == ["1", "10", "20", "30"]
+    assert [bool(row["val_loss"]) for row in rows] == [False, False, True, True]
+
+
+def test_metrics_of_a_run_that_was_killed(run, tmp_path, capsys):
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(lines[:-9], encoding="utf-8")
+    assert main(["export-metrics", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 5
+    file = tmp_path / "metrics.jsonl"
+    assert printed.err == f"Left out of {file} as cut or damaged: line {len(lines.splitlines())}\n"
+
+
+def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, capsys):
+    metrics = run / "metrics.jsonl"
+    before = metrics.read_bytes()
+    for arguments, message in [
+        ([str(run), "--out", str(metrics)], "must end in .csv"),
+        ([str(run), "--out", str(tmp_path / "no" / "m.csv")], "cannot be written"),
+        ([str(tmp_path)], "holds no run: cannot read its metrics.jsonl"),
+    ]:
+        assert_refused(capsys, ["export-metrics", *arguments], message)
+    assert metrics.read_bytes() == before
