@@ -1,4 +1,7 @@
-"""The command line: train, generate, evaluate, schedule. A caller of the library like any other."""
+"""The command line: train, generate, evaluate, schedule, export-metrics.
+
+A caller of the library like any other.
+"""
 
 import argparse
 import contextlib
@@ -27,6 +30,7 @@ from smallmind.config import (
     __version__,
 )
 from smallmind.console import Console, duration
+from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, Settings, resolve
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
     from smallmind.training.run_directory import RunDirectory
     from smallmind.training.training import Record, StepRecord, Training
 
-CONFIGS = (ModelConfig, TrainingConfig, RunConfig)
 FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
 SCHEDULE_FIELDS = (
     "steps", "learning_rate", "min_lr", "warmup_steps", "lr_decay_factor", "lr_decay_every",
@@ -76,9 +79,11 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a model on a text")
     train.add_argument(
-        "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; without it, built-in stories"
-    )
-    for config in CONFIGS:
+        "text", nargs="?", default=argparse.SUPPRESS, metavar="TEXT",
+        help="a UTF-8 text file; without it, built-in stories",
+    )  # fmt: skip
+    _add_sources(train)
+    for config in SECTIONS.values():
         title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
         group = train.add_argument_group(title)
         for field in dataclasses.fields(config):
@@ -114,20 +119,49 @@ def _parser() -> argparse.ArgumentParser:
 
     schedule = commands.add_parser("schedule", help="show the learning rate over a run")
     schedule.add_argument(
-        "--schedule", choices=SCHEDULES, help="one of them; default: all side by side"
-    )
+        "--schedule", choices=SCHEDULES, default=argparse.SUPPRESS,
+        help="one of them; default: all side by side",
+    )  # fmt: skip
     for field in dataclasses.fields(TrainingConfig):
         if field.name in SCHEDULE_FIELDS:
             _add_flag(schedule, field)
+    _add_sources(schedule)
     schedule.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
     schedule.set_defaults(command=_schedule)
+
+    export = commands.add_parser("export-metrics", help="write a run's metrics as a CSV table")
+    export.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
+    export.add_argument(
+        "--out", type=Path, metavar="FILE.csv", help="write here; default: the standard output"
+    )
+    export.set_defaults(command=_export_metrics)
     return parser
+
+
+def _add_sources(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "Settings by name or from a file",
+        "A file wins over --preset, a preset over --size, and any flag below over all three.",
+    )
+    shapes = ", ".join(f"{name} {s['n_layer']}x{s['n_embd']}" for name, s in SIZES.items())
+    lengths = ", ".join(f"{name} of {s['steps']} steps" for name, s in PRESETS.items())
+    group.add_argument("--size", choices=SIZES, help=f"layers x channels of the model: {shapes}")
+    group.add_argument("--preset", choices=PRESETS, help=f"a run: {lengths}")
+    group.add_argument(
+        "--config", type=Path, metavar="FILE.toml",
+        help="sections [model], [training], [run] with the flags' names, as in n_layer = 4; "
+        "or a run's config.json, to train again like it",
+    )  # fmt: skip
 
 
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default is None else f" ({field.default})"
-    settings: dict[str, Any] = {"default": field.default, "help": field.metadata["help"] + default}
+    # Only what the user gives becomes an attribute: no default may hide what a file sets.
+    settings: dict[str, Any] = {
+        "default": argparse.SUPPRESS,
+        "help": field.metadata["help"] + default,
+    }
     if field.type is bool:
         settings["help"] = field.metadata["help"] + f" ({'yes' if field.default else 'no'})"
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
@@ -142,10 +176,16 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     group.add_argument(flag, type=kind, **settings)
 
 
-def _config(kind: Any, options: argparse.Namespace, **known: Any) -> Any:
+def _settings(options: argparse.Namespace) -> Settings:
+    """What the flags, --config, --preset and --size set together."""
+    flags = {name: value for name, value in vars(options).items() if name in FIELDS}
+    return resolve(options.size, options.preset, options.config, flags)
+
+
+def _config(kind: Any, settings: Settings, **known: Any) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
-    given = {name: value for name, value in vars(options).items() if name in names}
-    return kind(**{**given, **known})
+    chosen = {name: value for name, value in settings.items() if name in names}
+    return kind(**{**chosen, **known})
 
 
 def _check_writable(flag: str, file: Path) -> None:
@@ -154,11 +194,12 @@ def _check_writable(flag: str, file: Path) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    run_config = _config(RunConfig, options)
-    if options.checkpoint_strategy and not options.use_gradient_checkpointing:
+    settings = _settings(options)
+    run_config = _config(RunConfig, settings)
+    training_config = _config(TrainingConfig, settings)
+    if training_config.checkpoint_strategy and not training_config.use_gradient_checkpointing:
         raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
-    training_config = _config(TrainingConfig, options)
-    _config(ModelConfig, options)  # what is wrong with the flags comes before the work
+    _config(ModelConfig, settings)  # what is wrong with the settings comes before the work
     if options.profile_json:
         _check_writable("--profile-json", Path(options.profile_json))
 
@@ -168,7 +209,7 @@ def _train(options: argparse.Namespace) -> int:
     console = Console()
     text, name = _read(run_config.text)
     tokenizer = Tokenizer(text, run_config.tokenizer)
-    model_config = _config(ModelConfig, options, vocab_size=tokenizer.vocab_size)
+    model_config = _config(ModelConfig, settings, vocab_size=tokenizer.vocab_size)
     if run_config.threads is None:
         # A thread for every core: each stays on its own. Left to the system, two may share one
         # while another program has the other, and wait for each other at every kernel.
@@ -451,7 +492,7 @@ def _suggested_prompt(text: str) -> str:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    config = _config(GenerationConfig, options)
+    config = _config(GenerationConfig, vars(options))
     from smallmind.generation import stream
     from smallmind.training.run_directory import RunDirectory
 
@@ -507,7 +548,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _schedule(options: argparse.Namespace) -> None:
-    config = _config(TrainingConfig, options, schedule=options.schedule or "cosine")
+    settings = _settings(options)
+    config = _config(TrainingConfig, settings)
     if not config.steps:
         raise InputError("steps=0 must be at least 1, or there is no learning rate to show")
     if options.plot:
@@ -518,7 +560,7 @@ def _schedule(options: argparse.Namespace) -> None:
     from smallmind.optim.schedule import schedule
 
     console, shown, left_out = Console(), {}, []
-    for name in [options.schedule] if options.schedule else SCHEDULES:
+    for name in [config.schedule] if "schedule" in settings else SCHEDULES:
         try:
             shown[name] = schedule(dataclasses.replace(config, schedule=name))
         except InputError as error:
@@ -529,6 +571,27 @@ def _schedule(options: argparse.Namespace) -> None:
     if options.plot:
         _draw_schedules(shown, config.steps, options.plot)
         console.line(f"The plot is in {options.plot}")
+
+
+def _export_metrics(options: argparse.Namespace) -> None:
+    if options.out:
+        if options.out.suffix != ".csv":
+            raise InputError(f"--out: {options.out} must end in .csv")
+        _check_writable("--out", options.out)
+    from smallmind.training.metrics import read_metrics
+    from smallmind.training.run_directory import METRICS
+
+    table = read_metrics(options.run)
+    if options.out:
+        options.out.write_text(table.to_csv(), encoding="utf-8")
+    else:
+        Console().piece(table.to_csv())
+    notes = Console(sys.stderr)
+    if table.unreadable:
+        lines = ", ".join(map(str, table.unreadable))
+        notes.line(f"Left out of {options.run / METRICS} as cut or damaged: line {lines}")
+    if options.out:
+        notes.line(f"{len(table.rows)} steps are in {options.out}")
 
 
 def _show_schedules(

@@ -77,34 +77,43 @@ COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 }
 
 
+def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """What a field becomes when it is set to value.
+
+    InputError that names field, value and what is allowed, where value is not.
+    """
+    choices, limits = field.metadata["choices"], field.metadata["limits"]
+    if value is None and field.default is None:
+        return None
+    shown = f"{field.name}={value!r}"
+    if choices and value not in choices:
+        raise InputError(f"{shown} must be one of {', '.join(choices)}")
+    if field.type is bool and not isinstance(value, bool):
+        raise InputError(f"{shown} must be true or false")
+    if field.type in (str, str | None) and not isinstance(value, str):
+        raise InputError(f"{shown} must be text in quotes")
+    if field.type not in (int, int | None, float, float | None):
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputError(f"{shown} must be a number")
+    if field.type in (int, int | None) and not isinstance(value, numbers.Integral):
+        raise InputError(f"{shown} must be a whole number")
+    asked = {name: limit for name, limit in limits.items() if limit is not None}
+    words = [f"{COMPARISONS[name][0]} {limit}" for name, limit in asked.items()]
+    holds = [COMPARISONS[name][1](value, limit) for name, limit in asked.items()]
+    if not isinstance(value, numbers.Integral) and not math.isfinite(float(value)):
+        raise InputError(f"{shown} must be {' and '.join(['finite', *words])}")
+    if not all(holds):
+        raise InputError(f"{shown} must be {' and '.join(words)}")
+    # Plain numbers, whatever NumPy's were given: they are written as JSON.
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def _check(config: Any) -> None:
-    """InputError naming field, value and what is allowed, for the first field that is wrong."""
+    """Every field checked and made plain; InputError for the first that is wrong."""
     for field in dataclasses.fields(config):
-        value: Any = getattr(config, field.name)
-        choices, limits = field.metadata["choices"], field.metadata["limits"]
-        if value is None and field.default is None:
-            continue
-        shown = f"{field.name}={value!r}"
-        if choices and value not in choices:
-            raise InputError(f"{shown} must be one of {', '.join(choices)}")
-        if field.type is bool and not isinstance(value, bool):
-            raise InputError(f"{shown} must be True or False")
-        if field.type not in (int, int | None, float, float | None):
-            continue
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise InputError(f"{shown} must be a number")
-        if field.type in (int, int | None) and not isinstance(value, numbers.Integral):
-            raise InputError(f"{shown} must be a whole number")
-        asked = {name: limit for name, limit in limits.items() if limit is not None}
-        words = [f"{COMPARISONS[name][0]} {limit}" for name, limit in asked.items()]
-        holds = [COMPARISONS[name][1](value, limit) for name, limit in asked.items()]
-        if not isinstance(value, numbers.Integral) and not math.isfinite(float(value)):
-            raise InputError(f"{shown} must be {' and '.join(['finite', *words])}")
-        if not all(holds):
-            raise InputError(f"{shown} must be {' and '.join(words)}")
-        # Plain numbers, whatever NumPy's were given: they are written as JSON.
-        plain = int(value) if isinstance(value, numbers.Integral) else float(value)
-        object.__setattr__(config, field.name, plain)
+        value = check(field, getattr(config, field.name))
+        object.__setattr__(config, field.name, value)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The commands as a user types them, in processes of their own where that matters."""
 
+import csv
 import io
 import json
 import os
@@ -178,6 +179,12 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot be written"),
         (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
         (["train", text, "--checkpoint-strategy", "custom"], "needs --use-gradient-checkpointing"),
+        (["train", text, "--config", str(tmp_path / "no.toml")], "no.toml: No such file"),
+        (["train", text, "--config", str(run / "metrics.jsonl")], "is not TOML"),
+        (
+            ["train", text, "--config", str(run / "config.json"), "--size", "small"],
+            "--size small would change nothing",
+        ),
         (["generate", "--run", str(tmp_path / "none")], "is not the directory of a run"),
         (["generate", "--run", str(tmp_path)], "cannot read"),
         (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
@@ -202,7 +209,8 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
         "--beta2", "--max-grad-norm", "--grad-accum-steps", "--val-every", "--val-batches",
         "--seed", "--tie-weights", "--no-tie-weights", "--bias", "--no-bias", "--threads",
         "--backend", "--tokenizer", "--out", "--log-every", "--schedule", "--lr-decay-factor",
-        "--lr-decay-every", "--lr-decay-share", "--plateau-patience",
+        "--lr-decay-every", "--lr-decay-share", "--plateau-patience", "--size", "--preset",
+        "--config",
     ):  # fmt: skip
         assert flag in printed, flag
 
@@ -419,3 +427,99 @@ def test_schedule_needs_neither_numpy_nor_numba():
         "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def saved(directory):
+    """The settings of a run, all sections in one."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return {**config["model"], **config["training"], **config["run"]}
+
+
+def test_sizes_presets_and_files_set_what_the_flags_leave(text, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f"[model]\nbias = false\nblock_size = 16\n[training]\nval_every = 2\nsteps = 3\n"
+        f"[run]\ntext = {json.dumps(text)}\nseed = 3\n",
+        encoding="utf-8",
+    )
+    sources = ["--size", "nano", "--preset", "test", "--config", str(file)]
+    out = tmp_path / "run"
+    assert main(["train", *sources, "--steps", "2000", "--steps", "4", "--out", str(out)]) == 0
+    settings = saved(out)
+    expected = {
+        "n_layer": 2, "n_embd": 64, "batch_size": 2, "warmup_steps": 10, "block_size": 16,
+        "bias": False, "val_every": 2, "seed": 3, "text": text, "steps": 4, "n_head": 2,
+    }  # fmt: skip
+    assert {name: settings[name] for name in expected} == expected
+    assert "4 windows of 16" in capsys.readouterr().out
+
+
+def test_a_flag_wins_even_with_the_default(text, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[model]\nbias = false\n[run]\nseed = 3\n", encoding="utf-8")
+    flags = ["--config", str(file), "--seed", "1337", "--bias", "--steps", "1"]
+    assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / "run")]) == 0
+    settings = saved(tmp_path / "run")
+    assert settings["seed"] == 1337 and settings["bias"] is True
+
+
+def test_a_run_can_be_trained_again_from_its_config(run, tmp_path):
+    out = tmp_path / "again"
+    assert main(["train", "--config", str(run / "config.json"), "--out", str(out)]) == 0
+    assert saved(out) == {**saved(run), "out": str(out)}
+    assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+def test_recomputing_is_checked_wherever_it_is_set(text, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("[training]\ncheckpoint_strategy = 'custom'\n", encoding="utf-8")
+    arguments = ["train", text, "--config", str(file)]
+    assert_refused(capsys, arguments, "needs --use-gradient-checkpointing")
+
+
+def test_schedule_takes_sizes_presets_and_files(tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text("[training]\nschedule = 'wsd'\n", encoding="utf-8")
+    sources = ["--size", "medium", "--preset", "production", "--config", str(file)]
+    table, _ = schedule_table(capsys, *sources)
+    assert table[0] == ["at step", "wsd"] and table[-1] == ["5,000", "2.2e-06"]
+    assert max(float(row[1]) for row in table[1:]) == 6e-4
+    table, _ = schedule_table(capsys, *sources, "--schedule", "constant")
+    assert table[0] == ["at step", "constant"]
+    table, _ = schedule_table(capsys, "--preset", "production")
+    assert table[0] == ["at step", *SCHEDULES]
+
+
+def test_metrics_as_csv(run, tmp_path, capsys):
+    out = tmp_path / "metrics.csv"
+    assert main(["export-metrics", str(run), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == f"4 steps are in {out}\n"
+    assert main(["export-metrics", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == out.read_text(encoding="utf-8") and printed.err == ""
+    rows = list(csv.DictReader(io.StringIO(printed.out)))
+    assert [row["step"] for row in rows] == ["1", "10", "20", "30"]
+    assert [bool(row["val_loss"]) for row in rows] == [False, False, True, True]
+
+
+def test_metrics_of_a_run_that_was_killed(run, tmp_path, capsys):
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(lines[:-9], encoding="utf-8")
+    assert main(["export-metrics", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 5
+    file = tmp_path / "metrics.jsonl"
+    assert printed.err == f"Left out of {file} as cut or damaged: line {len(lines.splitlines())}\n"
+
+
+def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, capsys):
+    metrics = run / "metrics.jsonl"
+    before = metrics.read_bytes()
+    for arguments, message in [
+        ([str(run), "--out", str(metrics)], "must end in .csv"),
+        ([str(run), "--out", str(tmp_path / "no" / "m.csv")], "cannot be written"),
+        ([str(tmp_path)], "holds no run: cannot read its metrics.jsonl"),
+    ]:
+        assert_refused(capsys, ["export-metrics", *arguments], message)
+    assert metrics.read_bytes() == before

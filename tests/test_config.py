@@ -74,7 +74,7 @@ def test_defaults_are_allowed_and_frozen(config):
         (RunConfig, {"seed": -1}, "seed=-1 must be at least 0"),
         (ModelConfig, {"n_layer": "4"}, "n_layer='4' must be a number"),
         (ModelConfig, {"n_layer": None}, "n_layer=None must be a number"),
-        (ModelConfig, {"bias": 1}, "bias=1 must be True or False"),
+        (ModelConfig, {"bias": 1}, "bias=1 must be true or false"),
         (GenerationConfig, {"top_p": 0}, "top_p=0 must be at most 1.0 and above 0.0"),
         (GenerationConfig, {"top_p": 1.1}, "top_p=1.1 must be at most 1.0 and above 0.0"),
         (RunConfig, {"threads": 0}, "threads=0 must be at least 1"),

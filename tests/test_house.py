@@ -14,7 +14,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 
 # From the ground up: a room may import its own floor and those below.
 FLOORS = [
-    {"config", "box", "randomness", "durable"},
+    {"config", "presets", "box", "randomness", "durable"},
     {"kernels", "safetensors"},
     {"memory"},
     {"nn", "linalg", "text"},

@@ -1,0 +1,140 @@
+"""Where the settings of a run come from: named sizes, named runs, a file, and flags over all.
+
+Settings are a dictionary of fields, whose names are distinct over the three configs.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig, check
+
+Settings = dict[str, Any]
+
+SECTIONS: dict[str, Any] = {"model": ModelConfig, "training": TrainingConfig, "run": RunConfig}
+FIELDS = {
+    field.name: (section, field)
+    for section, config in SECTIONS.items()
+    for field in dataclasses.fields(config)
+}
+# Not taken from a saved run: they say which text it was, where it wrote and on which machine.
+OF_ONE_RUN = ("vocab_size", "out", "threads")
+
+# Each has about six times the parameters of the one before.
+SIZES: dict[str, Settings] = {
+    "nano": {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "batch_size": 12},
+    "tiny": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
+    "small": {"n_layer": 6, "n_head": 4, "n_embd": 256, "block_size": 128, "batch_size": 12},
+    # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
+    "medium": {
+        "n_layer": 8, "n_head": 8, "n_embd": 512, "block_size": 256, "batch_size": 8,
+        "learning_rate": 6e-4,
+    },
+}  # fmt: skip
+
+PRESETS: dict[str, Settings] = {
+    # Every part of a run at work (warmup, accumulation, evaluation), over in seconds.
+    "test": {
+        "steps": 100, "warmup_steps": 10, "batch_size": 2, "grad_accum_steps": 2,
+        "val_every": 50, "val_batches": 5,
+    },
+    # Long, with 32 to 64 windows an update at every size, and evaluations that vary little.
+    "production": {
+        "steps": 5000, "warmup_steps": 100, "min_lr": 1e-6, "grad_accum_steps": 4,
+        "max_grad_norm": 1.0, "val_every": 500, "val_batches": 50,
+    },
+}  # fmt: skip
+
+
+def resolve(
+    size: str | None = None,
+    preset: str | None = None,
+    file: Path | None = None,
+    flags: Settings | None = None,
+) -> Settings:
+    """What is set by size, preset, file and flags, each over the one before it.
+
+    What none of them sets is left to the defaults of the configs. InputError for a file that is
+    wrong, or that sets all of what size or preset would.
+    """
+    named = [SIZES[size] if size else {}, PRESETS[preset] if preset else {}]
+    from_file = read_settings(file) if file else {}
+    for flag, settings in zip((f"--size {size}", f"--preset {preset}"), named, strict=True):
+        if settings and settings.keys() <= from_file.keys():
+            raise InputError(
+                f"{flag} would change nothing, as {file} sets all of it; leave one of the two out"
+            )
+    return {**named[0], **named[1], **from_file, **(flags or {})}
+
+
+def read_settings(file: Path) -> Settings:
+    """A TOML file with sections [model], [training] and [run], or the config.json of a run.
+
+    InputError names the file, the key and its value, and for an unknown key the nearest known one.
+    """
+    settings: Settings = {}
+    for section, keys in _sections(file).items():
+        try:
+            settings |= _checked(section, keys)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from None
+    return settings
+
+
+def _sections(file: Path) -> dict[str, Any]:
+    is_saved_run = file.suffix == ".json"
+    try:
+        # utf-8-sig: with or without the mark that some editors begin a file with.
+        text = file.read_text(encoding="utf-8-sig")
+        return _of_saved_run(json.loads(text)) if is_saved_run else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:
+        kind = "the config.json of a run" if is_saved_run else "TOML in UTF-8"
+        raise InputError(f"{file} is not {kind}: {error}") from None
+
+
+def _of_saved_run(config: Any) -> dict[str, Any]:
+    """What another run can have in common with the one that saved this."""
+    sections = {}
+    for section in SECTIONS:
+        if not isinstance(config, dict) or not isinstance(config.get(section), dict):
+            raise InputError(f"it has no section {section}")
+        sections[section] = {
+            key: value
+            for key, value in config[section].items()
+            if key not in OF_ONE_RUN and value is not None
+        }
+    return sections
+
+
+def _checked(section: str, keys: Any) -> Settings:
+    """The settings of a section; InputError for the first that is unknown or wrong."""
+    if section in SECTIONS and not isinstance(keys, dict):
+        raise InputError(f"{section}={keys!r} must be a section, [{section}]")
+    if not isinstance(keys, dict):
+        raise InputError(f"{section}={keys!r} is in no section; {_nearest_key(section)}")
+    if section not in SECTIONS:
+        nearest = _nearest(section, SECTIONS)
+        raise InputError(f"unknown section [{section}]; the nearest known one is [{nearest}]")
+    settings = {}
+    for key, value in keys.items():
+        home, field = FIELDS.get(key, ("", None))
+        if field is None or home != section:
+            raise InputError(f"unknown key {key} in [{section}]; {_nearest_key(key)}")
+        if key == "vocab_size":
+            raise InputError(f"vocab_size={value!r} follows from the text; leave it out")
+        settings[key] = check(field, value)
+    return settings
+
+
+def _nearest_key(word: str) -> str:
+    key = _nearest(word, FIELDS)
+    return f"the nearest known one is {key} in [{FIELDS[key][0]}]"
+
+
+def _nearest(word: str, known: dict[str, Any]) -> str:
+    return difflib.get_close_matches(word, known, n=1, cutoff=0)[0]

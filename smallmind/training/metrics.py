@@ -1,0 +1,76 @@
+"""The metrics of a run as a table: a row a step, evaluations beside the steps they were made at."""
+
+import csv
+import dataclasses
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from smallmind.config import InputError
+from smallmind.training.run_directory import METRICS
+from smallmind.training.training import Record
+
+FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+
+
+@dataclass(frozen=True)
+class MetricsTable:
+    """Rows by step in rising order, each from column to value where there is one.
+
+    `columns` are those that have a value in some row, in the order of the records' fields, whatever
+    came first. `unreadable` are the numbers, from 1, of the lines that are no record: the last one
+    of a run that was killed or goes on, as a rule.
+    """
+
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    unreadable: list[int]
+
+    def to_csv(self) -> str:
+        """Comma-separated, a header first; a cell is empty where a record has no value."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+
+def read_metrics(run: Path) -> MetricsTable:
+    """The metrics in the directory of a run. InputError where there are none.
+
+    Where two records of a step have the same column the later one stands: a run that went back some
+    steps has written them again.
+    """
+    try:
+        lines = (run / METRICS).read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(
+            f"{run} holds no run: cannot read its {METRICS}: {error.strerror}"
+        ) from None
+    rows: dict[int, dict[str, Any]] = {}
+    unreadable = []
+    for number, line in enumerate(lines, 1):
+        record = _record(line)
+        if record is None:
+            unreadable.append(number)
+            continue
+        rows.setdefault(record["step"], {}).update(record)
+    if not rows:
+        raise InputError(f"{run / METRICS} has no records yet")
+    in_order = [rows[step] for step in sorted(rows)]
+    # What another version wrote comes behind the fields that this one knows.
+    names = dict.fromkeys([*FIELDS, *sorted(set().union(*in_order))])
+    columns = [name for name in names if any(name in row for row in in_order)]
+    return MetricsTable(columns, in_order, unreadable)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of the metrics as a dictionary with a step, or None where it is cut."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_record else None

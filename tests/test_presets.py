@@ -1,0 +1,208 @@
+"""Sizes, presets and files: who wins over whom, and what a wrong file is told."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.memory.estimate import estimate
+from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, read_settings, resolve
+from smallmind.text.corpus import built_in_text
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+@pytest.fixture
+def toml(tmp_path):
+    """Writes a TOML file -> its path."""
+
+    def write(text, encoding="utf-8"):
+        path = tmp_path / "run.toml"
+        path.write_text(text, encoding=encoding)
+        return path
+
+    return write
+
+
+def configure(settings):
+    """The three configs with these settings, which also checks them."""
+    return {
+        section: config(**{k: v for k, v in settings.items() if FIELDS[k][0] == section})
+        for section, config in SECTIONS.items()
+    }
+
+
+def readme_rows(first_heading):
+    """The rows of the README's table whose first column has this heading, as dictionaries."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
+    heads = [cell.strip() for cell in lines[start].strip("|").split("|")]
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        rows.append(dict(zip(heads, cells, strict=True)))
+    return rows
+
+
+def test_a_name_means_one_field():
+    assert len(FIELDS) == sum(len(dataclasses.fields(config)) for config in SECTIONS.values())
+
+
+@pytest.mark.parametrize("named", [*SIZES.values(), *PRESETS.values()])
+def test_what_has_a_name_is_allowed(named):
+    configure(named)
+
+
+def test_tiny_is_the_default():
+    assert configure(SIZES["tiny"]) == configure({})
+
+
+@pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])
+def test_the_readme_shows_what_names_mean(kind, known):
+    rows = readme_rows(f"`--{kind}`")
+    assert [row[f"`--{kind}`"] for row in rows] == list(known)
+    for row, (name, settings) in zip(rows, known.items(), strict=True):
+        fields = {heading.strip("`") for heading in row} & FIELDS.keys()
+        assert settings.keys() <= fields
+        configs = configure(settings)
+        for field in fields:
+            assert float(row[f"`{field}`"]) == getattr(configs[FIELDS[field][0]], field), name
+
+
+def test_the_readme_tells_how_large_sizes_are():
+    vocab_size = len(set(built_in_text()))
+    for row, settings in zip(readme_rows("`--size`"), SIZES.values(), strict=True):
+        configs = configure({**settings, "vocab_size": vocab_size})
+        model, training = configs["model"], configs["training"]
+        count = sum(math.prod(shape) for shape in model.parameter_shapes().values())
+        assert row["parameters"] == f"{count:,}"
+        memory = estimate(model, training, configs["run"].batch_size, threads=2).total
+        # The README's was measured.
+        assert float(row["memory"].removesuffix(" MiB")) == pytest.approx(memory / 2**20, rel=0.1)
+
+
+def test_the_file_in_the_readme_is_one(toml):
+    block = re.search(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    settings = read_settings(toml(block[1]))
+    configure(settings)
+    assert {FIELDS[key][0] for key in settings} == set(SECTIONS)
+
+
+def test_each_source_wins_over_those_before_it(toml):
+    # batch_size is set by all four; every other key loses one source.
+    file = toml("[run]\nbatch_size = 7\nseed = 7\n[training]\nval_every = 7\n")
+    flags = {"batch_size": 9, "seed": 9}
+    sources = {"size": "small", "preset": "test", "file": file, "flags": flags}
+    expected = {
+        (): (12, 1337, 250, 4, 2000),
+        ("size",): (12, 1337, 250, 6, 2000),
+        ("size", "preset"): (2, 1337, 50, 6, 100),
+        ("size", "preset", "file"): (7, 7, 7, 6, 100),
+        ("size", "preset", "file", "flags"): (9, 9, 7, 6, 100),
+        ("size", "flags"): (9, 9, 250, 6, 2000),
+        ("preset", "flags"): (9, 9, 50, 4, 100),
+    }
+    for names, values in expected.items():
+        configs = configure(resolve(**{name: sources[name] for name in names}))
+        run, training = configs["run"], configs["training"]
+        got = run.batch_size, run.seed, training.val_every, configs["model"].n_layer, training.steps
+        assert got == values, names
+
+
+def test_values_of_every_type(toml):
+    file = toml(
+        "[model]\nbias = false\nn_layer = 3\n"
+        "[training]\nlearning_rate = 1\nmin_lr = 1e-5\nschedule = 'wsd'\nsteps = 1_000\n"
+        "[run]\ntext = 'a.txt'\nthreads = 1\n",
+        "utf-8-sig",
+    )
+    settings = read_settings(file)
+    assert settings == {
+        "bias": False, "n_layer": 3, "learning_rate": 1.0, "min_lr": 1e-5, "schedule": "wsd",
+        "steps": 1000, "text": "a.txt", "threads": 1,
+    }  # fmt: skip
+    assert read_settings(toml("")) == read_settings(toml("[model]\n")) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model]\nn_layers = 4", "unknown key n_layers in [model]; the nearest known one is "
+         "n_layer in [model]"),
+        ("[model]\nn-layer = 4", "the nearest known one is n_layer in [model]"),
+        ("[training]\nbatch_size = 4", "unknown key batch_size in [training]; the nearest known "
+         "one is batch_size in [run]"),
+        ("[trainng]\nsteps = 4", "unknown section [trainng]; the nearest known one is [training]"),
+        ("steps = 4", "steps=4 is in no section; the nearest known one is steps in [training]"),
+        ("model = 4", "model=4 must be a section, [model]"),
+        ("[[model]]\nn_layer = 4", "must be a section, [model]"),
+        ("[model]\nvocab_size = 4", "vocab_size=4 follows from the text; leave it out"),
+        ("[model]\nn_layer = '4'", "n_layer='4' must be a number"),
+        ("[model]\nn_layer = 4.5", "n_layer=4.5 must be a whole number"),
+        ("[model]\nn_layer = 0", "n_layer=0 must be at least 1"),
+        ("[model]\nn_layer = true", "n_layer=True must be a number"),
+        ("[model]\nbias = 1", "bias=1 must be true or false"),
+        ("[training]\nlearning_rate = nan", "learning_rate=nan must be finite"),
+        ("[training]\nschedule = ['wsd']", "schedule=['wsd'] must be one of constant, "),
+        ("[run]\nout = 3", "out=3 must be text in quotes"),
+        ("[run]\nout = 2026-01-01", "out=datetime.date(2026, 1, 1) must be text in quotes"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_named_with_the_file(toml, text, message):
+    file = toml(text)
+    with pytest.raises(InputError) as error:
+        read_settings(file)
+    assert str(error.value).startswith(f"{file}: ") and message in str(error.value)
+
+
+def test_what_is_no_config_file_is_said(tmp_path, toml):
+    (tmp_path / "saved.json").write_text('{"model": {}, "training": {}}', encoding="utf-8")
+    (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
+    (tmp_path / "cut.json").write_text('{"model": {', encoding="utf-8")
+    for file, message in [
+        (toml("steps 4"), "run.toml is not TOML in UTF-8: Expected '='"),
+        (tmp_path / "none.toml", "none.toml: No such file"),
+        (tmp_path, f"cannot read {tmp_path}: "),
+        (tmp_path / "saved.json", "is not the config.json of a run: it has no section run"),
+        (tmp_path / "list.json", "is not the config.json of a run: it has no section model"),
+        (tmp_path / "cut.json", "is not the config.json of a run: Expecting"),
+    ]:
+        with pytest.raises(InputError) as error:
+            read_settings(file)
+        assert message in str(error.value) and "\n" not in str(error.value)
+    (tmp_path / "latin.toml").write_bytes(b"[run]\ntext = '\xe9'")
+    with pytest.raises(InputError, match=r"latin\.toml is not TOML in UTF-8"):
+        read_settings(tmp_path / "latin.toml")
+
+
+def saved_run(tmp_path, **changes):
+    """A config.json like that of a run -> its path."""
+    configs = configure({"n_layer": 3, "steps": 7, "seed": 5, **changes})
+    sections = {section: dataclasses.asdict(config) for section, config in configs.items()}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**sections, "text_sha256": "", "numpy": "2"}), encoding="utf-8")
+    return path
+
+
+def test_a_saved_run_is_trained_again_elsewhere(tmp_path):
+    changes = {"text": "/a.txt", "vocab_size": 9, "out": "runs/x", "threads": 64}
+    settings = read_settings(saved_run(tmp_path, **changes))
+    assert not settings.keys() & {"vocab_size", "out", "threads"}
+    configs = configure(settings)
+    assert configs["model"] == ModelConfig(n_layer=3)
+    assert configs["training"] == TrainingConfig(steps=7)
+    assert configs["run"] == RunConfig(seed=5, text="/a.txt")
+    assert resolve(file=tmp_path / "config.json", flags={"steps": 8})["steps"] == 8
+
+
+@pytest.mark.parametrize("source", [{"size": "small"}, {"preset": "test"}])
+def test_a_name_that_would_change_nothing_is_refused(tmp_path, source):
+    (kind, name), *_ = source.items()
+    with pytest.raises(InputError, match=f"--{kind} {name} would change nothing"):
+        resolve(file=saved_run(tmp_path), **source)

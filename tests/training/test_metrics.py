@@ -1,0 +1,101 @@
+"""metrics.jsonl as a table, whatever way the run ended."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+
+import pytest
+
+from smallmind import InputError
+from smallmind.training.metrics import read_metrics
+from smallmind.training.training import EvaluationRecord, OverflowRecord, StepRecord
+
+STEPS = [StepRecord(n, 4.0 / n, 1e-3, 0.1 + 0.2, 1e5 / 3, 0.01 * n) for n in (1, 10, 20)]
+EVALUATIONS = [EvaluationRecord(15, 2.5, 2.75), EvaluationRecord(20, 2.0, 2.25)]
+STEP_COLUMNS = ["step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds"]
+
+
+def write(directory, records, end=""):
+    lines = [json.dumps(dataclasses.asdict(record)) + "\n" for record in records]
+    (directory / "metrics.jsonl").write_text("".join(lines) + end, encoding="utf-8")
+
+
+def read_csv(text):
+    """The header of a CSV and its rows by step, without the cells that are empty."""
+    reader = csv.DictReader(io.StringIO(text))
+    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
+    return reader.fieldnames, {row["step"]: row for row in rows}
+
+
+def test_a_row_a_step_with_evaluations_beside_it(tmp_path):
+    write(tmp_path, [*STEPS[:2], EVALUATIONS[0], STEPS[2], EVALUATIONS[1]])
+    table = read_metrics(tmp_path)
+    header, rows = read_csv(table.to_csv())
+    assert header == [*STEP_COLUMNS, "train_loss", "val_loss"]
+    assert list(rows) == [1, 10, 15, 20] and table.unreadable == []
+    for record in STEPS[:2]:
+        assert rows[record.step] == dataclasses.asdict(record)  # every bit of every number
+    assert rows[15] == dataclasses.asdict(EVALUATIONS[0])
+    assert rows[20] == dataclasses.asdict(STEPS[2]) | dataclasses.asdict(EVALUATIONS[1])
+
+
+def test_the_order_of_columns_does_not_depend_on_what_came_first(tmp_path):
+    write(tmp_path, [OverflowRecord(1, 32768.0), EVALUATIONS[0], *STEPS[1:]])
+    assert read_metrics(tmp_path).columns == [*STEP_COLUMNS, "train_loss", "val_loss", "loss_scale"]
+
+
+def test_the_header_is_the_first_line_and_numbers_stay_numbers(tmp_path):
+    write(tmp_path, STEPS[:1])
+    first, second, rest = read_metrics(tmp_path).to_csv().split("\n")
+    assert first == ",".join(STEP_COLUMNS) and rest == ""
+    assert second == "1,4.0,0.001,0.30000000000000004,33333.333333333336,0.01"
+
+
+@pytest.mark.parametrize("end", ['{"step": 30, "loss": 1.2', '{"step": 3', "{", "1", '{"lr": 1}\n'])
+def test_a_cut_line_is_left_out_and_said(tmp_path, end):
+    write(tmp_path, STEPS, end)
+    table = read_metrics(tmp_path)
+    assert [row["step"] for row in table.rows] == [1, 10, 20] and table.unreadable == [4]
+
+
+def test_a_whole_line_without_its_end_is_a_record(tmp_path):
+    write(tmp_path, STEPS, '{"step": 30, "loss": 1.25}')
+    table = read_metrics(tmp_path)
+    assert table.rows[-1] == {"step": 30, "loss": 1.25} and table.unreadable == []
+
+
+def test_damage_in_the_middle_costs_one_line(tmp_path):
+    write(tmp_path, STEPS)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().split(b"\n")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([lines[0], b"\xff\x00", *lines[1:]]))
+    table = read_metrics(tmp_path)
+    assert len(table.rows) == 3 and table.unreadable == [2]
+
+
+def test_steps_that_were_done_again_replace_the_first_time(tmp_path):
+    again = dataclasses.replace(STEPS[1], loss=9.0)
+    write(tmp_path, [*STEPS, again, EVALUATIONS[0]])
+    rows = read_metrics(tmp_path).rows
+    assert [row["step"] for row in rows] == [1, 10, 15, 20] and rows[1]["loss"] == 9.0
+
+
+def test_what_another_version_wrote_is_kept_behind(tmp_path):
+    write(tmp_path, STEPS, '{"step": 30, "zeta": 1, "alpha": null}\n')
+    table = read_metrics(tmp_path)
+    assert table.columns == [*STEP_COLUMNS, "alpha", "zeta"]
+    assert table.to_csv().endswith("\n30,,,,,,,1\n")
+
+
+def test_a_loss_that_is_no_number_is_shown_as_such(tmp_path):
+    write(tmp_path, [dataclasses.replace(STEPS[0], loss=math.nan)])
+    assert read_metrics(tmp_path).to_csv().split("\n")[1].startswith("1,nan,")
+
+
+def test_a_directory_without_metrics_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"holds no run: cannot read its metrics\.jsonl"):
+        read_metrics(tmp_path)
+    write(tmp_path, [])
+    with pytest.raises(InputError, match="has no records yet"):
+        read_metrics(tmp_path)
