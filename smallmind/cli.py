@@ -10,7 +10,9 @@ import hashlib
 import math
 import os
 import shlex
+import signal
 import sys
+import threading
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from smallmind.optim.schedule import Schedule
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.checkpoint import Checkpoint
     from smallmind.training.run_directory import RunDirectory
+    from smallmind.training.saving import SaveFailedRecord
     from smallmind.training.training import Record, StepRecord, Training
 
 FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
@@ -99,6 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--profile-json", metavar="FILE", help="write a trace that chrome://tracing shows"
     )
+    train.add_argument(
+        "--resume", metavar="DIR",
+        help="go on with the run in this directory, which needs no other flag but --threads; "
+        "auto: the newest in runs that has not ended",
+    )  # fmt: skip
     train.set_defaults(command=_train)
 
     generate = commands.add_parser("generate", help="let a trained model write")
@@ -194,14 +203,16 @@ def _check_writable(flag: str, file: Path) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    if options.profile_json:
+        _check_writable("--profile-json", Path(options.profile_json))
+    if options.resume:
+        return _resume(options)
     settings = _settings(options)
     run_config = _config(RunConfig, settings)
     training_config = _config(TrainingConfig, settings)
     if training_config.checkpoint_strategy and not training_config.use_gradient_checkpointing:
         raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
     _config(ModelConfig, settings)  # what is wrong with the settings comes before the work
-    if options.profile_json:
-        _check_writable("--profile-json", Path(options.profile_json))
 
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
@@ -210,23 +221,9 @@ def _train(options: argparse.Namespace) -> int:
     text, name = _read(run_config.text)
     tokenizer = Tokenizer(text, run_config.tokenizer)
     model_config = _config(ModelConfig, settings, vocab_size=tokenizer.vocab_size)
-    if run_config.threads is None:
-        # A thread for every core: each stays on its own. Left to the system, two may share one
-        # while another program has the other, and wait for each other at every kernel.
-        os.environ.setdefault("OMP_PROC_BIND", "spread")
-        os.environ.setdefault("OMP_PLACES", "cores")
-    with _kernels(run_config.backend, console):
-        from smallmind.nn.transformer import TransformerModel
-        from smallmind.training.training import Training
-
+    with _kernels(run_config, console):
         threads = _set_threads(run_config)
-        model = TransformerModel(
-            **dataclasses.asdict(model_config), seed=run_config.seed, backend=run_config.backend
-        )
-        training = Training(
-            model, tokenizer, text, batch_size=run_config.batch_size, seed=run_config.seed
-        )
-        precision = model.use_precision(training_config.storage)
+        training = _training(model_config, training_config, run_config, text, tokenizer)
         path = Path(run_config.out) if run_config.out else default_directory(name)
         directory = RunDirectory.create(path)
         run_config = dataclasses.replace(
@@ -236,42 +233,141 @@ def _train(options: argparse.Namespace) -> int:
             text=run_config.text and str(Path(run_config.text).resolve()),
         )
         directory.save_config(model_config, training_config, run_config, _digest(text))
-        _describe_model(console, model)
-        _describe_data(console, name, text, tokenizer, training.dataset)
-        _describe_run(console, training_config, run_config, training.dataset.block_size, precision)
-        with _profiled(console, training, options):
-            finished = _run(console, training, training_config, directory)
-        if finished:
-            _show_result(console, training, of_stories=run_config.text is None)
-            _show_sample(console, training, training_config.steps, directory)
-    console.line(f"The run is in {path}")
-    prompt = _suggested_prompt(text)
-    console.line(f"Next: smallmind generate --run {shlex.quote(str(path))}{prompt}")
-    return 0 if finished else 130
+        _describe(console, name, text, training, training_config, run_config)
+        return _train_on(console, options, directory, training, training_config, run_config, text)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    """Goes on with a run: everything but the number of threads is as it was."""
+    given = sorted(name for name in vars(options) if name in FIELDS and name != "threads")
+    if given or options.size or options.preset or options.config:
+        raise InputError("--resume takes all settings from the run; leave the others out")
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.checkpoint import newest
+    from smallmind.training.run_directory import RunDirectory, is_finished, unfinished_run
+
+    console = Console()
+    path = unfinished_run() if options.resume == "auto" else Path(options.resume)
+    directory = RunDirectory(path)
+    saved = directory.load_config()
+    text, name = _read(saved["run"].text)
+    if _digest(text) != saved["text_sha256"]:
+        raise InputError(f"{name} has changed since the run; it cannot go on as it was")
+    run_config = dataclasses.replace(saved["run"], out=str(path))
+    if "threads" in options:
+        run_config = dataclasses.replace(run_config, threads=options.threads)
+    tokenizer = Tokenizer(text, run_config.tokenizer)
+    checkpoint, passed_over = newest(path)
+    for file, reason in passed_over:
+        console.warning(f"{file.name} is passed over: {reason}")
+    with _kernels(run_config, console):
+        run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
+        if checkpoint and is_finished(checkpoint, saved["training"]) and directory.has_model():
+            console.line(f"The run in {path} is finished: {checkpoint.step} steps")
+            return 0
+        training = _training(saved["model"], saved["training"], run_config, text, tokenizer)
+        _describe(console, name, text, training, saved["training"], run_config)
+        step = checkpoint.step if checkpoint else 0
+        console.line(f"Goes on after step {step}" if step else "Starts again: no checkpoint yet")
+        return _train_on(
+            console, options, directory, training, saved["training"], run_config, text, checkpoint
+        )
+
+
+def _training(
+    model: ModelConfig, training: TrainingConfig, run: RunConfig, text: str, tokenizer: "Tokenizer"
+) -> "Training":
+    from smallmind.nn.transformer import TransformerModel
+    from smallmind.training.training import Training
+
+    built = TransformerModel(**dataclasses.asdict(model), seed=run.seed, backend=run.backend)
+    built.use_precision(training.storage)
+    return Training(built, tokenizer, text, batch_size=run.batch_size, seed=run.seed)
+
+
+def _train_on(
+    console: Console,
+    options: argparse.Namespace,
+    directory: "RunDirectory",
+    training: "Training",
+    training_config: TrainingConfig,
+    run_config: RunConfig,
+    text: str,
+    checkpoint: "Checkpoint | None" = None,
+) -> int:
+    """Trains in the directory, from the checkpoint on if there is one -> exit status."""
+    from smallmind.training.run_lock import RunLock
+
+    try:
+        with RunLock(directory.path):
+            directory.cut_metrics(checkpoint.step if checkpoint else 0)
+            with _profiled(console, training, options):
+                status = _run(console, training, training_config, directory, checkpoint)
+            if not status:
+                _show_result(console, training, of_stories=run_config.text is None)
+                _show_sample(console, training, training.progress.step, directory)
+    finally:
+        if not training.progress.step:
+            directory.discard()
+    console.line(f"The run is in {directory.path}")
+    if status:
+        console.line(f"Next: smallmind train --resume {shlex.quote(str(directory.path))}")
+    else:
+        run, prompt = shlex.quote(str(directory.path)), _suggested_prompt(text)
+        console.line(f"Next: smallmind generate --run {run}{prompt}")
+    return status
 
 
 def _run(
-    console: Console, training: "Training", config: TrainingConfig, directory: "RunDirectory"
-) -> bool:
-    """Trains, shows, logs and saves, even if interrupted -> whether it went to the end."""
+    console: Console,
+    training: "Training",
+    config: TrainingConfig,
+    directory: "RunDirectory",
+    checkpoint: "Checkpoint | None",
+) -> int:
+    """Trains, shows, logs and saves, even if interrupted -> exit status."""
+    from smallmind.training.saving import saved_steps
+
     progress = _Progress(console, config.steps)
-    finished = False
-    try:
-        for record in training.steps(config):
+    with _stopped_by_signals(training) as received:
+        for record in saved_steps(training, config, directory.path, checkpoint):
             directory.log(record)
             progress.show(record)
-        finished = True
-    except KeyboardInterrupt:
-        if not progress.step:
-            raise
-        console.line(f"Interrupted after step {progress.step}; the model is saved as it is now.")
+        directory.flush()
+        directory.save_model(training.model, training.tokenizer)
+    if received:
+        step = training.progress.step
+        console.line(f"Interrupted after step {step}; everything is saved as it is now.")
+        return 128 + received[0]
+    return 0
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
+    """Within the block Ctrl-C and SIGTERM end the training after the batch that it is in.
+
+    The number of the signal is then in the list. The second one ends the process at once, and so
+    does the first where there is nothing to save yet.
+    """
+    received: list[int] = []
+
+    def handle(number: int, _frame: object) -> None:
+        if received:
+            os._exit(128 + number)
+        if not training.progress.step:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        received.append(number)
+        training.stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # others may not
+        before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield received
     finally:
-        # Before the first step there is nothing to keep.
-        if progress.step or finished:
-            directory.save_model(training.model, training.tokenizer)
-        else:
-            directory.discard()
-    return finished
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -319,11 +415,16 @@ def _digest(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _kernels(backend: str, console: Console) -> Iterator[None]:
+def _kernels(run: RunConfig, console: Console) -> Iterator[None]:
     """Within the block, console is told when kernels have to be compiled."""
-    if backend != "numba":
+    if run.backend != "numba":
         yield
         return
+    if run.threads is None:
+        # A thread for every core: each stays on its own. Left to the system, two may share one
+        # while another program has the other, and wait for each other at every kernel.
+        os.environ.setdefault("OMP_PROC_BIND", "spread")
+        os.environ.setdefault("OMP_PLACES", "cores")
     from smallmind.kernels import compilation
 
     words = "Compiling kernels for this CPU, once: about 15 seconds ..."
@@ -380,6 +481,21 @@ def _describe_data(
     )
 
 
+def _describe(
+    console: Console,
+    name: str,
+    text: str,
+    training: "Training",
+    training_config: TrainingConfig,
+    run: RunConfig,
+) -> None:
+    """All that is known before the first step."""
+    dataset, model = training.dataset, training.model
+    _describe_model(console, model)
+    _describe_data(console, name, text, training.tokenizer, dataset)
+    _describe_run(console, training_config, run, dataset.block_size, model.precision)
+
+
 def _describe_run(
     console: Console,
     training: TrainingConfig,
@@ -418,24 +534,41 @@ class _Progress:
         self.console = console
         self.steps = steps
         self.records = 0
-        self.step = 0
         self.first: StepRecord | None = None
 
-    def show(self, record: "Record") -> None:
-        from smallmind.training.training import EvaluationRecord, OverflowRecord
+    def show(self, record: "Record | SaveFailedRecord") -> None:
+        from smallmind.training.saving import SaveFailedRecord
+        from smallmind.training.training import (
+            EarlyStopRecord,
+            EvaluationRecord,
+            OverflowRecord,
+            StepRecord,
+        )
 
-        self.step = record.step
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"
         if isinstance(record, EvaluationRecord):
             losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
             self.console.line(f"{place}  {losses}")
             return
+        if isinstance(record, EarlyStopRecord):
+            self.console.line(
+                f"{place}  stops early: the lowest loss on held-out text was "
+                f"{record.best_loss:.4f}, after step {record.best_step}"
+            )
+            return
+        if isinstance(record, SaveFailedRecord):
+            self.console.warning(
+                f"A checkpoint could not be saved; the next save tries again: {record.reason}"
+            )
+            return
         if isinstance(record, OverflowRecord):
             self.console.warning(
                 f"Step {record.step}: Gradient overflow detected, skipping update. "
                 f"Loss scale: {record.loss_scale:g}"
             )
+            return
+        if not isinstance(record, StepRecord):
             return
         if self.first is None:
             self.first = record  # it may have waited for kernels to compile
@@ -497,7 +630,7 @@ def _generate(options: argparse.Namespace) -> None:
     from smallmind.training.run_directory import RunDirectory
 
     console = Console()
-    with _kernels("numba", Console(sys.stderr)):
+    with _kernels(RunConfig(threads=1), Console(sys.stderr)):
         model, tokenizer = RunDirectory(Path(options.run)).load_model()
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         pieces = stream(model, tokenizer, prompt, config)
@@ -517,7 +650,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     console = Console()
     directory = RunDirectory(Path(options.run))
     config = directory.load_config()
-    with _kernels("numba", Console(sys.stderr)):
+    with _kernels(RunConfig(threads=1), Console(sys.stderr)):
         model, tokenizer = directory.load_model()
     text, name = _read(config["run"].text if options.text is None else options.text)
     is_same = _digest(text) == config["text_sha256"]
@@ -529,7 +662,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         part = "the held-out part"
     else:
         part = "all of it, as the run was on another text"
-    with _kernels("numba", Console(sys.stderr)):
+    with _kernels(RunConfig(threads=1), Console(sys.stderr)):
         result = evaluate(model, tokens, len(tokenizer.decode(tokens)))
     rows = [
         ["text", f"{name}, {part}"],

@@ -209,6 +209,14 @@ class TrainingConfig:
     grad_accum_steps: int = setting(1, "batches whose gradients make one update", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches of an evaluation", low=1)
+    save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
+    keep: int = setting(3, "newest checkpoints that stay, besides the best", low=1)
+    early_stopping_patience: int = setting(
+        0, "evaluations without a lower loss that end the run; 0: never", low=0
+    )
+    early_stopping_min_delta: float = setting(
+        0.0, "nats by which a loss must be lower than the best to count", low=0.0
+    )
     log_every: int = setting(10, "steps between records of the loss", low=1)
     use_mixed_precision: bool = setting(False, "the same as --precision float16")
     precision: str | None = setting(

@@ -53,7 +53,13 @@ def test_train_tells_what_it_does(text, tmp_path, capsys):
 
 def test_the_run_directory_is_readable_by_other_programs(run):
     names = {path.name for path in run.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "model.safetensors", "samples.txt"}
+    assert names == {
+        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "samples.txt",
+    }  # fmt: skip
+    checkpoints = {path.name for path in (run / "checkpoints").iterdir()}
+    assert checkpoints == {
+        "best.safetensors", "step-00000020.safetensors", "step-00000030.safetensors",
+    }  # fmt: skip
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
     assert config["training"]["steps"] == 30 and config["training"]["learning_rate"] == 1e-3

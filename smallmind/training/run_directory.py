@@ -3,16 +3,20 @@
 import dataclasses
 import datetime
 import json
+import math
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smallmind import safetensors
+from smallmind import durable, safetensors
 from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig, __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.checkpoint import Checkpoint, newest
+from smallmind.training.saving import SaveFailedRecord
 from smallmind.training.training import Record
 
 CONFIG, METRICS, MODEL, SAMPLES = (
@@ -21,6 +25,32 @@ CONFIG, METRICS, MODEL, SAMPLES = (
     "model.safetensors",
     "samples.txt",
 )
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line of the metrics; infinity where it is broken."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+
+
+def unfinished_run(parent: Path = Path("runs")) -> Path:
+    """The directory of the newest run below parent that can go on. InputError where none is."""
+    configs = sorted(parent.glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
+    for path in (config.parent for config in reversed(configs)):
+        with suppress(InputError):  # what is no run of this version is not the one
+            config = RunDirectory(path).load_config()["training"]
+            checkpoint, _ = newest(path)
+            if checkpoint is None or not is_finished(checkpoint, config):
+                return path
+    raise InputError(f"{parent} holds no unfinished run; name the directory of one")
+
+
+def is_finished(checkpoint: Checkpoint, config: TrainingConfig) -> bool:
+    """Whether a run with this config has nothing left to do after the checkpoint."""
+    progress = checkpoint.state["progress"]
+    return bool(progress["ended"]) or checkpoint.step >= config.steps
 
 
 def default_directory(name: str) -> Path:
@@ -38,6 +68,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._unwritten = b""  # lines that the disk has not taken yet
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
@@ -66,7 +97,7 @@ class RunDirectory:
             "numpy": np.__version__,
         }
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (self.path / CONFIG).write_text(text, encoding="utf-8")
+        durable.write(self.path / CONFIG, [text.encode()])
 
     def discard(self) -> None:
         """Removes what a run without a model has left, so that another may take the directory."""
@@ -75,10 +106,25 @@ class RunDirectory:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def log(self, record: Record) -> None:
-        """Appends one line to the metrics."""
-        with open(self.path / METRICS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+    def log(self, record: Record | SaveFailedRecord) -> None:
+        """Appends one line to the metrics; where the disk is full, with a later one."""
+        self._unwritten += json.dumps(dataclasses.asdict(record)).encode() + b"\n"
+        with suppress(OSError):
+            self.flush()
+
+    def flush(self) -> None:
+        """Brings all lines of the metrics to the file. OSError where it does not take them."""
+        with open(self.path / METRICS, "ab", buffering=0) as file:
+            while self._unwritten:
+                self._unwritten = self._unwritten[file.write(self._unwritten) :]
+
+    def cut_metrics(self, step: int) -> None:
+        """Drops the lines of later steps, which a resumed run writes again, and broken ones."""
+        lines = (self.path / METRICS).read_bytes().splitlines(keepends=True)
+        durable.write(self.path / METRICS, [line for line in lines if _step_of(line) <= step])
+
+    def has_model(self) -> bool:
+        return (self.path / MODEL).exists()
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer) -> None:
         model.save(self.path / MODEL, {"tokenizer": safetensors.to_json(tokenizer.state())})
@@ -89,11 +135,15 @@ class RunDirectory:
             file.write(f"--- step {step}\n{text}\n")
 
     def load_config(self) -> dict[str, Any]:
-        """The dictionary that save_config wrote. InputError where there is none."""
+        """The configs that save_config wrote, by name. InputError where there are none."""
         try:
-            config = json.loads((self.path / CONFIG).read_text(encoding="utf-8"))
-            run = RunConfig(**config["run"])
-            return {**config, "run": run, "text_sha256": str(config["text_sha256"])}
+            config = safetensors.from_json((self.path / CONFIG).read_bytes())
+            return {
+                "model": ModelConfig(**config["model"]),
+                "training": TrainingConfig(**config["training"]),
+                "run": RunConfig(**config["run"]),
+                "text_sha256": str(config["text_sha256"]),
+            }
         except OSError:
             raise InputError(f"{self.path} holds no run: cannot read its {CONFIG}") from None
         except (ValueError, TypeError, KeyError) as error:

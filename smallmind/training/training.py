@@ -1,5 +1,6 @@
 """The training loop. It yields records and prints nothing."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smallmind.config import InputError, Precision, RunConfig, TrainingConfig
+from smallmind import safetensors
+from smallmind.config import InputError, Precision, RunConfig, TrainingConfig, __version__
 from smallmind.nn.recompute import CheckpointManager
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
@@ -15,6 +17,7 @@ from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.schedule import Schedule, schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,37 @@ class EvaluationRecord:
     val_loss: float
 
 
-Record = StepRecord | EvaluationRecord | OverflowRecord
+@dataclass(frozen=True)
+class SaveRecord:
+    """The moment to save `Training.checkpoint()`; as the best one too, where its loss is."""
+
+    step: int
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class EarlyStopRecord:
+    """The end of a run whose loss on the held-out part no longer falls."""
+
+    step: int
+    best_step: int
+    best_loss: float
+
+
+Record = StepRecord | EvaluationRecord | OverflowRecord | SaveRecord | EarlyStopRecord
+
+
+@dataclass
+class Progress:
+    """Where a run is, fit for JSON."""
+
+    step: int = 0  # updates so far, those that overflowed included
+    evaluated: int = 0  # the step of the last evaluation
+    best_loss: float | None = None  # of all evaluations, on the held-out part
+    best_step: int = 0
+    waited: int = 0  # evaluations since one that was lower by early_stopping_min_delta
+    ended: bool = False  # by early stopping
+    seconds: float = 0.0  # of all steps and evaluations
 
 
 class Training:
@@ -79,19 +112,60 @@ class Training:
                 f"vocab_size={model.config.vocab_size}"
             )
         self.dataset = Dataset(tokenizer.encode(text), block_size, run.batch_size, run.seed)
-        self.optimizer: AdamW | None = None  # of the last run
-        self.schedule: Schedule | None = None  # of the last run
-        self.scaler: LossScaler | None = None  # of the last run, if it was in float16
+        # Those of the last run.
+        self.progress = Progress()
+        self.config = TrainingConfig()
+        self.optimizer = AdamW(model)
+        self.schedule: Schedule = schedule(self.config)
+        self.scaler: LossScaler | None = None  # where it was in float16
+        self._stopping = False
 
-    def steps(self, config: TrainingConfig) -> Iterator[Record]:
+    def steps(
+        self, config: TrainingConfig, checkpoint: Checkpoint | None = None
+    ) -> Iterator[Record]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
 
-        The caller may stop whenever it likes. FloatingPointError where the loss is not finite, or
-        in float16 where no scale of it keeps the gradient finite; the weights are then those before
-        that step.
+        From checkpoint on, where it is given, as if the run had never been broken off. A SaveRecord
+        is yielded when it is time to save one. The caller may stop whenever it likes.
+
+        FloatingPointError where the loss is not finite, or in float16 where no scale of it keeps
+        the gradient finite; the weights are then those before that step. InputError where the
+        checkpoint is another run's.
         """
-        model, dataset = self.model, self.dataset
-        optimizer = self.optimizer = AdamW(
+        self._begin(config)
+        if checkpoint:
+            self._restore(checkpoint)
+        shape, pool = (self.dataset.batch_size, self.dataset.block_size), self.model.workspace.pool
+        with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
+            yield from self._steps((ids, targets))
+
+    def stop(self) -> None:
+        """Ends the run that is under way after the batch that it is in; from any thread."""
+        self._stopping = True
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that this run goes on from. The next step changes its tensors."""
+        model, optimizer = self.model, self.optimizer
+        tensors = {f"model.{name}": value for name, value in model.parameters.items()}
+        tensors |= {"optimizer.m": optimizer.m, "optimizer.v": optimizer.v}
+        state = {
+            "progress": dataclasses.asdict(self.progress),
+            "optimizer": {"steps": optimizer.steps},
+            "schedule": self.schedule.state(),
+            "scaler": self.scaler and self.scaler.state(),
+            "passes": model.passes,
+            "config": dataclasses.asdict(self.config),
+            "model": dataclasses.asdict(model.config),
+            "data": {"batch_size": self.dataset.batch_size, "seed": self.dataset.seed},
+            "tokenizer": self.tokenizer.state(),
+            "smallmind": __version__,
+        }
+        return Checkpoint(self.progress.step, tensors, state)
+
+    def _begin(self, config: TrainingConfig) -> None:
+        model = self.model
+        self.config, self.progress, self._stopping = config, Progress(), False
+        self.optimizer = AdamW(
             model, config.learning_rate, (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
         )  # fmt: skip
@@ -101,45 +175,96 @@ class Training:
         model.windows_at_once = config.windows_at_once
         model.use_precision(config.storage)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
-        rates = self.schedule = schedule(config)
+        self.schedule = schedule(config)
         model.zero_gradients()
-        shape, pool = (dataset.batch_size, dataset.block_size), model.workspace.pool
-        with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
-            yield from self._steps(config, optimizer, rates, (ids, targets))
 
-    def _steps(
-        self, config: TrainingConfig, optimizer: AdamW, rates: Schedule, batch: Batch
-    ) -> Iterator[Record]:
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        tensors, state, model = checkpoint.tensors, checkpoint.state, self.model
+        here = self.checkpoint()
+        for key in ("model", "data", "tokenizer", "config"):
+            if safetensors.to_json(state.get(key)) != safetensors.to_json(here.state[key]):
+                raise InputError(f"the checkpoint of step {checkpoint.step} has another {key}")
+        if {name: value.shape for name, value in tensors.items()} != {
+            name: value.shape for name, value in here.tensors.items()
+        }:
+            raise InputError(f"the checkpoint of step {checkpoint.step} has other tensors")
+        for name, value in here.tensors.items():
+            value[...] = tensors[name]
+        model.flat.refresh()
+        try:
+            model.passes = int(state["passes"])
+            self.optimizer.steps = int(state["optimizer"]["steps"])
+            self.schedule.load_state(state["schedule"])
+            if self.scaler:
+                self.scaler.load_state(state["scaler"])
+            self.progress = Progress(**state["progress"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"the checkpoint of step {checkpoint.step} lacks {error}") from None
+
+    def _steps(self, batch: Batch) -> Iterator[Record]:
+        config, progress, optimizer = self.config, self.progress, self.optimizer
         tokens_per_step = batch[0].size * config.grad_accum_steps
-        start = last_time = time.perf_counter()
-        last_step = 0
-        for step in range(1, config.steps + 1):
+        start = time.perf_counter() - progress.seconds
+        last_time = time.perf_counter()
+        last_step = saved = progress.step
+        yield from self._evaluation()  # a run may have been broken off in the middle of it
+        while progress.step < config.steps and not progress.ended:
+            step = progress.step + 1
             loss = self._accumulate(step, config.grad_accum_steps, batch)
+            if loss is None:
+                break
             if not math.isfinite(loss) and not self.scaler:
                 raise FloatingPointError(
                     f"the loss became {loss} at step {step}: lower the learning rate, "
                     f"now {config.learning_rate}"
                 )
-            optimizer.learning_rate = rates.lr(step - 1)
-            norm = self._update(optimizer, config.max_grad_norm or None)
+            optimizer.learning_rate = self.schedule.lr(step - 1)
+            norm = self._update(config.max_grad_norm or None)
+            progress.step = step
+            now = time.perf_counter()
+            progress.seconds = now - start
             if norm is None:
                 assert self.scaler
                 yield OverflowRecord(step, self.scaler.scale)
             elif step % config.log_every == 0 or step in (1, config.steps):
-                now = time.perf_counter()
                 speed = (step - last_step) * tokens_per_step / (now - last_time)
-                yield StepRecord(step, loss, optimizer.learning_rate, norm, speed, now - start)
+                rate = optimizer.learning_rate
+                yield StepRecord(step, loss, rate, norm, speed, progress.seconds)
                 last_time, last_step = now, step
-            if config.val_every and (step % config.val_every == 0 or step == config.steps):
-                before = time.perf_counter()
-                evaluation = self.evaluate(step, config.val_batches)
-                rates.observe(evaluation.val_loss)
-                yield evaluation
-                last_time += time.perf_counter() - before
+            before = time.perf_counter()
+            yield from self._evaluation()
+            last_time += time.perf_counter() - before
+            best = progress.best_step == progress.evaluated == step
+            if best or (config.save_every and step % config.save_every == 0):
+                yield SaveRecord(step, best)
+                saved = step
+        if progress.step > saved:
+            yield SaveRecord(progress.step)
 
-    def _update(self, optimizer: AdamW, max_grad_norm: float | None) -> float | None:
+    def _evaluation(self) -> Iterator[Record]:
+        """Evaluates where it is time to, and says what follows from it."""
+        config, progress, step = self.config, self.progress, self.progress.step
+        is_due = config.val_every and (step % config.val_every == 0 or step == config.steps)
+        if not step or not is_due or progress.evaluated == step:
+            return
+        record = self.evaluate(step, config.val_batches)
+        if record is None:
+            return
+        self.schedule.observe(record.val_loss)
+        progress.evaluated = step
+        best = progress.best_loss
+        lower = best is None or record.val_loss < best - config.early_stopping_min_delta
+        progress.waited = 0 if lower else progress.waited + 1
+        if math.isfinite(record.val_loss) and (best is None or record.val_loss < best):
+            progress.best_loss, progress.best_step = record.val_loss, step
+        yield record
+        if 0 < config.early_stopping_patience <= progress.waited and progress.best_loss is not None:
+            progress.ended = True
+            yield EarlyStopRecord(step, progress.best_step, progress.best_loss)
+
+    def _update(self, max_grad_norm: float | None) -> float | None:
         """-> the norm of the gradient; None where it overflowed, and only the scale has changed."""
-        scaler = self.scaler
+        scaler, optimizer = self.scaler, self.optimizer
         if scaler is None:
             return optimizer.step(max_grad_norm)
         try:
@@ -164,23 +289,34 @@ class Training:
 
     def train(self, steps: int, **settings: float | str) -> list[Record]:
         """Trains for `steps` with TrainingConfig's other fields as keywords -> all records."""
-        return list(self.steps(TrainingConfig(steps=steps, **settings)))  # type: ignore[arg-type]
+        config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
+        return [record for record in self.steps(config) if not isinstance(record, SaveRecord)]
 
-    def evaluate(self, step: int, batches: int) -> EvaluationRecord:
-        """Mean losses over `batches` fixed batches of each part."""
-
-        def mean(part: str) -> float:
-            pairs = (self.dataset.evaluation_batch(part, i) for i in range(batches))
-            return sum(self.model.loss(ids, targets) for ids, targets in pairs) / batches
-
+    def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
+        """Mean losses over `batches` fixed batches of each part; None where the run is stopped."""
+        means = []
         with self.model.workspace.profile("Evaluate"):
-            return EvaluationRecord(step, mean("train"), mean("held_out"))
+            for part in ("train", "held_out"):
+                total = 0.0
+                for i in range(batches):
+                    if self._stopping:
+                        return None
+                    total += self.model.loss(*self.dataset.evaluation_batch(part, i))
+                means.append(total / batches)
+        return EvaluationRecord(step, *means)
 
-    def _accumulate(self, step: int, batches: int, batch: Batch | None = None) -> float:
-        """Adds the gradients of the step's batches, drawn into batch -> their mean loss."""
+    def _accumulate(self, step: int, batches: int, batch: Batch | None = None) -> float | None:
+        """Adds the gradients of the step's batches, drawn into batch -> their mean loss.
+
+        None, and nothing is changed, where the run is stopped before all are in.
+        """
         scale = (self.scaler.scale if self.scaler else 1.0) / batches
-        total = 0.0
+        total, passes = 0.0, self.model.passes
         for i in range(batches):
+            if self._stopping:
+                self.model.zero_gradients()
+                self.model.passes = passes
+                return None
             with self.model.workspace.profile("GetBatch"):
                 ids, targets = self.dataset.batch((step - 1) * batches + i, batch)
             total += self.model.loss_and_gradients(ids, targets, scale)

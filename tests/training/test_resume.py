@@ -1,0 +1,299 @@
+"""A run that goes on from a checkpoint is the run that was never broken off, to the bit."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel, safetensors
+from smallmind.cli import main
+from smallmind.training import checkpoint as checkpoints
+from smallmind.training.saving import saved_steps
+from smallmind.training.training import EarlyStopRecord, EvaluationRecord, SaveRecord, StepRecord
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+EVERYTHING = {
+    "grad_accum_steps": 2, "schedule": "plateau", "plateau_patience": 1, "val_every": 7,
+    "val_batches": 1, "early_stopping_patience": 50, "use_gradient_checkpointing": True,
+    "checkpoint_strategy": "every_layer", "log_every": 1, "save_every": 5, "warmup_steps": 3,
+}  # fmt: skip
+
+
+def new_training(dropout=0.1, seed=5, n_embd=24):
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, n_embd, 3, 2, dropout=dropout, seed=3)
+    return Training(model, tokenizer, TEXT, batch_size=3, seed=seed)
+
+
+def digest(training):
+    """Of everything that a step reads, time aside."""
+    state = training.checkpoint()
+    sha = hashlib.sha256()
+    for name, value in sorted(state.tensors.items()):
+        sha.update(name.encode() + value.tobytes())
+    rest = {**state.state, "progress": {**state.state["progress"], "seconds": 0}}
+    return sha.hexdigest(), safetensors.to_json(rest)
+
+
+def shown(records):
+    """What of the records does not depend on the clock."""
+    return [
+        (record.step, record.loss, record.lr, record.grad_norm)
+        if isinstance(record, StepRecord)
+        else record
+        for record in records
+    ]
+
+
+def run(config, until=None, checkpoint=None, tmp_path=None):
+    """Trains up to the SaveRecord of a step -> records, training and what is on disk there."""
+    training, records = new_training(), []
+    for record in training.steps(config, checkpoint):
+        records.append(record)
+        if isinstance(record, SaveRecord) and record.step == until:
+            tmp_path.mkdir()
+            checkpoints.save(tmp_path, training.checkpoint())
+            return records, training, checkpoints.newest(tmp_path)[0]
+    return records, training, None
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_resumed_equals_unbroken(tmp_path, precision):
+    config = TrainingConfig(steps=22, precision=precision, **EVERYTHING)
+    records, unbroken, _ = run(config)
+    for step in (5, 7, 20):  # the second because its evaluation was the best so far
+        first, _, saved = run(config, step, tmp_path=tmp_path / str(step))
+        rest, resumed, _ = run(config, checkpoint=saved)
+        assert shown(first + rest) == shown(records)
+        assert digest(resumed) == digest(unbroken)
+
+
+def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
+    config = TrainingConfig(steps=12, **{**EVERYTHING, "grad_accum_steps": 3})
+    records, unbroken, _ = run(config)
+    for stopped_after in (1, 2, 3, 7, 13):  # batches
+        training = new_training()
+        honest, batches = training.model.loss_and_gradients, 0
+
+        def loss_and_gradients(*arguments, training=training, honest=honest, after=stopped_after):
+            nonlocal batches
+            batches += 1
+            if batches == after:
+                training.stop()
+            return honest(*arguments)
+
+        monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
+        first = list(training.steps(config))
+        assert training.progress.step == stopped_after // 3
+        saved = training.checkpoint()
+        rest, resumed, _ = run(config, checkpoint=saved if saved.step else None)
+        expected = [record for record in shown(records) if not isinstance(record, SaveRecord)]
+        actual = [record for record in shown(first + rest) if not isinstance(record, SaveRecord)]
+        assert actual == expected
+        assert digest(resumed) == digest(unbroken)
+
+
+def test_an_evaluation_that_was_broken_off_comes_again(monkeypatch):
+    config = TrainingConfig(steps=9, **EVERYTHING)
+    records, unbroken, _ = run(config)
+    training = new_training()
+    honest = training.model.loss
+
+    def loss(*arguments):
+        training.stop()
+        return honest(*arguments)
+
+    monkeypatch.setattr(training.model, "loss", loss)
+    first = list(training.steps(config))
+    assert training.progress.step == 7 and training.progress.evaluated == 0
+    rest, resumed, _ = run(config, checkpoint=training.checkpoint())
+    evaluations = [r for r in first + rest if isinstance(r, EvaluationRecord)]
+    assert evaluations == [r for r in records if isinstance(r, EvaluationRecord)]
+    assert digest(resumed) == digest(unbroken)
+
+
+def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
+    config = TrainingConfig(
+        steps=50, val_every=2, early_stopping_patience=3, early_stopping_min_delta=0.1, save_every=0
+    )
+    losses = iter([3.0, 2.5, 2.45, 2.6, 2.44, 9.0])
+    training = new_training()
+
+    def evaluate(step, _):
+        return EvaluationRecord(step, 1.0, next(losses))
+
+    monkeypatch.setattr(training, "evaluate", evaluate)
+    records = list(training.steps(config))
+    assert [r for r in records if isinstance(r, EarlyStopRecord)] == [
+        EarlyStopRecord(step=10, best_step=10, best_loss=2.44)
+    ]
+    assert training.progress.step == 10 and records[-1] == SaveRecord(10, best=True)
+    saved = training.checkpoint()
+    assert [r for r in new_training().steps(config, saved) if not isinstance(r, SaveRecord)] == []
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: new_training(seed=6), "has another data"),
+        (lambda: new_training(n_embd=32), "has another model"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(other, message):
+    training = new_training()
+    config = TrainingConfig(steps=2, val_every=0)
+    list(training.steps(config))
+    with pytest.raises(InputError, match=message):
+        list(other().steps(config, training.checkpoint()))
+    with pytest.raises(InputError, match="has another config"):
+        list(new_training().steps(TrainingConfig(steps=3, val_every=0), training.checkpoint()))
+
+
+def test_saved_steps_saves_what_is_due_and_the_end(tmp_path):
+    config = TrainingConfig(steps=12, save_every=5, val_every=0, keep=2)
+    training = new_training()
+    records = list(saved_steps(training, config, tmp_path))
+    assert not any(isinstance(record, SaveRecord) for record in records)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000010.safetensors", "step-00000012.safetensors"]
+    assert checkpoints.newest(tmp_path)[0].step == 12
+
+
+SMALL = [
+    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
+    "--val-every", "20", "--val-batches", "2", "--warmup-steps", "5", "--log-every", "1",
+    "--save-every", "10", "--dropout", "0.1",
+]  # fmt: skip
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "cats.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss")
+    return [{key: line[key] for key in keys if key in line} for line in lines]
+
+
+def tensors_of(out):
+    return {
+        name: hashlib.sha256(value.tobytes()).hexdigest()
+        for name, value in checkpoints.newest(out)[0].tensors.items()
+    }
+
+
+def smallmind(*arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "smallmind", *arguments], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(["train", text, *SMALL, "--steps", "60", "--out", str(whole)]) == 0
+    arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
+    with smallmind(*arguments) as process:
+        for line in process.stdout:
+            if line.startswith("step 21/60") or line.startswith("step 20/60  training"):
+                process.send_signal(number)
+                break
+        process.stdout.read()
+    if number == signal.SIGKILL:
+        assert process.returncode == -number
+        with open(broken / "metrics.jsonl", "a") as file:
+            file.write('{"step": 59, "loss"')  # a line that was cut
+    else:
+        assert process.returncode == 128 + number
+    capsys.readouterr()
+    assert main(["train", "--resume", str(broken)]) == 0
+    printed = capsys.readouterr().out
+    assert "Goes on after step" in printed
+    assert losses(broken) == losses(whole)
+    assert tensors_of(broken) == tensors_of(whole)
+    assert main(["train", "--resume", str(broken)]) == 0
+    assert "is finished: 60 steps" in capsys.readouterr().out
+
+
+def test_resume_passes_over_what_is_damaged_and_says_so(tmp_path, text, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert main(["train", text, *SMALL, "--steps", "40", "--out", str(whole)]) == 0
+    shutil.copytree(whole, out)
+    for name in ("step-00000040.safetensors", "best.safetensors"):
+        path = out / "checkpoints" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "step-00000040.safetensors is passed over" in printed
+    assert "Goes on after step 30" in printed
+    assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
+
+
+def test_resume_before_the_first_checkpoint_starts_again(tmp_path, text, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert main(["train", text, *SMALL, "--steps", "12", "--out", str(whole)]) == 0
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints")
+    (out / "model.safetensors").unlink()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out)]) == 0
+    assert "Starts again: no checkpoint yet" in capsys.readouterr().out
+    assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
+
+
+def test_resume_auto_takes_the_newest_that_has_not_ended(tmp_path, text, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("older", "newer"):
+        assert main(["train", text, *SMALL, "--steps", "20", "--out", f"runs/{name}"]) == 0
+    assert main(["train", "--resume", "auto"]) == 2
+    assert "runs holds no unfinished run" in capsys.readouterr().err
+    (tmp_path / "runs" / "older" / "checkpoints" / "step-00000020.safetensors").unlink()
+    (tmp_path / "runs" / "older" / "checkpoints" / "best.safetensors").unlink()
+    assert main(["train", "--resume", "auto"]) == 0
+    printed = capsys.readouterr().out
+    assert "Goes on after step 10" in printed and "The run is in runs/older" in printed
+
+
+def test_what_resume_refuses(tmp_path, text, capsys):
+    out = tmp_path / "run"
+    assert main(["train", text, *SMALL, "--steps", "2", "--out", str(out)]) == 0
+    for arguments, message in (
+        (["--resume", str(out), "--steps", "5"], "takes all settings from the run"),
+        (["--resume", str(out), "--size", "nano"], "takes all settings from the run"),
+        (["--resume", str(tmp_path)], "holds no run"),
+    ):
+        assert main(["train", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    with open(text, "a", encoding="utf-8") as file:
+        file.write("more")
+    assert main(["train", "--resume", str(out)]) == 2
+    assert "has changed since the run" in capsys.readouterr().err
+
+
+def test_two_runs_in_one_directory(tmp_path, text):
+    out = tmp_path / "run"
+    with smallmind("train", text, *SMALL, "--steps", "100000", "--out", str(out)) as process:
+        for line in process.stdout:
+            if line.startswith("step"):
+                break
+        second = subprocess.run(
+            [sys.executable, "-m", "smallmind", "train", "--resume", str(out)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        process.kill()
+        process.stdout.read()
+    assert second.returncode == 2
+    assert f"is in use by process {process.pid}" in second.stderr
