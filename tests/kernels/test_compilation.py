@@ -64,10 +64,11 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(packa
 FROM_CACHE = """
 import sys
 import numpy as np
-from smallmind.kernels import compiled
+from smallmind.kernels.gelu import gelu_backward
+from smallmind.kernels.reduce import sum_of_squares
 one = np.ones((1, 1), np.float32)
-compiled.gelu_backward(np.empty_like(one), np.empty_like(one), one, one)
-print(compiled.sum_of_squares(one[0]), "numba.np.polynomial.polynomial_core" in sys.modules)
+gelu_backward(np.empty_like(one), np.empty_like(one), one, one)
+print(sum_of_squares(one[0]), "numba.np.polynomial.polynomial_core" in sys.modules)
 """
 
 

@@ -279,6 +279,7 @@ def test_evaluation_in_other_units():
 
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")
+@pytest.mark.slow
 def test_shakespeare_is_learnt():
     text = SHAKESPEARE.read_text(encoding="utf-8")
     tokenizer = Tokenizer(text)
