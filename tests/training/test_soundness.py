@@ -16,7 +16,7 @@ from smallmind.kernels import scratch
 KERNELS = Path(scratch.__file__).parent
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 
-# Prints a digest of weights, moments and losses after 200 steps, for each number of threads.
+# Digests of weights, moments and losses after some steps, one for each number of threads.
 DIGESTS = f"""
 import hashlib, sys
 import numpy as np
@@ -28,7 +28,8 @@ for count in map(int, sys.argv[1].split(",")):
     compilation.set_threads(count)
     model = TransformerModel(len(set(text)), 40, 72, 2, 3, dropout=0.1)
     training = Training(model, Tokenizer(text), text, batch_size=5)
-    records = training.train(steps=200, val_every=100, val_batches=2)
+    precision, steps = sys.argv[2], int(sys.argv[3])
+    records = training.train(steps, val_every=steps // 2, val_batches=2, precision=precision)
     digest = hashlib.sha256(repr([getattr(r, "loss", r) for r in records]).encode())
     for array in (model.flat.values, training.optimizer.m, training.optimizer.v):
         digest.update(array.tobytes())
@@ -51,8 +52,11 @@ def small_training(backend="numba", dropout=0.1, batch_size=4):
     return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=5)
 
 
-def test_a_run_has_the_same_bits_on_any_number_of_threads():
-    lines = run(DIGESTS, "1,2,3,4", NUMBA_NUM_THREADS="4").splitlines()
+@pytest.mark.parametrize(
+    ("precision", "steps"), [("float32", 200), ("float16", 20), ("bfloat16", 20)]
+)
+def test_a_run_has_the_same_bits_on_any_number_of_threads(precision, steps):
+    lines = run(DIGESTS, "1,2,3,4", precision, str(steps), NUMBA_NUM_THREADS="4").splitlines()
     digests = dict(line.split() for line in lines)
     assert list(digests) == ["1", "2", "3", "4"]
     assert len(set(digests.values())) == 1
@@ -70,10 +74,13 @@ def test_a_run_equals_the_reference_to_rounding():
     assert np.abs(weights[0] - weights[1]).mean() < 1e-5
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-def test_nothing_is_read_before_it_is_written(monkeypatch, backend):
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [("numba", "float32"), ("numba", "float16"), ("numba", "bfloat16"), ("numpy", "float32")],
+)
+def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
     expected = small_training(backend)
-    expected.train(steps=3, val_every=2, val_batches=1)
+    expected.train(steps=3, val_every=2, val_batches=1, precision=precision)
     training = small_training(backend)
     pool = training.model.workspace.pool
     rent = pool.rent
@@ -92,7 +99,7 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend):
 
     monkeypatch.setattr(pool, "rent", rent_poisoned)
     monkeypatch.setattr(scratch._kept, "views", Poisoned())
-    training.train(steps=3, val_every=2, val_batches=1)
+    training.train(steps=3, val_every=2, val_batches=1, precision=precision)
     assert training.model.flat.values.tobytes() == expected.model.flat.values.tobytes()
 
 
