@@ -24,9 +24,18 @@ from bench.peers.job import Sizes
 from smallmind.text.corpus import built_in_text
 
 ROOT = Path(__file__).parent.parent
-PEERS = {"torch": "torch", "torch compile": "torch", "jax": "jax"}  # name -> package
+# name -> package; those in 16 bits are measured where they are asked for.
+PEERS = {
+    "torch": "torch",
+    "torch compile": "torch",
+    "jax": "jax",
+    "ours float16": "smallmind",
+    "ours bfloat16": "smallmind",
+    "torch compile bfloat16": "torch",
+}
 COMPARED = 20  # first steps, whose losses must agree
 AGREEMENT = 1e-3  # nats
+AGREEMENT_OF_HALVES = 2e-2
 TURN = 5  # steps
 SIZES = [
     Sizes(12, 64, 128, 4, 4),
@@ -74,6 +83,10 @@ class _Process:
 def installed() -> list[str]:
     """The peers whose package is there."""
     return [name for name, package in PEERS.items() if importlib.util.find_spec(package)]
+
+
+def _is_half(name: str) -> bool:
+    return name.endswith("float16")
 
 
 def operations(sizes: Sizes, parameters: int) -> int:
@@ -160,7 +173,8 @@ def show(record: dict[str, Any]) -> None:
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
     """Measures and prints; returns the records. Ends with an error where losses disagree."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
-    peers = installed() if options.peers is None else options.peers
+    peers = [name for name in installed() if not _is_half(name)]
+    peers = peers if options.peers is None else options.peers
     missing = [name for name in peers if name not in installed()]
     if missing:
         raise SystemExit(f"--peers: {missing[0]} is not installed; there are {installed()}")
@@ -171,7 +185,8 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         records.append(record)
         show(record)
         for name, result in record["contestants"].items():
-            if not result["worst_difference"] <= AGREEMENT:
+            allowed = AGREEMENT_OF_HALVES if _is_half(name) else AGREEMENT
+            if not result["worst_difference"] <= allowed:
                 raise SystemExit(
                     f"{name}'s losses differ by {result['worst_difference']:.1e} from ours"
                 )

@@ -12,21 +12,23 @@ from typing import Any
 
 from bench.peers.job import Job, Step
 from bench.timing import wait_for_idle_threads
+from smallmind.config import Precision
 from smallmind.memory.tracker import peak_resident_bytes
 
 
 def _build(name: str, work: Job) -> Step:
-    if name == "ours":
+    if name.startswith("ours"):
         from bench.peers import ours
 
-        return ours.build(work)
+        return ours.build(work, Precision(name.removeprefix("ours").strip() or "float32"))
     if name == "jax":
         from bench.peers import jax_model
 
         return jax_model.build(work)
     from bench.peers import torch_model
 
-    return torch_model.build(work, compiled=name == "torch compile")
+    halves = name.endswith("bfloat16")
+    return torch_model.build(work, compiled=name.startswith("torch compile"), halves=halves)
 
 
 def _run(step: Step, first: int, count: int) -> dict[str, list[float]]:

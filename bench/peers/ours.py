@@ -8,10 +8,13 @@ from bench.ceilings import multiply_add
 from bench.peers import job
 from bench.peers.job import Job, Step
 from bench.timing import Contestant, take_in_turn
+from smallmind import LossScaler, Precision
 
 
-def build(work: Job) -> Step:
-    return _step(work, *_prepare(work))
+def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
+    model, optimizer = _prepare(work)
+    model.use_precision(precision)
+    return _step(work, model, optimizer)
 
 
 def ceiling(_: Job) -> float:
@@ -34,10 +37,12 @@ def python_seconds(work: Job, repeat: int = 200) -> float:
 
 
 def _step(work: Job, model: smallmind.TransformerModel, optimizer: smallmind.AdamW) -> Step:
+    scale = LossScaler().scale if model.precision == Precision.FLOAT16 else 1.0
+
     def step(index: int) -> float:
         ids, targets = work.batch(index)
-        loss = model.loss_and_gradients(ids, targets)
-        optimizer.step(job.MAX_GRAD_NORM)
+        loss = model.loss_and_gradients(ids, targets, scale)
+        optimizer.step(job.MAX_GRAD_NORM, scale)
         return loss
 
     return step

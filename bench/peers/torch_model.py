@@ -45,7 +45,8 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def build(work: Job, compiled: bool) -> Step:
+def build(work: Job, compiled: bool, halves: bool) -> Step:
+    """halves: by autocast to bfloat16."""
     model = Model(work.sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -63,7 +64,8 @@ def build(work: Job, compiled: bool) -> Step:
 
     def step(index: int) -> float:
         ids, targets = (torch.from_numpy(array) for array in work.batch(index))
-        loss = forward(ids, targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+            loss = forward(ids, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), job.MAX_GRAD_NORM)
         optimizer.step()
