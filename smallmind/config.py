@@ -178,6 +178,10 @@ def group_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
     return [windows * (i + 1) // groups - windows * i // groups for i in range(groups)]
 
 
+# Fields of TrainingConfig that watch a run, and change nothing of what it learns.
+OBSERVING = ("enable_diagnostics", "check_gradient_health", "diagnostic_interval", "detect_anomaly")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model learns: length, schedule, optimiser, evaluation."""

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, Precision, RunConfig, TrainingConfig, __version__
+from smallmind.config import (
+    OBSERVING,
+    InputError,
+    Precision,
+    RunConfig,
+    TrainingConfig,
+    __version__,
+)
 from smallmind.nn.recompute import CheckpointManager
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
@@ -157,7 +164,7 @@ class Training:
 
     def checkpoint(self) -> Checkpoint:
         """Everything that this run goes on from. The next step changes its tensors."""
-        model, optimizer = self.model, self.optimizer
+        model, optimizer, config = self.model, self.optimizer, dataclasses.asdict(self.config)
         tensors = {f"model.{name}": value for name, value in model.parameters.items()}
         tensors |= {"optimizer.m": optimizer.m, "optimizer.v": optimizer.v}
         state = {
@@ -166,7 +173,7 @@ class Training:
             "schedule": self.schedule.state(),
             "scaler": self.scaler and self.scaler.state(),
             "passes": model.passes,
-            "config": dataclasses.asdict(self.config),
+            "config": {name: value for name, value in config.items() if name not in OBSERVING},
             "model": dataclasses.asdict(model.config),
             "data": {"batch_size": self.dataset.batch_size, "seed": self.dataset.seed},
             "tokenizer": self.tokenizer.state(),
