@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from smallmind.optim.adamw import AdamW
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.diagnostics import GradientDiagnostics
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
 
@@ -42,6 +43,7 @@ _HOMES = {
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.config",
     "GenerationConfig": "smallmind.config",
+    "GradientDiagnostics": "smallmind.training.diagnostics",
     "InputError": "smallmind.config",
     "MemoryTracker": "smallmind.memory.tracker",
     "LossScaler": "smallmind.optim.loss_scaler",
@@ -65,6 +67,7 @@ __all__ = [
     "CheckpointManager",
     "CheckpointStrategy",
     "GenerationConfig",
+    "GradientDiagnostics",
     "InputError",
     "LossScaler",
     "MemoryTracker",

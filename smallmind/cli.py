@@ -1,4 +1,4 @@
-"""The command line: train, generate, evaluate, schedule, export-metrics.
+"""The command line: train, check, generate, evaluate, schedule, export-metrics.
 
 A caller of the library like any other.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from smallmind.box import can_print, draw
 from smallmind.config import (
+    OBSERVING,
     SCHEDULES,
     CheckpointStrategy,
     GenerationConfig,
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import Checkpoint
+    from smallmind.training.diagnostics import HealthRecord
     from smallmind.training.run_directory import RunDirectory
     from smallmind.training.saving import SaveFailedRecord
     from smallmind.training.training import Record, StepRecord, Training
 
-FROM_TEXT = ("vocab_size", "text")  # fields that are no flags
+NO_FLAGS = ("vocab_size", "text", "enable_diagnostics")  # the last is --profile
 SCHEDULE_FIELDS = (
     "steps", "learning_rate", "min_lr", "warmup_steps", "lr_decay_factor", "lr_decay_every",
     "lr_decay_share", "plateau_patience",
@@ -53,6 +55,7 @@ SCHEDULE_FIELDS = (
 CURVE_POINTS = 2000  # of a plot, and the last step
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
+FINDINGS_SHOWN = 3  # of one kind at one step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,32 +86,19 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train a model on a text")
     train.add_argument(
-        "text", nargs="?", default=argparse.SUPPRESS, metavar="TEXT",
-        help="a UTF-8 text file; without it, built-in stories",
-    )  # fmt: skip
-    _add_sources(train)
-    for config in SECTIONS.values():
-        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
-        group = train.add_argument_group(title)
-        for field in dataclasses.fields(config):
-            if field.name not in FROM_TEXT:
-                _add_flag(group, field)
-    group = train.add_argument_group("What is measured on the way")
-    group.add_argument(
-        "--profile", action="store_true", help="show at the end where time and memory went"
-    )
-    group.add_argument(
-        "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
-    )
-    group.add_argument(
-        "--profile-json", metavar="FILE", help="write a trace that chrome://tracing shows"
+        "--dry-run", action="store_true", help="only check, as `smallmind check` does"
     )
     train.add_argument(
         "--resume", metavar="DIR",
-        help="go on with the run in this directory, which needs no other flag but --threads; "
+        help="go on with the run in this directory, which needs no other flag; "
         "auto: the newest in runs that has not ended",
     )  # fmt: skip
+    _add_training_flags(train)
     train.set_defaults(command=_train)
+
+    check = commands.add_parser("check", help="see whether a run would learn, before it is started")
+    _add_training_flags(check)
+    check.set_defaults(command=_train, dry_run=True, resume=None)
 
     generate = commands.add_parser("generate", help="let a trained model write")
     generate.add_argument("--run", required=True, metavar="DIR", help="the directory of the run")
@@ -145,6 +135,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.set_defaults(command=_export_metrics)
     return parser
+
+
+def _add_training_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "text", nargs="?", default=argparse.SUPPRESS, metavar="TEXT",
+        help="a UTF-8 text file; without it, built-in stories",
+    )  # fmt: skip
+    _add_sources(command)
+    for config in SECTIONS.values():
+        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
+        group = command.add_argument_group(title)
+        for field in dataclasses.fields(config):
+            if field.name not in NO_FLAGS:
+                _add_flag(group, field)
+    group = command.add_argument_group("What is measured on the way")
+    group.add_argument(
+        "--profile", dest="enable_diagnostics", action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS, help="show at the end where time and memory went",
+    )  # fmt: skip
+    group.add_argument(
+        "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
+    )
+    group.add_argument(
+        "--profile-json", metavar="FILE", help="the same, and a trace that chrome://tracing shows"
+    )
 
 
 def _add_sources(command: argparse.ArgumentParser) -> None:
@@ -191,6 +206,14 @@ def _settings(options: argparse.Namespace) -> Settings:
     return resolve(options.size, options.preset, options.config, flags)
 
 
+def _observing(options: argparse.Namespace) -> Settings:
+    """The flags that only watch a run: it may be gone on with under others."""
+    flags = {name: value for name, value in vars(options).items() if name in OBSERVING}
+    if options.profile_wide or options.profile_json:
+        flags["enable_diagnostics"] = True
+    return flags
+
+
 def _config(kind: Any, settings: Settings, **known: Any) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in settings.items() if name in names}
@@ -207,7 +230,7 @@ def _train(options: argparse.Namespace) -> int:
         _check_writable("--profile-json", Path(options.profile_json))
     if options.resume:
         return _resume(options)
-    settings = _settings(options)
+    settings = {**_settings(options), **_observing(options)}
     run_config = _config(RunConfig, settings)
     training_config = _config(TrainingConfig, settings)
     if training_config.checkpoint_strategy and not training_config.use_gradient_checkpointing:
@@ -224,6 +247,8 @@ def _train(options: argparse.Namespace) -> int:
     with _kernels(run_config, console):
         threads = _set_threads(run_config)
         training = _training(model_config, training_config, run_config, text, tokenizer)
+        if options.dry_run:
+            return _show_checks(console, training)
         path = Path(run_config.out) if run_config.out else default_directory(name)
         directory = RunDirectory.create(path)
         run_config = dataclasses.replace(
@@ -238,9 +263,10 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    """Goes on with a run: everything but the number of threads is as it was."""
-    given = sorted(name for name in vars(options) if name in FIELDS and name != "threads")
-    if given or options.size or options.preset or options.config:
+    """Goes on with a run: all is as it was but the number of threads and who watches."""
+    changeable = ("threads", *OBSERVING)
+    given = [name for name in vars(options) if name in FIELDS and name not in changeable]
+    if given or options.size or options.preset or options.config or options.dry_run:
         raise InputError("--resume takes all settings from the run; leave the others out")
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import newest
@@ -257,20 +283,21 @@ def _resume(options: argparse.Namespace) -> int:
     if "threads" in options:
         run_config = dataclasses.replace(run_config, threads=options.threads)
     tokenizer = Tokenizer(text, run_config.tokenizer)
+    training_config = dataclasses.replace(saved["training"], **_observing(options))
     checkpoint, passed_over = newest(path)
     for file, reason in passed_over:
         console.warning(f"{file.name} is passed over: {reason}")
     with _kernels(run_config, console):
         run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
-        if checkpoint and is_finished(checkpoint, saved["training"]) and directory.has_model():
+        if checkpoint and is_finished(checkpoint, training_config) and directory.has_model():
             console.line(f"The run in {path} is finished: {checkpoint.step} steps")
             return 0
-        training = _training(saved["model"], saved["training"], run_config, text, tokenizer)
-        _describe(console, name, text, training, saved["training"], run_config)
+        training = _training(saved["model"], training_config, run_config, text, tokenizer)
+        _describe(console, name, text, training, training_config, run_config)
         step = checkpoint.step if checkpoint else 0
         console.line(f"Goes on after step {step}" if step else "Starts again: no checkpoint yet")
         return _train_on(
-            console, options, directory, training, saved["training"], run_config, text, checkpoint
+            console, options, directory, training, training_config, run_config, text, checkpoint
         )
 
 
@@ -301,7 +328,7 @@ def _train_on(
     try:
         with RunLock(directory.path):
             directory.cut_metrics(checkpoint.step if checkpoint else 0)
-            with _profiled(console, training, options):
+            with _profiled(console, training, training_config, options):
                 status = _run(console, training, training_config, directory, checkpoint)
             if not status:
                 _show_result(console, training, of_stories=run_config.text is None)
@@ -333,6 +360,7 @@ def _run(
         for record in saved_steps(training, config, directory.path, checkpoint):
             directory.log(record)
             progress.show(record)
+        progress.show_health_of_run()
         directory.flush()
         directory.save_model(training.model, training.tokenizer)
     if received:
@@ -370,30 +398,46 @@ def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def _show_checks(console: Console, training: "Training") -> int:
+    """A line a check and the verdict -> exit status."""
+    from smallmind.training.preflight import preflight
+
+    failed = checks = 0
+    for check in preflight(training):
+        verdict = "ok    " if check.passed else "FAILED"
+        console.line(f"{verdict}  {check.name}: {check.measured}; expected {check.expected}")
+        checks, failed = checks + 1, failed + (not check.passed)
+    if failed:
+        console.line(f"{failed} of {checks} checks failed: this model would not train as it should")
+    else:
+        console.line(f"All {checks} checks passed: nothing was written, the run can start")
+    return 1 if failed else 0
+
+
 @contextlib.contextmanager
 def _profiled(
-    console: Console, training: "Training", options: argparse.Namespace
+    console: Console,
+    training: "Training",
+    config: TrainingConfig,
+    options: argparse.Namespace,
 ) -> Iterator[None]:
-    """Within the block everything is measured, if asked for; shown and written at its end."""
-    shows = options.profile or options.profile_wide
-    if not shows and not options.profile_json:
+    """Around a run: what was measured, if asked for, is shown and written at its end."""
+    if not config.enable_diagnostics:
         yield
         return
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.training.profiler import TrainingProfiler
 
-    profiler = TrainingProfiler(keep_events=bool(options.profile_json))
+    profiler = training.profiler = TrainingProfiler(keep_events=bool(options.profile_json))
     tracker = MemoryTracker()
     tracker.snapshot("Before training")
     try:
-        with profiler.watch(training.model):
-            yield
+        yield
     finally:
         tracker.snapshot("After training")
-        if shows:
-            ascii_only = not can_print(console.stream)
-            console.line(profiler.report(options.profile_wide, ascii_only).rstrip())
-            console.line(tracker.report(ascii_only).rstrip())
+        ascii_only = not can_print(console.stream)
+        console.line(profiler.report(options.profile_wide, ascii_only).rstrip())
+        console.line(tracker.report(ascii_only).rstrip())
         if options.profile_json:
             profiler.save_trace(options.profile_json)
             console.line(f"The trace is in {options.profile_json}")
@@ -535,8 +579,11 @@ class _Progress:
         self.steps = steps
         self.records = 0
         self.first: StepRecord | None = None
+        self.looks = 0  # at the health of the run
+        self.known: set[tuple[str, str]] = set()  # what they found: name and problem
 
     def show(self, record: "Record | SaveFailedRecord") -> None:
+        from smallmind.training.diagnostics import HealthRecord
         from smallmind.training.saving import SaveFailedRecord
         from smallmind.training.training import (
             EarlyStopRecord,
@@ -568,6 +615,9 @@ class _Progress:
                 f"Loss scale: {record.loss_scale:g}"
             )
             return
+        if isinstance(record, HealthRecord):
+            self._show_health(record)
+            return
         if not isinstance(record, StepRecord):
             return
         if self.first is None:
@@ -582,6 +632,24 @@ class _Progress:
         elif self.records % PLAIN_EVERY == 0 or record.step == self.steps:
             self.console.line(text)
         self.records += 1
+
+    def _show_health(self, record: "HealthRecord") -> None:
+        """A line a finding, once in a run; of many alike the first few and their number."""
+        self.looks += 1
+        place = f"Step {record.step}"
+        new = [f for f in record.findings if (f.name, f.problem) not in self.known]
+        self.known |= {(finding.name, finding.problem) for finding in new}
+        for problem in dict.fromkeys(finding.problem for finding in new):
+            alike = [finding for finding in new if finding.problem == problem]
+            for finding in alike[:FINDINGS_SHOWN]:
+                self.console.warning(f"{place}: {finding}")
+            if (more := len(alike) - FINDINGS_SHOWN) > 0:
+                self.console.warning(f"{place}: {problem} {more} times more, all in metrics.jsonl")
+
+    def show_health_of_run(self) -> None:
+        """So that who asked for it hears of good health too."""
+        if self.looks and not self.known:
+            self.console.line(f"Health: nothing found in {self.looks} looks at the run")
 
 
 def _show_result(console: Console, training: "Training", of_stories: bool) -> None:

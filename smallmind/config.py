@@ -178,6 +178,10 @@ def group_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
     return [windows * (i + 1) // groups - windows * i // groups for i in range(groups)]
 
 
+# Fields of TrainingConfig that watch a run, and change nothing of what it learns.
+OBSERVING = ("enable_diagnostics", "check_gradient_health", "diagnostic_interval", "detect_anomaly")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model learns: length, schedule, optimiser, evaluation."""
@@ -224,6 +228,14 @@ class TrainingConfig:
     )
     windows_at_once: int | None = setting(
         None, "windows of a batch in memory at once; default: 2048 tokens of them", low=1
+    )
+    enable_diagnostics: bool = setting(False, "show at the end where time and memory went")
+    check_gradient_health: bool = setting(
+        False, "look for gradients, updates and hidden units that are not healthy"
+    )
+    diagnostic_interval: int = setting(100, "steps between those looks", low=1)
+    detect_anomaly: bool = setting(
+        False, "stop at the first NaN or Inf and name its layer; slows the steps down"
     )
     use_gradient_checkpointing: bool = setting(
         False, "keep fewer activations, and compute them again on the way back"

@@ -13,6 +13,8 @@ import pytest
 from smallmind import safetensors
 from smallmind.cli import main
 from smallmind.config import SCHEDULES
+from smallmind.kernels import compiled
+from smallmind.nn.transformer import TransformerModel
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SMALL = [
@@ -62,6 +64,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     }  # fmt: skip
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
+    assert config["training"]["enable_diagnostics"] is False
     assert config["training"]["steps"] == 30 and config["training"]["learning_rate"] == 1e-3
     assert config["run"]["batch_size"] == 4 and config["run"]["out"] == str(run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -148,6 +151,91 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
 
 
+HEALTH = ["--check-gradient-health", "--diagnostic-interval", "10"]
+
+
+def test_a_finding_is_shown_once_and_kept_every_time(text, tmp_path, capsys, monkeypatch):
+    right = TransformerModel._initialise
+
+    def initialise(model, seed):
+        right(model, seed)
+        model.parameters["blocks.0.mlp.expansion.bias"][...] = -100
+
+    monkeypatch.setattr(TransformerModel, "_initialise", initialise)
+    out = tmp_path / "run"
+    assert main(["train", text, *SMALL, *HEALTH, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("blocks.0.mlp.expansion: 64 of 64 hidden units are dead") == 1
+    # Five parameters get no gradient: three lines, and how many more.
+    assert printed.count("all gradients are zero") == 3
+    assert "Step 1: zero 2 times more, all in metrics.jsonl" in printed and "Health:" not in printed
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if "findings" in line]
+    assert [line["step"] for line in kept] == [1, 10, 20, 30]
+    for line in kept:
+        assert sum(finding["problem"] == "zero" for finding in line["findings"]) == 5
+    assert 0 < kept[1]["update_ratios"]["token_embedding.weight"] < 1
+
+
+def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, capsys):
+    (tmp_path / "run.toml").write_text("[training]\nenable_diagnostics = true\n")
+    flags = [text, *SMALL, "--config", str(tmp_path / "run.toml")]
+    for number, (more, told) in enumerate((([], 1), (["--no-profile"], 0))):
+        assert main(["train", *flags, *more, "--out", str(tmp_path / str(number))]) == 0
+        assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == told
+
+
+def test_good_health_is_told_to_who_asked(text, tmp_path, capsys):
+    for number, (flags, told) in enumerate(((HEALTH, 1), ([], 0))):
+        assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / str(number))]) == 0
+        printed = capsys.readouterr().out
+        assert printed.count("Health: nothing found in 4 looks at the run") == told
+
+
+def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, monkeypatch):
+    right = TransformerModel._initialise
+
+    def initialise(model, seed):
+        right(model, seed)
+        model.parameters["blocks.0.mlp.expansion.weight"][2, 3] = float("nan")
+
+    monkeypatch.setattr(TransformerModel, "_initialise", initialise)
+    out = tmp_path / "run"
+    assert main(["train", text, *SMALL, "--detect-anomaly", "--out", str(out)]) == 1
+    assert capsys.readouterr().err == (
+        "smallmind: the first NaN is in the forward pass of blocks.0.mlp.expansion (matmul_gelu, "
+        "training pass 1): blocks.0.mlp.expansion.weight is not finite itself; go back to weights "
+        "that are\n"
+    )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", [["check"], ["train", "--dry-run"]])
+def test_a_check_before_the_run(text, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    flags = [text, *SMALL, "--out", "run", "--n-embd", "32"]
+    assert main([*command, *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ("loss at", "gradient of every", "compiled kernels", "memorising 8", "gradient check")
+    assert [line[:8] for line in lines[-6:-1]] == ["ok      "] * 5
+    for line, name in zip(lines[-6:-1], names, strict=True):
+        assert line[8:].startswith(name) and "; expected " in line
+    assert lines[-1] == "All 5 checks passed: nothing was written, the run can start"
+    right = compiled.gelu_backward
+
+    def wrong(dx, *arguments):
+        right(dx, *arguments)
+        dx *= 1.01
+
+    monkeypatch.setattr(compiled, "gelu_backward", wrong)
+    assert main([*command, *flags]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("FAILED  compiled kernels against NumPy: gradients differ by")
+    assert lines[-1] == "1 of 5 checks failed: this model would not train as it should"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
 def test_the_wide_profile_in_ascii(text, tmp_path):
     command = [sys.executable, "-m", "smallmind", "train", text, *SMALL, "--profile-wide"]
     shown = subprocess.run(
@@ -184,6 +272,9 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
         (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot be written"),
         (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
+        (["check", str(tmp_path / "none")], "does not exist"),
+        (["check", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
+        (["train", text, "--diagnostic-interval", "0"], "diagnostic_interval=0 must be at least 1"),
         (["train", text, "--checkpoint-strategy", "custom"], "needs --use-gradient-checkpointing"),
         (["train", text, "--config", str(tmp_path / "no.toml")], "no.toml: No such file"),
         (["train", text, "--config", str(run / "metrics.jsonl")], "is not TOML"),
@@ -217,6 +308,8 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
         "--backend", "--tokenizer", "--out", "--log-every", "--schedule", "--lr-decay-factor",
         "--lr-decay-every", "--lr-decay-share", "--plateau-patience", "--size", "--preset",
         "--config",
+        "--check-gradient-health",
+        "--diagnostic-interval", "--detect-anomaly", "--profile", "--dry-run",
     ):  # fmt: skip
         assert flag in printed, flag
 

@@ -15,6 +15,7 @@ class Attention:
         self, workspace: Workspace, parameters: Parameters, name: str, n_head: int, site: int
     ) -> None:
         self.workspace = workspace
+        self.name = name
         self.n_head = n_head
         self.site = site
         self.qkv_linear = Linear(workspace, parameters, f"{name}.qkv")

@@ -11,6 +11,7 @@ class Linear:
 
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
         self.workspace = workspace
+        self.name = name
         self.weight = parameters.used[f"{name}.weight"]
         self.dweight = parameters.gradient[f"{name}.weight"]
         self.bias = parameters.used.get(f"{name}.bias")

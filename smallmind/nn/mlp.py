@@ -11,6 +11,7 @@ from smallmind.nn.workspace import Workspace
 class MLP:
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str, site: int) -> None:
         self.workspace = workspace
+        self.name = name
         self.expansion = Linear(workspace, parameters, f"{name}.expansion")
         self.projection = Projection(workspace, parameters, f"{name}.projection", site)
 

@@ -15,6 +15,7 @@ class Projection:
         self, workspace: Workspace, parameters: Parameters, name: str, dropout_site: int
     ) -> None:
         self.workspace = workspace
+        self.name = name
         self.linear = Linear(workspace, parameters, name)
         self.dropout = Dropout(workspace, dropout_site)
 

@@ -13,6 +13,8 @@ from smallmind.kernels import reference
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.randomness import mix
 
+Kernel = Callable[..., Any]
+
 _NOTHING = nullcontext()
 
 
@@ -83,6 +85,16 @@ class Workspace:
             finally:
                 self._busy.release()
 
+    @contextmanager
+    def wrapped_kernels(self, wrap: Callable[[str, Kernel], Kernel]) -> Iterator[None]:
+        """Within the block each kernel is wrap(its name, the kernel)."""
+        kernels = self.kernels
+        self.kernels = _WrappedKernels(kernels, wrap)
+        try:
+            yield
+        finally:
+            self.kernels = kernels
+
     @property
     def training(self) -> bool:
         """Whether a backward pass follows."""
@@ -95,6 +107,19 @@ class Workspace:
     def dropout_key(self, site: int) -> int:
         """The key of one place in the model: the same in the forward and backward of a pass."""
         return mix(self.seed, self.pass_number or 0, site)
+
+
+class _WrappedKernels:
+    """The kernels of a back end, each as `wrap` makes it."""
+
+    def __init__(self, kernels: Any, wrap: Callable[[str, Kernel], Kernel]) -> None:
+        self._kernels = kernels
+        self._wrap = wrap
+
+    def __getattr__(self, name: str) -> Kernel:
+        wrapped = self._wrap(name, getattr(self._kernels, name))
+        setattr(self, name, wrapped)  # made once
+        return wrapped
 
 
 def _kernels(backend: str) -> ModuleType:

@@ -33,8 +33,14 @@ class MetricsTable:
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        for row in self.rows:
+            writer.writerow({name: _cell(value) for name, value in row.items()})
         return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Lists and dictionaries, as of findings, as JSON: one cell."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def read_metrics(run: Path) -> MetricsTable:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -17,6 +17,7 @@ import numpy as np
 
 from smallmind import box
 from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Kernel
 
 TITLE = "TRAINING PERFORMANCE REPORT"
 WIDTHS = [28, 10, 8, 6, 7]  # of the guide's columns
@@ -126,14 +127,27 @@ class TrainingProfiler:
     def watch(self, model: TransformerModel) -> Iterator[None]:
         """Within the block the model's passes, its optimizer and every kernel are measured."""
         workspace = model.workspace
-        kernels, profile = workspace.kernels, workspace.profile
-        if self.enabled:
-            workspace.profile = self.profile
-            workspace.kernels = _ProfiledKernels(kernels, self.profile)
-        try:
+        profile = workspace.profile
+        if not self.enabled:
             yield
+            return
+        workspace.profile = self.profile
+        try:
+            with workspace.wrapped_kernels(self._profiled):
+                yield
         finally:
-            workspace.kernels, workspace.profile = kernels, profile
+            workspace.profile = profile
+
+    def _profiled(self, name: str, kernel: Kernel) -> Kernel:
+        """The kernel in a scope of its name, with the bytes of its arrays."""
+
+        @functools.wraps(kernel)
+        def profiled(*arguments: Any, **named: Any) -> Any:
+            arrays = [x for x in (*arguments, *named.values()) if isinstance(x, np.ndarray)]
+            with self.profile(name, sum(x.nbytes for x in arrays)):
+                return kernel(*arguments, **named)
+
+        return profiled
 
     def _keep(self, event: tuple[str, int, int, int]) -> None:
         assert self._events is not None
@@ -206,27 +220,6 @@ class TrainingProfiler:
             "otherData": {"events left out": self._dropped},
         }
         Path(path).write_text(json.dumps(trace) + "\n", encoding="utf-8")
-
-
-class _ProfiledKernels:
-    """The kernels of a back end, each in a scope of its name with the bytes of its arrays."""
-
-    def __init__(self, kernels: Any, profile: Callable[..., AbstractContextManager[None]]) -> None:
-        self._kernels = kernels
-        self._profile = profile
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(self._kernels, name)
-        profile = self._profile
-
-        @functools.wraps(kernel)
-        def profiled(*arguments: Any, **named: Any) -> Any:
-            arrays = [x for x in (*arguments, *named.values()) if isinstance(x, np.ndarray)]
-            with profile(name, sum(x.nbytes for x in arrays)):
-                return kernel(*arguments, **named)
-
-        setattr(self, name, profiled)  # made once
-        return profiled
 
 
 def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]) -> None:

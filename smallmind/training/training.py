@@ -9,7 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, Precision, RunConfig, TrainingConfig, __version__
+from smallmind.config import (
+    OBSERVING,
+    InputError,
+    Precision,
+    RunConfig,
+    TrainingConfig,
+    __version__,
+)
 from smallmind.nn.recompute import CheckpointManager
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
@@ -18,6 +25,8 @@ from smallmind.optim.schedule import Schedule, schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Checkpoint
+from smallmind.training.diagnostics import HealthRecord, checked_update, not_finite, watched
+from smallmind.training.profiler import TrainingProfiler
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,9 @@ class EarlyStopRecord:
     best_loss: float
 
 
-Record = StepRecord | EvaluationRecord | OverflowRecord | SaveRecord | EarlyStopRecord
+Record = (
+    StepRecord | EvaluationRecord | OverflowRecord | HealthRecord | SaveRecord | EarlyStopRecord
+)
 
 
 @dataclass
@@ -119,6 +130,7 @@ class Training:
         self.schedule: Schedule = schedule(self.config)
         self.scaler: LossScaler | None = None  # where it was in float16
         self._stopping = False
+        self.profiler = TrainingProfiler()  # of those that enable_diagnostics measures
 
     def steps(
         self, config: TrainingConfig, checkpoint: Checkpoint | None = None
@@ -128,6 +140,9 @@ class Training:
         From checkpoint on, where it is given, as if the run had never been broken off. A SaveRecord
         is yielded when it is time to save one. The caller may stop whenever it likes.
 
+        With `check_gradient_health` there is a HealthRecord at the first step and every
+        `diagnostic_interval` steps; with `enable_diagnostics`, a report in `profiler`.
+
         FloatingPointError where the loss is not finite, or in float16 where no scale of it keeps
         the gradient finite; the weights are then those before that step. InputError where the
         checkpoint is another run's.
@@ -136,7 +151,11 @@ class Training:
         if checkpoint:
             self._restore(checkpoint)
         shape, pool = (self.dataset.batch_size, self.dataset.block_size), self.model.workspace.pool
-        with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
+        with (
+            pool.borrow(shape, np.int32) as ids,
+            pool.borrow(shape, np.int32) as targets,
+            watched(self.model, config, self.profiler),
+        ):
             yield from self._steps((ids, targets))
 
     def stop(self) -> None:
@@ -145,7 +164,7 @@ class Training:
 
     def checkpoint(self) -> Checkpoint:
         """Everything that this run goes on from. The next step changes its tensors."""
-        model, optimizer = self.model, self.optimizer
+        model, optimizer, config = self.model, self.optimizer, dataclasses.asdict(self.config)
         tensors = {f"model.{name}": value for name, value in model.parameters.items()}
         tensors |= {"optimizer.m": optimizer.m, "optimizer.v": optimizer.v}
         state = {
@@ -154,7 +173,7 @@ class Training:
             "schedule": self.schedule.state(),
             "scaler": self.scaler and self.scaler.state(),
             "passes": model.passes,
-            "config": dataclasses.asdict(self.config),
+            "config": {name: value for name, value in config.items() if name not in OBSERVING},
             "model": dataclasses.asdict(model.config),
             "data": {"batch_size": self.dataset.batch_size, "seed": self.dataset.seed},
             "tokenizer": self.tokenizer.state(),
@@ -218,17 +237,18 @@ class Training:
                     f"the loss became {loss} at step {step}: lower the learning rate, "
                     f"now {config.learning_rate}"
                 )
-            optimizer.learning_rate = self.schedule.lr(step - 1)
-            norm = self._update(config.max_grad_norm or None)
+            rate = optimizer.learning_rate = self.schedule.lr(step - 1)
+            with checked_update(self.model, config, step, rate, batch, self.scaler) as health:
+                norm = self._update(config.max_grad_norm or None)
             progress.step = step
             now = time.perf_counter()
             progress.seconds = now - start
+            yield from health
             if norm is None:
                 assert self.scaler
                 yield OverflowRecord(step, self.scaler.scale)
             elif step % config.log_every == 0 or step in (1, config.steps):
                 speed = (step - last_step) * tokens_per_step / (now - last_time)
-                rate = optimizer.learning_rate
                 yield StepRecord(step, loss, rate, norm, speed, progress.seconds)
                 last_time, last_step = now, step
             before = time.perf_counter()
@@ -272,20 +292,16 @@ class Training:
         except FloatingPointError:
             scaler.update(overflowed=True)
             if scaler.is_lost:
+                first = not_finite(self.model)[0].name
                 raise FloatingPointError(
                     f"{scaler.skips} gradients in a row overflowed float16, down to a loss scale "
-                    f"of {scaler.scale:g}; {self._first_overflow()} was the first: lower the "
+                    f"of {scaler.scale:g}; {first} was the first: lower the "
                     "learning rate, or take precision bfloat16 or float32"
                 ) from None
             self.model.zero_gradients()
             return None
         scaler.update(overflowed=False)
         return norm
-
-    def _first_overflow(self) -> str:
-        """The parameter whose gradient, of those not finite, the backward pass reached first."""
-        gradients = reversed(list(self.model.gradients.items()))
-        return next(name for name, gradient in gradients if not np.isfinite(gradient).all())
 
     def train(self, steps: int, **settings: float | str) -> list[Record]:
         """Trains for `steps` with TrainingConfig's other fields as keywords -> all records."""

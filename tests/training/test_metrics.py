@@ -99,3 +99,12 @@ def test_a_directory_without_metrics_is_refused(tmp_path):
     write(tmp_path, [])
     with pytest.raises(InputError, match="has no records yet"):
         read_metrics(tmp_path)
+
+
+def test_findings_and_ratios_are_json_in_a_cell_each(tmp_path):
+    finding = {"name": "head.weight", "problem": "zero", "message": "all gradients, all of them"}
+    record = {"step": 1, "findings": [finding], "update_ratios": {"head.weight": 0.5}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    (row,) = csv.DictReader(io.StringIO(read_metrics(tmp_path).to_csv()))
+    assert json.loads(row["findings"]) == [finding]
+    assert json.loads(row["update_ratios"]) == {"head.weight": 0.5}

@@ -242,6 +242,22 @@ def test_resume_passes_over_what_is_damaged_and_says_so(tmp_path, text, capsys):
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
+def test_a_run_may_be_watched_from_its_checkpoint_on(tmp_path, text, capsys):
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    assert main(["train", text, *SMALL, "--steps", "20", "--out", str(whole)]) == 0
+    shutil.copytree(whole, out)
+    for name in ("step-00000020.safetensors", "best.safetensors"):
+        (out / "checkpoints" / name).unlink()
+    watching = ["--detect-anomaly", "--check-gradient-health", "--profile"]
+    capsys.readouterr()
+    assert main(["train", "--resume", str(out), *watching, "--diagnostic-interval", "15"]) == 0
+    printed = capsys.readouterr().out
+    assert "Goes on after step 10" in printed and "PERFORMANCE REPORT" in printed
+    learnt = losses(out)
+    learnt.remove({"step": 15})  # what is left of the look at its health
+    assert learnt == losses(whole) and tensors_of(out) == tensors_of(whole)
+
+
 def test_resume_before_the_first_checkpoint_starts_again(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "12", "--out", str(whole)]) == 0
@@ -273,6 +289,7 @@ def test_what_resume_refuses(tmp_path, text, capsys):
     for arguments, message in (
         (["--resume", str(out), "--steps", "5"], "takes all settings from the run"),
         (["--resume", str(out), "--size", "nano"], "takes all settings from the run"),
+        (["--resume", str(out), "--dry-run"], "takes all settings from the run"),
         (["--resume", str(tmp_path)], "holds no run"),
     ):
         assert main(["train", *arguments]) == 2

@@ -1,0 +1,190 @@
+"""Each check before a run passes what is right, and fails a fault that is planted for it."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smallmind import Tokenizer, Training, TransformerModel
+from smallmind.config import ModelConfig
+from smallmind.kernels import compiled, reference
+from smallmind.training import preflight as module
+from smallmind.training.preflight import (
+    distinct_samples,
+    gradient_check,
+    gradient_errors,
+    preflight,
+    small_config,
+)
+
+TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
+
+
+def small_training(**settings):
+    tokenizer = Tokenizer(TEXT)
+    defaults = {"block_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = TransformerModel(tokenizer.vocab_size, **{**defaults, **settings})
+    return Training(model, tokenizer, TEXT, batch_size=4)
+
+
+def failed(training):
+    """The first words of the checks that failed, and what was measured."""
+    return {
+        check.name.split(",")[0].split(" 8")[0]: check.measured
+        for check in preflight(training)
+        if not check.passed
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"backend": "numpy"},
+        {"dropout": 0.5, "bias": False, "tie_weights": False, "n_head": 4, "n_layer": 1},
+        {"block_size": 1, "n_embd": 16},
+    ],
+)
+def test_a_sound_model_passes_and_stays_as_it_is(settings, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    training = small_training(**settings)
+    values = training.model.flat.values.copy()
+    checks = list(preflight(training))
+    assert len(checks) == (4 if "backend" in settings else 5)
+    assert [check for check in checks if not check.passed] == []
+    np.testing.assert_array_equal(training.model.flat.values, values)
+    assert not training.model.flat.gradients.any() and training.model.passes == 0
+    assert not list(Path().iterdir())
+
+
+def test_what_is_measured_stands_beside_what_is_expected():
+    V = len(set(TEXT))
+    first, gradients, kernels, memory, check = preflight(small_training())
+    assert first.expected.startswith(f"ln {V} = {math.log(V):.3f}")
+    assert float(first.measured.split()[0]) == pytest.approx(math.log(V), abs=0.2)
+    assert gradients.measured.startswith("28 of 28 ")
+    assert float(kernels.measured.split()[3]) < 1e-5
+    assert "within 100 steps" in memory.expected and "at learning rate" in memory.measured
+    assert check.name.endswith("2 x 16 channels, 2 heads")  # the sizes that were shrunk
+    assert float(check.measured.split()[2].rstrip(",")) < 1e-7
+
+
+@pytest.mark.parametrize("factor", [30, -30])
+def test_a_broken_initialisation_begins_too_high(factor):
+    training = small_training()
+    training.model.parameters["token_embedding.weight"][...] *= factor
+    assert "loss at the start" in failed(training)
+
+
+def test_a_dead_layer_leaves_parameters_without_a_gradient():
+    training = small_training()
+    training.model.parameters["blocks.1.mlp.expansion.bias"][...] = -100
+    measured = failed(training)["gradient of every parameter"]
+    # Both of the norm, both of the expansion, and the projection's weight.
+    assert measured.startswith("blocks.1.mlp_norm.weight: all gradients are zero")
+    assert measured.endswith("(and 4 more)")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_weights_that_are_not_finite_fail_and_do_not_stop_the_checks():
+    training = small_training()
+    training.model.parameters["final_norm.weight"][3] = np.nan
+    assert set(failed(training)) == {
+        "loss at the start",
+        "gradient of every parameter",
+        "compiled kernels against NumPy",
+        "memorising",
+    }
+
+
+def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(monkeypatch):
+    right = compiled.embedding_backward
+
+    def wrong(dtoken_weight, *arguments):
+        right(dtoken_weight, *arguments)
+        dtoken_weight[0, 0] = np.inf
+
+    monkeypatch.setattr(compiled, "embedding_backward", wrong)
+    found = failed(small_training())
+    assert found["memorising"].startswith("loss nan after 0 steps")
+
+
+@pytest.mark.parametrize("name", ["layernorm_backward", "gelu_backward", "matmul_transpose_b"])
+def test_a_kernel_whose_result_is_wrong_by_a_hundredth(monkeypatch, name):
+    for kernels, check in (
+        (compiled, "compiled kernels against NumPy"),
+        (reference, "gradient check"),
+    ):
+        right = getattr(kernels, name)
+
+        def wrong(out, *arguments, right=right):
+            right(out, *arguments)
+            out *= 1.01
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, name, wrong)
+            assert check in failed(small_training(tie_weights=False, n_layer=1))
+
+
+def test_an_optimiser_that_goes_uphill_memorises_nothing(monkeypatch):
+    right = compiled.adamw
+
+    def wrong(parameters, gradients, *arguments):
+        gradients *= -1
+        right(parameters, gradients, *arguments)
+
+    monkeypatch.setattr(compiled, "adamw", wrong)
+    assert set(failed(small_training())) == {"memorising"}
+
+
+def test_a_gradient_wrong_by_a_thousandth_fails_under_its_name(monkeypatch):
+    model = TransformerModel(11, 7, 12, 2, 3, backend="numpy", dtype=np.float64)
+    random = np.random.default_rng(0)
+    for value in model.parameters.values():
+        value += 0.3 * random.standard_normal(value.shape)
+    data = random.integers(0, 11, (2, 8))
+    before = model.flat.values.copy()
+    right = model.loss_and_gradients
+    assert max(gradient_errors(model, data[:, :-1], data[:, 1:]).values()) < 1e-6
+    np.testing.assert_array_equal(model.flat.values, before)
+
+    def wrong(*batch):
+        loss = right(*batch)
+        model.gradients["blocks.1.attention.qkv.bias"][...] *= 1.001
+        return loss
+
+    monkeypatch.setattr(model, "loss_and_gradients", wrong)
+    errors = gradient_errors(model, data[:, :-1], data[:, 1:])
+    assert errors.pop("blocks.1.attention.qkv.bias") > 1e-5
+    assert max(errors.values()) < 1e-6
+
+
+def test_the_gradient_check_takes_no_longer_for_a_large_model():
+    large = ModelConfig(
+        50257, 1024, n_layer=48, n_head=25, n_embd=1600, dropout=0.9, bias=False, tie_weights=False
+    )
+    small = small_config(large)
+    assert (small.vocab_size, small.block_size, small.n_layer) == (13, 7, 2)
+    assert (small.n_head, small.n_embd) == (3, 24)
+    assert not small.bias and not small.tie_weights and small.dropout == 0.2
+    assert gradient_check(large).passed
+
+
+def test_samples_begin_each_in_their_own_way():
+    ids, targets = distinct_samples(small_training(block_size=40).dataset)
+    assert ids.shape == targets.shape == (8, 16)
+    assert len(set(ids[:, 0])) == 8
+    np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
+
+
+def test_a_text_of_one_character_can_be_checked():
+    tokenizer = Tokenizer("a")
+    training = Training(TransformerModel(1, 8, 16, 1, 2), tokenizer, "a" * 100)
+    # There is nothing to learn: no gradient, and that is said.
+    assert set(failed(training)) == {"gradient of every parameter"}
+
+
+def test_memorising_gives_up_after_its_steps(monkeypatch):
+    monkeypatch.setattr(module, "RATE_BY_WIDTH", 1e-6)
+    assert failed(small_training())["memorising"].split(" after ")[1].startswith("100 steps")
