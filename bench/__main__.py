@@ -1,4 +1,4 @@
-"""python -m bench COMMAND: kernels, step, start.
+"""python -m bench COMMAND: kernels, step, start, memory.
 
 What decides which machine code runs is read from the environment by NumPy, Numba and PyTorch as
 they are imported, so the arguments are read first.
@@ -9,7 +9,9 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -83,7 +85,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     start = commands.add_parser("start", help="compiling kernels, and loading them from the cache")
     start.add_argument("--rounds", type=_count, default=3, help="later starts")
 
-    for command in (kernels, step, start):
+    memory = commands.add_parser("memory", help="what training holds, beside its estimate")
+    memory.add_argument(
+        "--only", type=lambda text: text.split(","), metavar="P,P",
+        help="of example, layers, limit, long; all without",
+    )  # fmt: skip
+    memory.add_argument("--steps", type=_count, default=5, help="that are timed")
+
+    for command in (kernels, step, start, memory):
         command.add_argument("--threads", type=_count, help="one a core without")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
@@ -134,7 +143,7 @@ def main() -> None:
     os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     if options.command == "kernels":
         _import_and_bind(threads)
-    from bench import kernels, machine, plot, start, step
+    from bench import kernels, machine, memory, plot, start, step
 
     if options.command == "kernels":
         unknown = [name for name in options.names if name not in kernels.KERNELS]
@@ -148,8 +157,14 @@ def main() -> None:
         for shape in options.shapes or []:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
+    if options.command == "memory":
+        unknown = [name for name in options.only or [] if name not in memory.PARTS]
+        if unknown:
+            sys.exit(f"--only: no part named {unknown[0]!r}; there are {', '.join(memory.PARTS)}")
     described = machine.describe()
-    commands = {"kernels": kernels.run, "step": step.run, "start": start.run}
+    commands: dict[str, Callable[..., Any]] = {
+        "kernels": kernels.run, "step": step.run, "start": start.run, "memory": memory.run,
+    }  # fmt: skip
     results = commands[options.command](options, described)
     if options.json:
         record = {"machine": described, "results": results}

@@ -45,24 +45,29 @@ SIZES = [
 ]
 
 
+def environment(threads: int) -> dict[str, str]:
+    """Of a process that trains on so many threads."""
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # Each thread on a core of its own, whoever starts it.
+        "OMP_PROC_BIND": "spread",
+        "OMP_PLACES": "cores",
+    }
+    if threads == 1:
+        variables["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    return variables
+
+
 class _Process:
     """A contestant, which answers commands."""
 
     def __init__(self, name: str, path: str, threads: int) -> None:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            "MKL_NUM_THREADS": str(threads),
-            # Each thread on a core of its own, whoever starts it.
-            "OMP_PROC_BIND": "spread",
-            "OMP_PLACES": "cores",
-        }
-        if threads == 1:
-            environment["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.peers", name, path],
-            cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "bench.peers", name, path], cwd=ROOT, env=environment(threads),
+            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
 
     def ask(self, **command: object) -> Any:

@@ -1,7 +1,4 @@
-"""The command line: train, check, generate, evaluate, schedule, export-metrics.
-
-A caller of the library like any other.
-"""
+"""The command line, a caller of the library like any other."""
 
 import argparse
 import contextlib
@@ -9,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -32,11 +30,12 @@ from smallmind.config import (
     TrainingConfig,
     __version__,
 )
-from smallmind.console import Console, duration
+from smallmind.console import Console, duration, megabytes
 from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, Settings, resolve
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.memory.plan import Plan
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.schedule import Schedule
     from smallmind.text.dataset import Dataset
@@ -56,10 +55,18 @@ CURVE_POINTS = 2000  # of a plot, and the last step
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
 FINDINGS_SHOWN = 3  # of one kind at one step
+NEARLY = 0.9  # share of the free memory above which a run is warned of
+UNITS = {
+    "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command-line arguments -> exit status: 0 done, 2 wrong input, 130 interrupted."""
+    """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
+
+    Of estimate: 0 the run fits in memory, 1 it does not.
+    """
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options) or 0)
@@ -99,6 +106,23 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="see whether a run would learn, before it is started")
     _add_training_flags(check)
     check.set_defaults(command=_train, dry_run=True, resume=None)
+
+    estimate = commands.add_parser(
+        "estimate", help="show the memory that train would take, and what fits"
+    )
+    _add_training_flags(estimate)
+    group = estimate.add_argument_group("What it shall fit")
+    group.add_argument(
+        "--vocab-size", type=int, default=argparse.SUPPRESS, metavar="N",
+        help="distinct tokens; default: those of the text",
+    )  # fmt: skip
+    group.add_argument(
+        "--memory", type=_size, metavar="SIZE", help="like 800MB or 1.5GiB; default: what is free"
+    )
+    group.add_argument(
+        "--target-batch", type=int, default=64, metavar="N", help="windows an update (64)"
+    )
+    estimate.set_defaults(command=_estimate)
 
     generate = commands.add_parser("generate", help="let a trained model write")
     generate.add_argument("--run", required=True, metavar="DIR", help="the directory of the run")
@@ -178,6 +202,15 @@ def _add_sources(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _size(text: str) -> int:
+    """800MB or 1.5GiB -> bytes."""
+    words = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?i?B)", text.strip(), re.IGNORECASE)
+    nbytes = int(float(words[1]) * UNITS.get(words[2].upper(), 0)) if words else 0
+    if not nbytes:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 800MB or 1.5GiB")
+    return nbytes
+
+
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     flag = "--" + field.name.replace("_", "-")
     default = "" if field.default is None else f" ({field.default})"
@@ -220,6 +253,25 @@ def _config(kind: Any, settings: Settings, **known: Any) -> Any:
     return kind(**{**chosen, **known})
 
 
+def _flags(settings: dict[str, Any]) -> str:
+    """Fields of the configs and their values -> the flags that set them."""
+    words = []
+    for name, value in settings.items():
+        words.append("--" + name.replace("_", "-"))
+        words += [] if value is True else [str(value)]
+    return " ".join(words)
+
+
+def _run_configs(options: argparse.Namespace) -> tuple[Settings, TrainingConfig, RunConfig]:
+    """All settings and two of their configs: what is wrong with them comes before the work."""
+    settings = {**_settings(options), **_observing(options)}
+    training_config = _config(TrainingConfig, settings)
+    if training_config.checkpoint_strategy and not training_config.use_gradient_checkpointing:
+        raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
+    _config(ModelConfig, settings)
+    return settings, training_config, _config(RunConfig, settings)
+
+
 def _check_writable(flag: str, file: Path) -> None:
     if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
         raise InputError(f"{flag}: {file} cannot be written; name a file in a directory")
@@ -230,12 +282,7 @@ def _train(options: argparse.Namespace) -> int:
         _check_writable("--profile-json", Path(options.profile_json))
     if options.resume:
         return _resume(options)
-    settings = {**_settings(options), **_observing(options)}
-    run_config = _config(RunConfig, settings)
-    training_config = _config(TrainingConfig, settings)
-    if training_config.checkpoint_strategy and not training_config.use_gradient_checkpointing:
-        raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
-    _config(ModelConfig, settings)  # what is wrong with the settings comes before the work
+    settings, training_config, run_config = _run_configs(options)
 
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
@@ -245,7 +292,9 @@ def _train(options: argparse.Namespace) -> int:
     tokenizer = Tokenizer(text, run_config.tokenizer)
     model_config = _config(ModelConfig, settings, vocab_size=tokenizer.vocab_size)
     with _kernels(run_config, console):
-        threads = _set_threads(run_config)
+        run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
+        if not options.dry_run:
+            _check_memory(console, _plan(model_config, training_config, run_config))
         training = _training(model_config, training_config, run_config, text, tokenizer)
         if options.dry_run:
             return _show_checks(console, training)
@@ -254,7 +303,6 @@ def _train(options: argparse.Namespace) -> int:
         run_config = dataclasses.replace(
             run_config,
             out=str(path),
-            threads=threads,
             text=run_config.text and str(Path(run_config.text).resolve()),
         )
         directory.save_config(model_config, training_config, run_config, _digest(text))
@@ -488,6 +536,31 @@ def _set_threads(config: RunConfig) -> int:
     threads = config.threads or compilation.cores()
     compilation.set_threads(threads)
     return threads
+
+
+def _plan(model: ModelConfig, training: TrainingConfig, run: RunConfig) -> "Plan":
+    """The run as train would start it."""
+    from smallmind.memory.plan import Plan
+    from smallmind.nn.transformer import resolved
+
+    precision = resolved(training.storage, run.backend)
+    return Plan(model, dataclasses.replace(training, precision=precision), run)
+
+
+def _check_memory(console: Console, plan: "Plan") -> None:
+    """InputError, with advice, where the run would not fit; a warning where it hardly does."""
+    from smallmind.memory.available import available_bytes
+
+    free, total = available_bytes(), plan.estimate.total
+    if total > free:
+        fitting = [way for way in plan.ways_to_fit(free) if way.total <= free]
+        advice = " or ".join(f"{_flags(w.settings)} ({megabytes(w.total)})" for w in fitting)
+        raise InputError(
+            f"this run would take {megabytes(total)} of memory and {megabytes(free)} are free; "
+            + (f"give {advice}" if advice else "no setting makes it fit: free some memory")
+        )
+    if total > NEARLY * free:
+        console.warning(f"The run takes {megabytes(total)} of the {megabytes(free)} that are free.")
 
 
 def _describe_model(console: Console, model: "TransformerModel") -> None:
@@ -746,6 +819,73 @@ def _evaluate(options: argparse.Namespace) -> None:
         rows.append(["floor", f"{floor:.4f} nats a character"])
         rows.append(["above the floor", f"{result.nats_per_character - floor:.4f} nats"])
     console.table("Evaluation", rows)
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    settings, training, run = _run_configs(options)
+    if options.target_batch < 1:
+        raise InputError(f"target_batch={options.target_batch} must be at least 1")
+    from smallmind.memory.available import available_bytes
+
+    console = Console()
+    model = _config(ModelConfig, settings)
+    if "vocab_size" not in options:
+        from smallmind.text.tokenizer import Tokenizer
+
+        tokenizer = Tokenizer(_read(run.text)[0], run.tokenizer)
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    run = dataclasses.replace(run, threads=_set_threads(run))
+    plan = _plan(model, training, run)
+    memory, estimate = options.memory or available_bytes(), plan.estimate
+    parts = [
+        [name.replace("_", " ").replace("program", "the program itself"), megabytes(nbytes)]
+        for name, nbytes in vars(estimate).items()
+    ]
+    console.table("Memory", [*parts, ["total", megabytes(estimate.total)]])
+    fits = estimate.total <= memory
+    verdict = "It fits" if fits else "It does not fit"
+    console.line(f"{verdict}: {megabytes(estimate.total)} of {megabytes(memory)}.")
+    _show_what_fits(console, plan, memory, options.target_batch)
+    return 0 if fits else 1
+
+
+def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
+    """The most windows at once and how they make up the target batch, or what to change."""
+    from smallmind.memory.estimate import largest_at_once
+
+    most = largest_at_once(plan.model, plan.training, memory, plan.run.threads or 1)
+    if not most:
+        _show_ways(console, plan, memory)
+        return
+
+    def row(name: str, batch: int, at_once: int, **more: int) -> list[str]:
+        return [name, _flags({"batch_size": batch, "windows_at_once": at_once, **more})]
+
+    rows = [row("largest batch at once", most, most)]
+    update = f"{target} windows an update"
+    together = plan.changed(batch_size=target).most_at_once(memory)
+    if together:
+        passes = math.ceil(target / together)
+        rows.append(row(f"{update}; passes: {passes}", target, together))
+    batch = max(n for n in range(1, min(most, target) + 1) if target % n == 0)
+    steps = target // batch
+    rows.append(row(f"{update}; accumulation steps: {steps}", batch, batch, grad_accum_steps=steps))
+    console.table("What fits", rows)
+    console.line(
+        "A batch goes through the model --windows-at-once at a time, by default as many as have "
+        "2048 tokens:\nmemory hardly grows with it, and more windows at once are no faster."
+    )
+
+
+def _show_ways(console: Console, plan: "Plan", memory: int) -> None:
+    """What would make one window at once fit, or bring it nearer."""
+    console.line("Not one window fits at once.")
+    rows = [
+        [_flags(way.settings), "fits" if way.total <= memory else "", megabytes(way.total)]
+        for way in plan.ways_to_fit(memory)
+    ]
+    if rows:
+        console.table("It would take with", rows)
 
 
 def _schedule(options: argparse.Namespace) -> None:

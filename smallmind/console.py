@@ -95,3 +95,8 @@ def duration(seconds: float) -> str:
     whole = max(0, round(seconds))
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def megabytes(nbytes: int) -> str:
+    """Bytes -> 1,234.5 MB, of a million bytes each."""
+    return f"{nbytes / 1e6:,.1f} MB"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import cases, kernels, step
+from bench import cases, kernels, memory, step, trial
 from bench.__main__ import parse
 from bench.peers.job import Sizes
 
@@ -93,6 +93,7 @@ def test_the_table_and_the_record(tmp_path):
         (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
         (["step", "--shapes", "2x8x16"], "--shapes needs B, T, C, layers and heads"),
         (["step", "--peers", "keras"], "--peers: keras is not installed"),
+        (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(arguments, message):
@@ -136,3 +137,56 @@ def test_shapes_are_read():
     options = parse(["kernels", "matmul", "--shapes", "1x2x3,40x50x60", "--threads", "2"])
     assert options.shapes == [(1, 2, 3), (40, 50, 60)]
     assert options.threads == 2
+
+
+TINY = {"block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
+
+
+def test_a_trial_is_a_process_that_may_run_out_of_memory():
+    settings = [memory._settings("float32", "none", 3)]
+    whole = memory._trial(1, model=TINY, batch_size=3, settings=settings, steps=2)
+    assert len(whole["seconds"]) == 1 and len(whole["seconds"][0]) == 2
+    assert whole["peak"] > 5e7 and whole["scratch"] > 0
+    assert whole["weights"] == whole["gradients"] == whole["moments"] / 2
+    capacity = whole["pool"]["high_water_mark"] - 1
+    refused = memory._trial(
+        1, model=TINY, batch_size=3, settings=settings, steps=1, capacity=capacity
+    )
+    assert "out_of_memory" in refused
+
+
+def test_memory_by_precision_and_strategy(monkeypatch, capsys):
+    def in_this_process(_threads, **arguments):
+        try:
+            return trial.run(**arguments)
+        except MemoryError as error:
+            return {"out_of_memory": str(error)}
+
+    monkeypatch.setattr(memory, "_trial", in_this_process)
+    monkeypatch.setattr(memory, "EXAMPLE", TINY)
+    monkeypatch.setattr(memory, "PRECISIONS", ("float32", "float16"))
+    monkeypatch.setattr(memory, "LONG", 64)
+    monkeypatch.setattr(memory, "LIMIT", 140 * 10**6)
+    options = parse(["memory", "--steps", "1"])
+    records = memory.run(options, {"threads": 1})
+    assert list(records) == ["example", "layers", "limit", "long"]
+    held = {
+        (r["precision"], r["checkpoint_strategy"], r["windows_at_once"]): r
+        for r in records["example"]
+    }
+    assert len(held) == 12
+    whole, half = held["float32", "none", 16], held["float16", "none", 16]
+    assert half["working_weights"] == whole["weights"] / 2 and not whole["working_weights"]
+    assert half["activations"] < 0.75 * whole["activations"]
+    for r in records["example"]:
+        assert abs(r["error_of_held"]) < 0.05
+        assert r["seconds"] > 0 and r["estimate"]["total"] > r["activations"]
+    for r in records["layers"]:
+        most = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
+        assert 0 < r["share_of_none"] <= most
+    first, second = records["limit"]
+    assert all(r["fits"] and r["larger_refused"] for r in (first, second))
+    assert second["windows"] > 2 * first["windows"]
+    printed = capsys.readouterr().out
+    for words in ("working weights", "x none", "of none", "is refused", "B1 T64 4x128"):
+        assert words in printed, words

@@ -622,3 +622,179 @@ def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, caps
     ]:
         assert_refused(capsys, ["export-metrics", *arguments], message)
     assert metrics.read_bytes() == before
+
+
+def estimate_of(capsys, *flags):
+    """What `smallmind estimate` returns and prints: the status, its cells and its lines."""
+    status = main(["estimate", *flags])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line[0] == "│"]
+    return (
+        status,
+        {row[0]: row[-1] for row in rows},
+        [line for line in lines if line[0] not in "╭│╰"],
+    )
+
+
+def megabytes(cell):
+    return float(cell.removesuffix(" MB").replace(",", ""))
+
+
+def test_estimate_adds_up(text, capsys):
+    status, cells, lines = estimate_of(capsys, text, *SMALL, "--memory", "1GB")
+    assert status == 0
+    names = [
+        "weights", "working weights", "gradients", "moments", "activations", "scratch",
+        "the program itself",
+    ]  # fmt: skip
+    assert list(cells)[:8] == [*names, "total"]
+    total = megabytes(cells["total"])
+    assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
+    assert f"It fits: {total} MB of 1,000.0 MB." in lines
+
+
+def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
+    flags = ["--n-embd", "4096", "--memory", "1TB"]  # 4096 channels: a token is 16 KB
+    weights = [
+        megabytes(estimate_of(capsys, *given, *flags)[1]["weights"])
+        for given in ([text], ["--vocab-size", str(len(set(TEXT)))], ["--vocab-size", "1000"], [])
+    ]
+    assert weights[0] == weights[1] < weights[3] < weights[2]
+    assert weights[2] - weights[1] == pytest.approx(
+        (1000 - len(set(TEXT))) * 4096 * 4 / 1e6, abs=0.2
+    )
+
+
+def test_estimate_knows_the_precision_that_train_would_take(capsys):
+    from smallmind.kernels.isa import ISA
+
+    shown = {
+        name: estimate_of(capsys, "--vocab-size", "65", "--precision", name)[1]["working weights"]
+        for name in ("auto", "float32", "bfloat16")
+    }
+    assert shown["auto"] == shown["bfloat16" if ISA.bfloat16 else "float32"]
+    assert shown["float32"] == "0.0 MB" != shown["bfloat16"]
+    flags = ["estimate", "--backend", "numpy", "--precision", "float16"]
+    assert_refused(capsys, flags, "needs backend='numba'")
+
+
+def test_estimate_names_flags_that_fit(capsys):
+    """Each row of flags, given to estimate, fits in the same memory; one window more does not."""
+    given = ["--vocab-size", "65", "--block-size", "512", "--memory", "300MB"]
+    flags = [*given, "--batch-size", "16", "--windows-at-once", "16", "--target-batch", "60"]
+    status, cells, _ = estimate_of(capsys, *flags)
+    assert status == 1
+    rows = {name: cell for name, cell in cells.items() if cell.startswith("--")}
+    assert len(rows) == 3
+    for row in rows.values():
+        assert estimate_of(capsys, *given, *row.split())[0] == 0
+    batch = int(rows["largest batch at once"].split()[1])
+    more = ["--batch-size", str(batch + 1), "--windows-at-once", str(batch + 1)]
+    assert estimate_of(capsys, *given, *more)[0] == 1
+    named = {name.split(": ")[0]: (name.split(": ")[-1], row.split()) for name, row in rows.items()}
+    passes, (_, windows, _, at_once) = named["60 windows an update; passes"]
+    assert windows == "60" and int(passes) == -(-60 // int(at_once))
+    steps, flags = named["60 windows an update; accumulation steps"]
+    assert flags[4:] == ["--grad-accum-steps", steps] and int(flags[1]) * int(steps) == 60
+
+
+def test_estimate_says_what_to_change_where_no_window_fits(capsys):
+    given = ["--vocab-size", "65", "--block-size", "8192", "--memory", "250MB"]
+    status, cells, lines = estimate_of(capsys, *given)
+    assert status == 1 and "Not one window fits at once." in lines
+    ways = {name: cell for name, cell in cells.items() if name.startswith("--")}
+    for word in ("float16", "every_layer", "--block-size", "--n-embd"):
+        assert any(word in way for way in ways), word
+    statuses = set()
+    for way, total in ways.items():
+        status, cells, _ = estimate_of(capsys, *given, *way.split())
+        assert cells["total"] == total
+        assert status == (megabytes(total) > 250)
+        statuses.add(status)
+    assert statuses == {0, 1}
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets what the machine has free."""
+
+    def set_free(nbytes):
+        monkeypatch.setattr("smallmind.memory.available.available_bytes", lambda: nbytes)
+
+    return set_free
+
+
+def test_estimate_compares_with_what_is_free(capsys, free):
+    for nbytes, status in ((10**12, 0), (10**6, 1)):
+        free(nbytes)
+        assert estimate_of(capsys, "--vocab-size", "65")[0] == status
+        assert estimate_of(capsys, "--vocab-size", "65", "--memory", "1TB")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "nbytes"),
+    [("800MB", 8e8), ("1.5GiB", 1.5 * 2**30), ("2 gb", 2e9), ("512KiB", 2**19), ("7B", 7)],
+)
+def test_sizes_of_memory(size, nbytes):
+    from smallmind.cli import _size
+
+    assert _size(size) == nbytes
+
+
+@pytest.mark.parametrize("size", ["", "MB", "1.5", "2XB", "0MB", "1..5GB", "1iB", "nanGB"])
+def test_what_is_no_size_is_refused(size, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["estimate", "--memory", size])
+    assert exit_.value.code == 2
+    assert "is no size; write it as 800MB or 1.5GiB" in capsys.readouterr().err
+
+
+def test_estimate_refuses_what_train_refuses(tmp_path, capsys):
+    for flags, message in [
+        ([str(tmp_path / "none")], "does not exist"),
+        (["--n-head", "3"], "must be a multiple of n_head=3"),
+        (["--checkpoint-strategy", "custom"], "needs --use-gradient-checkpointing"),
+        (["--vocab-size", "0"], "vocab_size=0 must be at least 1"),
+        (["--target-batch", "0"], "target_batch=0 must be at least 1"),
+    ]:
+        assert_refused(capsys, ["estimate", *flags], message)
+
+
+def test_train_refuses_what_does_not_fit_before_it_begins(
+    text, tmp_path, capsys, monkeypatch, free
+):
+    from smallmind.nn.transformer import TransformerModel
+
+    def build(*_, **__):
+        raise AssertionError("a model was allocated")
+
+    monkeypatch.setattr(TransformerModel, "__init__", build)
+    out = tmp_path / "run"
+    flags = [text, "--block-size", "256", "--out", str(out)]
+    for megabytes, message in [
+        (170, "of memory and 170.0 MB are free; give --windows-at-once "),
+        (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
+        (1, "1.0 MB are free; no setting makes it fit: free some memory"),
+    ]:
+        free(megabytes * 10**6)
+        assert_refused(capsys, ["train", *flags], message)
+        assert not out.exists()
+
+
+def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
+    free(150 * 10**6)
+    flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--windows-at-once", "64"]
+    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
+    advice = capsys.readouterr().err.split("; give ")[1].split(" (")[0]
+    assert advice == "--windows-at-once 32"
+    assert main(["train", *flags, *advice.split(), "--out", str(tmp_path / "run")]) == 0
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.95, True), (0.85, False)])
+def test_train_warns_near_the_limit(text, tmp_path, capsys, free, share, warned):
+    _, cells, _ = estimate_of(capsys, text, *SMALL)
+    nbytes = int(megabytes(cells["total"]) * 1e6 / share)
+    free(nbytes)
+    assert main(["train", text, *SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    words = f"The run takes {cells['total']} of the {nbytes / 1e6:,.1f} MB that are free."
+    assert (words in capsys.readouterr().out) == warned

@@ -52,7 +52,8 @@ def estimate(
     pool = _Ledger()
     pool.rent(batch_size * model.block_size)  # ids
     pool.rent(batch_size * model.block_size)  # targets
-    for windows in group_sizes(batch_size, model.block_size, training.windows_at_once):
+    # Groups of one size take turns in the same arrays: each size counts once.
+    for windows in set(group_sizes(batch_size, model.block_size, training.windows_at_once)):
         _rehearse(pool, model, training, windows, size=2 if halves else 4)
     return MemoryEstimate(
         weights=weights,

@@ -40,6 +40,19 @@ def groups(ids: np.ndarray, windows_at_once: int | None) -> Iterator[slice]:
         yield slice(start, end)
 
 
+def resolved(precision: Precision, backend: str) -> Precision:
+    """The same, AUTO resolved. InputError for 16 bits with the NumPy backend."""
+    if precision == Precision.AUTO:
+        if backend == "numpy":
+            return Precision.FLOAT32
+        from smallmind.kernels.isa import ISA
+
+        return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
+    if precision != Precision.FLOAT32 and backend == "numpy":
+        raise InputError(f"precision={precision.value!r} needs backend='numba'")
+    return precision
+
+
 class TransformerModel:
     """A GPT-2 style language model (Radford et al. 2019) with manual backward passes.
 
@@ -124,23 +137,13 @@ class TransformerModel:
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
         InputError for 16 bits with the NumPy backend.
         """
-        if precision == Precision.AUTO:
-            precision = self._best_precision()
-        if precision != Precision.FLOAT32 and self.backend == "numpy":
-            raise InputError(f"precision={precision.value!r} needs backend='numba'")
+        precision = resolved(precision, self.backend)
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
         self.precision = precision
         self.flat.store_working_copy(dtype)
         self.workspace.storage = self.workspace.dtype if dtype is None else dtype
         self._build()
         return precision
-
-    def _best_precision(self) -> Precision:
-        if self.backend == "numpy":
-            return Precision.FLOAT32
-        from smallmind.kernels.isa import ISA
-
-        return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
 
     def use_checkpointing(self, manager: CheckpointManager) -> None:
         """From now on training recomputes as manager says; no gradient changes by a bit."""

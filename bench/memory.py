@@ -1,0 +1,205 @@
+"""python -m bench memory: what training holds by precision and recompute, beside its estimate.
+
+Every figure is that of a process of its own.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from tabulate import tabulate
+
+from bench.step import ROOT, environment
+from bench.trial import ALPHABET
+from smallmind.config import ModelConfig, TrainingConfig
+from smallmind.memory.estimate import MemoryEstimate, estimate, largest_at_once
+
+Settings = dict[str, Any]
+Record = dict[str, Any]
+
+EXAMPLE = {"block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
+BATCH = 16
+LONG = 32768  # tokens
+PRECISIONS = ("float32", "float16", "bfloat16")
+STRATEGIES = ("none", "every_layer", "sqrt_layers")
+LIMIT = 10**9  # bytes
+VECTORS = ("weights", "working_weights", "gradients", "moments")
+HELD = ("weights", "working_weights", "activations", "gradients", "moments", "scratch")
+
+
+def _settings(precision: str, strategy: str, at_once: int | None = None) -> Settings:
+    return {
+        "precision": precision,
+        "use_gradient_checkpointing": strategy != "none",
+        "checkpoint_strategy": strategy,
+        "windows_at_once": at_once,
+    }
+
+
+def _trial(threads: int, **arguments: Any) -> Record:
+    """The arguments of `bench.trial.run` -> what it returns."""
+    command = [sys.executable, "-m", "bench.trial", json.dumps(arguments)]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment(threads), check=True, text=True, stdout=subprocess.PIPE
+    )
+    return dict(json.loads(result.stdout))
+
+
+def _estimate(model: Settings, settings: Settings, batch_size: int, threads: int) -> MemoryEstimate:
+    config = ModelConfig(len(ALPHABET), **model)
+    return estimate(config, TrainingConfig(**settings), batch_size, threads)
+
+
+def _measure(
+    threads: int, model: Settings, batch_size: int, at_once: int | None, steps: int
+) -> list[Record]:
+    """A record for each precision and strategy; times are of steps taken in turn."""
+    records = []
+    for precision in PRECISIONS:
+        settings = [_settings(precision, strategy, at_once) for strategy in STRATEGIES]
+        # The first step loads the kernels.
+        seconds = _trial(
+            threads, model=model, batch_size=batch_size, settings=settings, steps=steps + 1
+        )["seconds"]
+        for chosen, times in zip(settings, seconds, strict=True):
+            ratios = [mine / none for mine, none in zip(times, seconds[0], strict=True)]
+            held = _trial(threads, model=model, batch_size=batch_size, settings=[chosen], steps=2)
+            expected = _estimate(model, chosen, batch_size, threads)
+            measured = held["pool"]["bytes_held"] + sum(held[name] for name in VECTORS)
+            counted = expected.activations + sum(getattr(expected, name) for name in VECTORS)
+            records.append(
+                {
+                    **chosen, **held,
+                    "activations": held["pool"]["high_water_mark"],
+                    "seconds": statistics.median(times[1:]),
+                    "times_none": statistics.median(ratios[1:]),
+                    "estimate": {**asdict(expected), "total": expected.total},
+                    "error": expected.total / held["peak"] - 1,
+                    "error_of_held": counted / measured - 1,
+                }
+            )  # fmt: skip
+    return records
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:,.1f}"
+
+
+def _example(threads: int, steps: int) -> list[Record]:
+    """The guide's example, all windows at once and in groups of the usual size."""
+    records = []
+    for at_once in (BATCH, None):
+        records += _measure(threads, EXAMPLE, BATCH, at_once, steps)
+    rows = [
+        [
+            r["precision"], r["checkpoint_strategy"], r["windows_at_once"] or "default",
+            *(_mb(r[name]) for name in HELD),
+            _mb(r["peak"]), _mb(r["estimate"]["total"]), f"{r['error'] * 100:+.1f} %",
+            f"{r['seconds'] * 1e3:.0f}", f"{r['times_none']:.2f}",
+        ]
+        for r in records
+    ]  # fmt: skip
+    heads = [
+        "precision", "recompute", "at once", *(name.replace("_", " ") for name in HELD), "peak",
+        "estimate", "off", "ms", "x none",
+    ]  # fmt: skip
+    worst = max(abs(r["error_of_held"]) for r in records)
+    _show(f"B{BATCH} T512 4x128, MB", heads, rows)
+    print(f"The estimate of vectors and pool is at most {worst * 100:.1f} % off")
+    return records
+
+
+def _layers(threads: int, steps: int) -> list[Record]:
+    """Activations by strategy for 16 layers."""
+    model = {**EXAMPLE, "n_layer": 16}
+    records = _measure(threads, model, 4, 4, steps)
+    rows = []
+    for n, r in enumerate(records):
+        whole = records[n - n % len(STRATEGIES)]["activations"]  # of the first, which keeps all
+        r["share_of_none"] = r["activations"] / whole
+        rows.append(
+            [
+                r["precision"], r["checkpoint_strategy"], _mb(r["activations"]),
+                f"{r['share_of_none'] * 100:.1f} %", f"{r['seconds'] * 1e3:.0f}",
+                f"{r['times_none']:.2f}",
+            ]
+        )  # fmt: skip
+    heads = ["precision", "recompute", "activations, MB", "of none", "ms", "x none"]
+    _show("B4 T512 16x128", heads, rows)
+    return records
+
+
+def _limit(threads: int, _steps: int) -> list[Record]:
+    """The largest batch within LIMIT by estimate: a run of it, and one of a larger batch."""
+    records: list[Record] = []
+    for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
+        settings = _settings(precision, strategy)
+        config = ModelConfig(len(ALPHABET), **EXAMPLE)
+        windows = largest_at_once(config, TrainingConfig(**settings), LIMIT, threads)
+        expected = _estimate(EXAMPLE, {**settings, "windows_at_once": windows}, windows, threads)
+        capacity = LIMIT - (expected.total - expected.activations)
+        larger = windows * 3 // 2
+        run, more = (
+            _trial(
+                threads, model=EXAMPLE, batch_size=n, settings=[{**settings, "windows_at_once": n}],
+                steps=2, capacity=capacity,
+            )
+            for n in (windows, larger)
+        )  # fmt: skip
+        records.append({
+            "precision": precision, "checkpoint_strategy": strategy, "limit": LIMIT,
+            "capacity": capacity, "windows": windows, "fits": "peak" in run,
+            "peak": run.get("peak", 0), "larger": larger,
+            "larger_refused": "out_of_memory" in more,
+        })  # fmt: skip
+    rows = [
+        [
+            r["precision"], r["checkpoint_strategy"], r["windows"],
+            f"{r['windows'] / records[0]['windows']:.2f}", "runs" if r["fits"] else "is refused",
+            _mb(r["peak"]), f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
+        ]
+        for r in records
+    ]  # fmt: skip
+    heads = ["precision", "recompute", "windows", "x first", "it", "peak, MB", "a larger batch"]
+    _show(f"T512 4x128, the largest batch at once in {_mb(LIMIT)} MB", heads, rows)
+    return records
+
+
+def _long(threads: int, _steps: int) -> list[Record]:
+    """One step over a long context."""
+    model, settings = {**EXAMPLE, "block_size": LONG}, _settings("float16", "every_layer")
+    record = _trial(threads, model=model, batch_size=1, settings=[settings], steps=1)
+    held = record["pool"]["high_water_mark"]
+    expected = _estimate(model, settings, 1, threads).total
+    off = f"{(expected / record['peak'] - 1) * 100:+.1f} %"
+    row = [f"{record['seconds'][0][0]:.0f}", *map(_mb, (held, record["peak"], expected)), off]
+    heads = ["seconds", "activations", "peak", "estimate", "off"]
+    _show(f"B1 T{LONG} 4x128 float16 every_layer, MB", heads, [row])
+    return [{**record, "estimate": expected}]
+
+
+PARTS: dict[str, Callable[[int, int], list[Record]]] = {
+    "example": _example, "layers": _layers, "limit": _limit, "long": _long,
+}  # fmt: skip
+
+
+def _show(title: str, heads: list[str], rows: list[list[Any]]) -> None:
+    print(f"\n{title}")
+    print(tabulate(rows, heads, stralign="right", disable_numparse=True), flush=True)
+
+
+def run(options: argparse.Namespace, machine: dict[str, object]) -> dict[str, list[Record]]:
+    """Measures and prints the parts asked for; returns their records. Units: bytes, seconds."""
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
+    threads = int(str(machine["threads"]))
+    # Kernels are compiled by processes of their own, as at a user's first start.
+    for precision in PRECISIONS:
+        settings = [_settings(precision, "every_layer")]
+        _trial(threads, model=EXAMPLE, batch_size=4, settings=settings, steps=1)
+    parts = options.only or list(PARTS)
+    return {name: PARTS[name](threads, options.steps) for name in parts}

@@ -1,0 +1,76 @@
+"""python -m bench.trial JSON: some steps of training, a process of its own so that its memory is.
+
+The JSON holds the arguments of `run`; the answer is JSON too.
+"""
+
+import json
+import random
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import smallmind
+from smallmind.kernels.scratch import scratch_bytes
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.memory.tracker import peak_resident_bytes
+
+ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # as many as Shakespeare has
+
+
+def run(
+    model: dict[str, Any],
+    batch_size: int,
+    settings: list[dict[str, Any]],
+    steps: int,
+    capacity: int | None = None,
+) -> dict[str, Any]:
+    """Trains models in turn, each with its settings -> seconds of every step, and what is held.
+
+    model: fields of ModelConfig; settings: of TrainingConfig; capacity: of the pool. Units: bytes;
+    those of weights, gradients and moments are the last model's.
+    """
+    pool = TensorPool(capacity)
+    trainings = [_training(model, batch_size, pool) for _ in settings]
+    configs = [
+        smallmind.TrainingConfig(steps=steps, val_every=0, log_every=1, **fields)
+        for fields in settings
+    ]
+    runs = [pair[0].steps(pair[1]) for pair in zip(trainings, configs, strict=True)]
+    seconds: list[list[float]] = [[] for _ in runs]
+    for _ in range(steps):
+        for times, records in zip(seconds, runs, strict=True):
+            start = time.perf_counter()
+            next(records)
+            times.append(time.perf_counter() - start)
+    return {"seconds": seconds, "pool": asdict(pool.statistics()), **_held(trainings[-1])}
+
+
+def _training(model: dict[str, Any], batch_size: int, pool: TensorPool) -> smallmind.Training:
+    transformer = smallmind.TransformerModel(len(ALPHABET), **model)
+    transformer.workspace.pool = pool
+    text = "".join(random.Random(0).choices(ALPHABET, k=2 * model["block_size"]))
+    return smallmind.Training(
+        transformer, smallmind.Tokenizer(ALPHABET), text, batch_size=batch_size
+    )
+
+
+def _held(training: smallmind.Training) -> dict[str, int]:
+    flat, optimizer = training.model.flat, training.optimizer
+    assert optimizer
+    return {
+        "weights": flat.values.nbytes,
+        "working_weights": 0 if flat.working is None else flat.working.nbytes,
+        "gradients": flat.gradients.nbytes,
+        "moments": optimizer.m.nbytes + optimizer.v.nbytes,
+        "scratch": scratch_bytes(),
+        "peak": peak_resident_bytes(),
+    }
+
+
+if __name__ == "__main__":
+    try:
+        answer = run(**json.loads(sys.argv[1]))
+    except MemoryError as error:
+        answer = {"out_of_memory": str(error)}
+    print(json.dumps(answer))

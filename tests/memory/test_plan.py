@@ -1,0 +1,88 @@
+"""What makes a run fit: as the estimate of exactly these settings says."""
+
+import pytest
+
+from smallmind.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.memory.estimate import PROGRAM, estimate
+from smallmind.memory.plan import HALVES, RECOMPUTE, Plan
+
+MODEL = ModelConfig(block_size=512)
+
+
+def plan(batch_size=16, threads=2, backend="numba", model=MODEL, **settings):
+    run = RunConfig(batch_size=batch_size, threads=threads, backend=backend)
+    return Plan(model, TrainingConfig(**settings), run)
+
+
+def test_a_plan_is_estimated_with_the_batch_and_the_threads_of_its_run():
+    expected = estimate(MODEL, TrainingConfig(windows_at_once=3), 7, threads=2)
+    assert plan(7, windows_at_once=3).estimate == expected
+    assert plan(7, threads=5).estimate.scratch == 5 * plan(7, threads=1).estimate.scratch
+
+
+def test_a_change_reaches_the_config_that_has_the_field():
+    changed = plan().changed(block_size=64, precision="float16", batch_size=3)
+    assert changed.model.block_size == 64 and changed.training.precision == "float16"
+    assert changed.run.batch_size == 3 and changed.model.n_embd == MODEL.n_embd
+    assert plan().way(batch_size=3).total == plan(3).estimate.total
+
+
+@pytest.mark.parametrize("batch", [1, 7, 16, 61])
+def test_the_most_windows_at_once(batch):
+    totals = {n: plan(batch, windows_at_once=n).estimate.total for n in range(1, batch + 1)}
+    for memory in sorted(totals.values()):
+        most = plan(batch).most_at_once(memory)
+        assert totals[most] <= memory
+        # No smaller number of passes fits.
+        passes = -(-batch // most)
+        assert all(totals[-(-batch // fewer)] > memory for fewer in range(1, passes))
+    assert plan(batch).most_at_once(min(totals.values()) - 1) == 0
+
+
+def test_fewer_windows_at_once_are_the_first_thing_to_change():
+    whole = plan(windows_at_once=16)
+    [way] = whole.ways_to_fit(whole.estimate.total - 1)
+    assert way.settings == {"windows_at_once": 8}
+    assert way.total == plan(windows_at_once=8).estimate.total
+
+
+def test_what_fits_where_one_window_does_not():
+    one = plan(windows_at_once=1).estimate.total
+    ways = {tuple(sorted(way.settings)): way for way in plan().ways_to_fit(one - 1)}
+    once = {"windows_at_once": 1}
+    expected = [
+        once | HALVES, once | RECOMPUTE, once | HALVES | RECOMPUTE, once | {"block_size": 256},
+        once | {"n_embd": 64},
+    ]  # fmt: skip
+    assert [way.settings for way in ways.values()] == expected
+    for way in ways.values():
+        assert way.total == plan().changed(**way.settings).estimate.total < one
+
+
+@pytest.mark.parametrize(
+    ("settings", "first"),
+    [
+        ({"precision": "bfloat16"}, RECOMPUTE),
+        ({"use_mixed_precision": True}, RECOMPUTE),
+        ({"backend": "numpy"}, RECOMPUTE),
+        (RECOMPUTE, HALVES),
+        ({**HALVES, **RECOMPUTE}, {"block_size": 256}),
+    ],
+)
+def test_nothing_is_advised_that_is_done_already_or_cannot_be(settings, first):
+    one = plan(windows_at_once=1, **settings).estimate.total
+    ways = [way.settings for way in plan(**settings).ways_to_fit(one - 1)]
+    assert ways[0] == {"windows_at_once": 1, **first}
+    assert any("precision" in way for way in ways) == (first == HALVES)
+
+
+def test_a_smaller_model_is_one_that_can_be_built():
+    wide = plan(model=ModelConfig(n_embd=132, n_head=12, block_size=512))
+    most = wide.way(windows_at_once=1, n_embd=24).total
+    way = wide.ways_to_fit(most)[-1]
+    assert way.settings == {"windows_at_once": 1, "n_embd": 24} and way.total == most
+
+
+def test_nothing_fits_in_less_than_the_program():
+    assert all(way.total > PROGRAM for way in plan().ways_to_fit(PROGRAM))
+    assert not any("block_size" in way.settings for way in plan().ways_to_fit(PROGRAM))
