@@ -340,6 +340,7 @@ def _resume(options: argparse.Namespace) -> int:
         if checkpoint and is_finished(checkpoint, training_config) and directory.has_model():
             console.line(f"The run in {path} is finished: {checkpoint.step} steps")
             return 0
+        _check_memory(console, _plan(saved["model"], training_config, run_config))
         training = _training(saved["model"], training_config, run_config, text, tokenizer)
         _describe(console, name, text, training, training_config, run_config)
         step = checkpoint.step if checkpoint else 0
