@@ -21,30 +21,32 @@ from smallmind.box import can_print, draw
 from smallmind.config import (
     OBSERVING,
     SCHEDULES,
-    CheckpointStrategy,
     GenerationConfig,
     InputError,
     ModelConfig,
-    Precision,
     RunConfig,
     TrainingConfig,
     __version__,
 )
-from smallmind.console import Console, duration, megabytes
+from smallmind.console import Console, megabytes
+from smallmind.display import (
+    Progress,
+    describe,
+    show_checks,
+    show_result,
+    show_sample,
+    suggested_prompt,
+)
 from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, Settings, resolve
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.memory.plan import Plan
-    from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.schedule import Schedule
-    from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import Checkpoint
-    from smallmind.training.diagnostics import HealthRecord
     from smallmind.training.run_directory import RunDirectory
-    from smallmind.training.saving import SaveFailedRecord
-    from smallmind.training.training import Record, StepRecord, Training
+    from smallmind.training.training import Training
 
 NO_FLAGS = ("vocab_size", "text", "enable_diagnostics")  # the last is --profile
 SCHEDULE_FIELDS = (
@@ -52,9 +54,6 @@ SCHEDULE_FIELDS = (
     "lr_decay_share", "plateau_patience",
 )  # fmt: skip
 CURVE_POINTS = 2000  # of a plot, and the last step
-SAMPLE_TOKENS = 400
-PLAIN_EVERY = 10  # records between lines where no line can be rewritten
-FINDINGS_SHOWN = 3  # of one kind at one step
 NEARLY = 0.9  # share of the free memory above which a run is warned of
 UNITS = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -297,7 +296,7 @@ def _train(options: argparse.Namespace) -> int:
             _check_memory(console, _plan(model_config, training_config, run_config))
         training = _training(model_config, training_config, run_config, text, tokenizer)
         if options.dry_run:
-            return _show_checks(console, training)
+            return show_checks(console, training)
         path = Path(run_config.out) if run_config.out else default_directory(name)
         directory = RunDirectory.create(path)
         run_config = dataclasses.replace(
@@ -306,7 +305,7 @@ def _train(options: argparse.Namespace) -> int:
             text=run_config.text and str(Path(run_config.text).resolve()),
         )
         directory.save_config(model_config, training_config, run_config, _digest(text))
-        _describe(console, name, text, training, training_config, run_config)
+        describe(console, name, text, training, training_config, run_config)
         return _train_on(console, options, directory, training, training_config, run_config, text)
 
 
@@ -342,7 +341,7 @@ def _resume(options: argparse.Namespace) -> int:
             return 0
         _check_memory(console, _plan(saved["model"], training_config, run_config))
         training = _training(saved["model"], training_config, run_config, text, tokenizer)
-        _describe(console, name, text, training, training_config, run_config)
+        describe(console, name, text, training, training_config, run_config)
         step = checkpoint.step if checkpoint else 0
         console.line(f"Goes on after step {step}" if step else "Starts again: no checkpoint yet")
         return _train_on(
@@ -380,8 +379,8 @@ def _train_on(
             with _profiled(console, training, training_config, options):
                 status = _run(console, training, training_config, directory, checkpoint)
             if not status:
-                _show_result(console, training, of_stories=run_config.text is None)
-                _show_sample(console, training, training.progress.step, directory)
+                show_result(console, training, of_stories=run_config.text is None)
+                show_sample(console, training, training.progress.step, directory)
     finally:
         if not training.progress.step:
             directory.discard()
@@ -389,7 +388,7 @@ def _train_on(
     if status:
         console.line(f"Next: smallmind train --resume {shlex.quote(str(directory.path))}")
     else:
-        run, prompt = shlex.quote(str(directory.path)), _suggested_prompt(text)
+        run, prompt = shlex.quote(str(directory.path)), suggested_prompt(text)
         console.line(f"Next: smallmind generate --run {run}{prompt}")
     return status
 
@@ -404,7 +403,7 @@ def _run(
     """Trains, shows, logs and saves, even if interrupted -> exit status."""
     from smallmind.training.saving import saved_steps
 
-    progress = _Progress(console, config.steps)
+    progress = Progress(console, config.steps)
     with _stopped_by_signals(training) as received:
         for record in saved_steps(training, config, directory.path, checkpoint):
             directory.log(record)
@@ -445,22 +444,6 @@ def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _show_checks(console: Console, training: "Training") -> int:
-    """A line a check and the verdict -> exit status."""
-    from smallmind.training.preflight import preflight
-
-    failed = checks = 0
-    for check in preflight(training):
-        verdict = "ok    " if check.passed else "FAILED"
-        console.line(f"{verdict}  {check.name}: {check.measured}; expected {check.expected}")
-        checks, failed = checks + 1, failed + (not check.passed)
-    if failed:
-        console.line(f"{failed} of {checks} checks failed: this model would not train as it should")
-    else:
-        console.line(f"All {checks} checks passed: nothing was written, the run can start")
-    return 1 if failed else 0
 
 
 @contextlib.contextmanager
@@ -562,208 +545,6 @@ def _check_memory(console: Console, plan: "Plan") -> None:
         )
     if total > NEARLY * free:
         console.warning(f"The run takes {megabytes(total)} of the {megabytes(free)} that are free.")
-
-
-def _describe_model(console: Console, model: "TransformerModel") -> None:
-    rows: dict[str, list[Any]] = {}
-    for name, value in model.parameters.items():
-        # One row for what all blocks have in common.
-        words = name.split(".")
-        layer = f"{model.config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
-        row = rows.setdefault(layer.replace("_", " "), [[], 0])
-        if value.ndim == 2:
-            shape = f"{value.shape[0]} x {value.shape[1]}"
-            row[0] += [shape] if shape not in row[0] else []
-        row[1] += value.size
-    if model.config.tie_weights:
-        rows["head"] = [["the token embedding"], 0]
-    table = [[layer, ", ".join(shapes), f"{count:,}"] for layer, (shapes, count) in rows.items()]
-    total = sum(value.size for value in model.parameters.values())
-    console.table("Model", [*table, ["parameters", "", f"{total:,}"]])
-
-
-def _describe_data(
-    console: Console, name: str, text: str, tokenizer: "Tokenizer", dataset: "Dataset"
-) -> None:
-    kind = "characters" if tokenizer.kind == "char" else "bytes"
-    console.table(
-        "Data",
-        [
-            ["text", name],
-            ["characters", f"{len(text):,}"],
-            ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
-            ["vocabulary", f"{tokenizer.vocab_size} {kind}"],
-            ["trained on", f"{len(dataset.train):,} tokens"],
-            ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
-        ],
-    )
-
-
-def _describe(
-    console: Console,
-    name: str,
-    text: str,
-    training: "Training",
-    training_config: TrainingConfig,
-    run: RunConfig,
-) -> None:
-    """All that is known before the first step."""
-    dataset, model = training.dataset, training.model
-    _describe_model(console, model)
-    _describe_data(console, name, text, training.tokenizer, dataset)
-    _describe_run(console, training_config, run, dataset.block_size, model.precision)
-
-
-def _describe_run(
-    console: Console,
-    training: TrainingConfig,
-    run: RunConfig,
-    block_size: int,
-    precision: Precision,
-) -> None:
-    windows = run.batch_size * training.grad_accum_steps
-    tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
-    chosen = " (auto)" if training.storage == Precision.AUTO else ""
-    rows = [
-        ["steps", f"{training.steps:,}"],
-        ["tokens a step", tokens],
-        ["precision", f"{precision}{chosen}"],
-    ]
-    if training.recompute != CheckpointStrategy.NONE:
-        rows.append(["activations", f"recomputed, {training.recompute}"])
-    if run.backend == "numba":
-        from smallmind.kernels.compilation import threading_layer
-        from smallmind.kernels.isa import ISA
-
-        rows += [
-            ["threads", f"{run.threads}"],
-            ["threading layer", threading_layer()],
-            ["instruction set", ISA.name],
-        ]
-    else:
-        rows.append(["kernels", "plain NumPy"])
-    console.table("Run", [*rows, ["directory", str(run.out)]])
-
-
-class _Progress:
-    """One line that is rewritten on a terminal; some lines where there is none."""
-
-    def __init__(self, console: Console, steps: int) -> None:
-        self.console = console
-        self.steps = steps
-        self.records = 0
-        self.first: StepRecord | None = None
-        self.looks = 0  # at the health of the run
-        self.known: set[tuple[str, str]] = set()  # what they found: name and problem
-
-    def show(self, record: "Record | SaveFailedRecord") -> None:
-        from smallmind.training.diagnostics import HealthRecord
-        from smallmind.training.saving import SaveFailedRecord
-        from smallmind.training.training import (
-            EarlyStopRecord,
-            EvaluationRecord,
-            OverflowRecord,
-            StepRecord,
-        )
-
-        width = len(str(self.steps))
-        place = f"step {record.step:{width}}/{self.steps}"
-        if isinstance(record, EvaluationRecord):
-            losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
-            self.console.line(f"{place}  {losses}")
-            return
-        if isinstance(record, EarlyStopRecord):
-            self.console.line(
-                f"{place}  stops early: the lowest loss on held-out text was "
-                f"{record.best_loss:.4f}, after step {record.best_step}"
-            )
-            return
-        if isinstance(record, SaveFailedRecord):
-            self.console.warning(
-                f"A checkpoint could not be saved; the next save tries again: {record.reason}"
-            )
-            return
-        if isinstance(record, OverflowRecord):
-            self.console.warning(
-                f"Step {record.step}: Gradient overflow detected, skipping update. "
-                f"Loss scale: {record.loss_scale:g}"
-            )
-            return
-        if isinstance(record, HealthRecord):
-            self._show_health(record)
-            return
-        if not isinstance(record, StepRecord):
-            return
-        if self.first is None:
-            self.first = record  # it may have waited for kernels to compile
-        elapsed = record.elapsed_seconds - self.first.elapsed_seconds
-        left = elapsed / max(1, record.step - self.first.step) * (self.steps - record.step)
-        text = f"{place}  loss {record.loss:.4f}  lr {record.lr:.1e}"
-        if elapsed:
-            text += f"  {record.tokens_per_second:,.0f} tokens/s  {duration(left)} left"
-        if self.console.is_terminal:
-            self.console.live(text)
-        elif self.records % PLAIN_EVERY == 0 or record.step == self.steps:
-            self.console.line(text)
-        self.records += 1
-
-    def _show_health(self, record: "HealthRecord") -> None:
-        """A line a finding, once in a run; of many alike the first few and their number."""
-        self.looks += 1
-        place = f"Step {record.step}"
-        new = [f for f in record.findings if (f.name, f.problem) not in self.known]
-        self.known |= {(finding.name, finding.problem) for finding in new}
-        for problem in dict.fromkeys(finding.problem for finding in new):
-            alike = [finding for finding in new if finding.problem == problem]
-            for finding in alike[:FINDINGS_SHOWN]:
-                self.console.warning(f"{place}: {finding}")
-            if (more := len(alike) - FINDINGS_SHOWN) > 0:
-                self.console.warning(f"{place}: {problem} {more} times more, all in metrics.jsonl")
-
-    def show_health_of_run(self) -> None:
-        """So that who asked for it hears of good health too."""
-        if self.looks and not self.known:
-            self.console.line(f"Health: nothing found in {self.looks} looks at the run")
-
-
-def _show_result(console: Console, training: "Training", of_stories: bool) -> None:
-    """The loss over the whole held-out part, beside the floor where it is known."""
-    from smallmind.training.evaluation import evaluate
-
-    held_out = training.dataset.held_out
-    result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
-    console.line(
-        f"Whole held-out text: {result.loss:.4f} nats a token, "
-        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}"
-    )
-    if of_stories:
-        from smallmind.text.corpus import entropy_per_character
-
-        floor = entropy_per_character()
-        excess = result.nats_per_character - floor
-        console.line(
-            f"The stories' own entropy is {floor:.4f} nats a character: "
-            f"{excess:.2f} nats above the best possible"
-        )
-
-
-def _show_sample(
-    console: Console, training: "Training", step: int, directory: "RunDirectory"
-) -> None:
-    from smallmind.generation import generate
-
-    seed = training.dataset.seed
-    sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
-    directory.save_sample(step, sample)
-    console.line("\nIt writes:")
-    console.quote(sample)
-
-
-def _suggested_prompt(text: str) -> str:
-    """The flag with the first two words of the text, if it begins with words."""
-    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()[:2]
-    prompt = " ".join(words)
-    return f' --prompt "{prompt}"' if prompt and len(prompt) <= 40 and prompt in text else ""
 
 
 def _generate(options: argparse.Namespace) -> None:

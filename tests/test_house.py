@@ -21,6 +21,7 @@ FLOORS = [
     {"optim", "generation"},
     {"training"},
     {"console", "plot"},
+    {"display"},
     {"cli", "__main__", "__init__"},
 ]
 

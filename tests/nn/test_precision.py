@@ -6,7 +6,7 @@ import pytest
 from smallmind import CheckpointManager, InputError, Precision, TransformerModel, safetensors
 from smallmind.kernels.half import rounded, to_float32
 from smallmind.kernels.isa import ISA
-from smallmind.memory.tensor_pool import TensorPool
+from tests.peaks import rented_at_the_peak
 
 HALVES = [Precision.FLOAT16, Precision.BFLOAT16]
 SCALE = {Precision.FLOAT16: 65536.0, Precision.BFLOAT16: 1.0}
@@ -115,26 +115,8 @@ def bytes_at_the_peak(precision, monkeypatch):
     """What a pass of training rents at most."""
     model = TransformerModel(11, 64, 128, 4, 2)
     model.use_precision(precision)
-    pool = model.workspace.pool
-    held = most = 0
-
-    def rent(n, dtype):
-        nonlocal held, most
-        array = TensorPool.rent(pool, n, dtype)
-        held += array.nbytes
-        most = max(most, held)
-        return array
-
-    def return_(array, clear):
-        nonlocal held
-        held -= array.nbytes
-        TensorPool.return_(pool, array, clear)
-
-    monkeypatch.setattr(pool, "rent", rent)
-    monkeypatch.setattr(pool, "return_", return_)
     ids = np.zeros((8, 64), np.int32)
-    model.loss_and_gradients(ids, ids)
-    return most
+    return rented_at_the_peak(monkeypatch, model, lambda model: model.loss_and_gradients(ids, ids))
 
 
 @pytest.mark.parametrize("precision", HALVES)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from smallmind import CheckpointManager, CheckpointStrategy, InputError, TransformerModel
-from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.block import Block
+from tests.peaks import rented_at_the_peak
 
 B, T = 2, 16
 STRATEGIES = [
@@ -78,29 +78,9 @@ def test_segments():
 
 
 def bytes_at_the_peak(strategy, n_layer, monkeypatch, run):
-    """Of the pool, by what is rented, not by whole buckets."""
     model = deep_model(n_layer)
-    pool = model.workspace.pool
     model.use_checkpointing(CheckpointManager.of(strategy, n_layer))
-    held = most = 0
-
-    def rent(n, dtype):
-        nonlocal held, most
-        array = TensorPool.rent(pool, n, dtype)
-        held += array.nbytes
-        most = max(most, held)
-        return array
-
-    def return_(array, clear):
-        nonlocal held
-        held -= array.nbytes
-        TensorPool.return_(pool, array, clear)
-
-    monkeypatch.setattr(pool, "rent", rent)
-    monkeypatch.setattr(pool, "return_", return_)
-    run(model)
-    assert held == 0
-    return most
+    return rented_at_the_peak(monkeypatch, model, run)
 
 
 def test_the_peak_is_what_the_formulas_say(monkeypatch):

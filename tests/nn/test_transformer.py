@@ -10,7 +10,6 @@ import pytest
 import smallmind
 from smallmind import safetensors
 from smallmind.config import ModelConfig
-from smallmind.memory.tensor_pool import TensorPool
 from smallmind.training.preflight import gradient_errors
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -130,32 +129,25 @@ def test_a_batch_goes_through_the_model_in_groups(monkeypatch):
     """Of whole windows: the same gradients, in memory that does not grow with the batch."""
     model = small_model(backend="numpy", dtype=np.float64)
     ids, targets = batch(model, B=5)
-    pool = model.workspace.pool
 
     def pass_through(windows_at_once):
         model.windows_at_once = windows_at_once
         model.zero_gradients()
-        most = 0
-
-        def rent(n, dtype):
-            nonlocal most
-            array = TensorPool.rent(pool, n, dtype)
-            most = max(most, pool.statistics().bytes_rented)
-            return array
-
-        monkeypatch.setattr(pool, "rent", rent)
-        before = pool.statistics().bytes_rented
         loss = model.loss_and_gradients(ids, targets, scale=3.0)
         results = [loss, model.flat.gradients.copy(), model.losses(ids, targets)]
-        return [*results, model.forward(ids)], most - before
+        return [*results, model.forward(ids)]
 
-    whole, bytes_of_all = pass_through(5)
+    whole = pass_through(5)
     for windows in (1, 2, 3, 4):
-        parts, _ = pass_through(windows)
-        for actual, expected in zip(parts, whole, strict=True):
+        for actual, expected in zip(pass_through(windows), whole, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-14)
-    ids, targets = batch(model, B=50)
-    assert pass_through(5)[1] == bytes_of_all
+
+    def peak(B):
+        data = batch(model, B=B)
+        return rented_at_the_peak(monkeypatch, model, lambda model: model.loss_and_gradients(*data))
+
+    model.windows_at_once = 5
+    assert peak(5) == peak(50) > peak(2)
 
 
 def test_scale_multiplies_the_gradients_and_not_the_loss():

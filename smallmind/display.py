@@ -1,0 +1,238 @@
+"""What a run of training shows: tables before it, a line on the way, results at its end."""
+
+from typing import TYPE_CHECKING, Any
+
+from smallmind.config import CheckpointStrategy, Precision, RunConfig, TrainingConfig
+from smallmind.console import Console, duration
+
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.nn.transformer import TransformerModel
+    from smallmind.text.dataset import Dataset
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.diagnostics import HealthRecord
+    from smallmind.training.run_directory import RunDirectory
+    from smallmind.training.saving import SaveFailedRecord
+    from smallmind.training.training import Record, StepRecord, Training
+
+SAMPLE_TOKENS = 400
+PLAIN_EVERY = 10  # records between lines where no line can be rewritten
+FINDINGS_SHOWN = 3  # of one kind at one step
+
+
+def describe(
+    console: Console,
+    name: str,
+    text: str,
+    training: "Training",
+    training_config: TrainingConfig,
+    run: RunConfig,
+) -> None:
+    """All that is known before the first step."""
+    dataset, model = training.dataset, training.model
+    _describe_model(console, model)
+    _describe_data(console, name, text, training.tokenizer, dataset)
+    _describe_run(console, training_config, run, dataset.block_size, model.precision)
+
+
+def _describe_model(console: Console, model: "TransformerModel") -> None:
+    rows: dict[str, list[Any]] = {}
+    for name, value in model.parameters.items():
+        # One row for what all blocks have in common.
+        words = name.split(".")
+        layer = f"{model.config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
+        row = rows.setdefault(layer.replace("_", " "), [[], 0])
+        if value.ndim == 2:
+            shape = f"{value.shape[0]} x {value.shape[1]}"
+            row[0] += [shape] if shape not in row[0] else []
+        row[1] += value.size
+    if model.config.tie_weights:
+        rows["head"] = [["the token embedding"], 0]
+    table = [[layer, ", ".join(shapes), f"{count:,}"] for layer, (shapes, count) in rows.items()]
+    total = sum(value.size for value in model.parameters.values())
+    console.table("Model", [*table, ["parameters", "", f"{total:,}"]])
+
+
+def _describe_data(
+    console: Console, name: str, text: str, tokenizer: "Tokenizer", dataset: "Dataset"
+) -> None:
+    kind = "characters" if tokenizer.kind == "char" else "bytes"
+    console.table(
+        "Data",
+        [
+            ["text", name],
+            ["characters", f"{len(text):,}"],
+            ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
+            ["vocabulary", f"{tokenizer.vocab_size} {kind}"],
+            ["trained on", f"{len(dataset.train):,} tokens"],
+            ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
+        ],
+    )
+
+
+def _describe_run(
+    console: Console,
+    training: TrainingConfig,
+    run: RunConfig,
+    block_size: int,
+    precision: Precision,
+) -> None:
+    windows = run.batch_size * training.grad_accum_steps
+    tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
+    chosen = " (auto)" if training.storage == Precision.AUTO else ""
+    rows = [
+        ["steps", f"{training.steps:,}"],
+        ["tokens a step", tokens],
+        ["precision", f"{precision}{chosen}"],
+    ]
+    if training.recompute != CheckpointStrategy.NONE:
+        rows.append(["activations", f"recomputed, {training.recompute}"])
+    if run.backend == "numba":
+        from smallmind.kernels.compilation import threading_layer
+        from smallmind.kernels.isa import ISA
+
+        rows += [
+            ["threads", f"{run.threads}"],
+            ["threading layer", threading_layer()],
+            ["instruction set", ISA.name],
+        ]
+    else:
+        rows.append(["kernels", "plain NumPy"])
+    console.table("Run", [*rows, ["directory", str(run.out)]])
+
+
+class Progress:
+    """One line that is rewritten on a terminal; some lines where there is none."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self.console = console
+        self.steps = steps
+        self.records = 0
+        self.first: StepRecord | None = None
+        self.looks = 0  # at the health of the run
+        self.known: set[tuple[str, str]] = set()  # what they found: name and problem
+
+    def show(self, record: "Record | SaveFailedRecord") -> None:
+        from smallmind.training.diagnostics import HealthRecord
+        from smallmind.training.saving import SaveFailedRecord
+        from smallmind.training.training import (
+            EarlyStopRecord,
+            EvaluationRecord,
+            OverflowRecord,
+            StepRecord,
+        )
+
+        width = len(str(self.steps))
+        place = f"step {record.step:{width}}/{self.steps}"
+        if isinstance(record, EvaluationRecord):
+            losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
+            self.console.line(f"{place}  {losses}")
+            return
+        if isinstance(record, EarlyStopRecord):
+            self.console.line(
+                f"{place}  stops early: the lowest loss on held-out text was "
+                f"{record.best_loss:.4f}, after step {record.best_step}"
+            )
+            return
+        if isinstance(record, SaveFailedRecord):
+            self.console.warning(
+                f"A checkpoint could not be saved; the next save tries again: {record.reason}"
+            )
+            return
+        if isinstance(record, OverflowRecord):
+            self.console.warning(
+                f"Step {record.step}: Gradient overflow detected, skipping update. "
+                f"Loss scale: {record.loss_scale:g}"
+            )
+            return
+        if isinstance(record, HealthRecord):
+            self._show_health(record)
+            return
+        if not isinstance(record, StepRecord):
+            return
+        if self.first is None:
+            self.first = record  # it may have waited for kernels to compile
+        elapsed = record.elapsed_seconds - self.first.elapsed_seconds
+        left = elapsed / max(1, record.step - self.first.step) * (self.steps - record.step)
+        text = f"{place}  loss {record.loss:.4f}  lr {record.lr:.1e}"
+        if elapsed:
+            text += f"  {record.tokens_per_second:,.0f} tokens/s  {duration(left)} left"
+        if self.console.is_terminal:
+            self.console.live(text)
+        elif self.records % PLAIN_EVERY == 0 or record.step == self.steps:
+            self.console.line(text)
+        self.records += 1
+
+    def _show_health(self, record: "HealthRecord") -> None:
+        """A line a finding, once in a run; of many alike the first few and their number."""
+        self.looks += 1
+        place = f"Step {record.step}"
+        new = [f for f in record.findings if (f.name, f.problem) not in self.known]
+        self.known |= {(finding.name, finding.problem) for finding in new}
+        for problem in dict.fromkeys(finding.problem for finding in new):
+            alike = [finding for finding in new if finding.problem == problem]
+            for finding in alike[:FINDINGS_SHOWN]:
+                self.console.warning(f"{place}: {finding}")
+            if (more := len(alike) - FINDINGS_SHOWN) > 0:
+                self.console.warning(f"{place}: {problem} {more} times more, all in metrics.jsonl")
+
+    def show_health_of_run(self) -> None:
+        """So that who asked for it hears of good health too."""
+        if self.looks and not self.known:
+            self.console.line(f"Health: nothing found in {self.looks} looks at the run")
+
+
+def show_result(console: Console, training: "Training", of_stories: bool) -> None:
+    """The loss over the whole held-out part, beside the floor where it is known."""
+    from smallmind.training.evaluation import evaluate
+
+    held_out = training.dataset.held_out
+    result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
+    console.line(
+        f"Whole held-out text: {result.loss:.4f} nats a token, "
+        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}"
+    )
+    if of_stories:
+        from smallmind.text.corpus import entropy_per_character
+
+        floor = entropy_per_character()
+        excess = result.nats_per_character - floor
+        console.line(
+            f"The stories' own entropy is {floor:.4f} nats a character: "
+            f"{excess:.2f} nats above the best possible"
+        )
+
+
+def show_sample(
+    console: Console, training: "Training", step: int, directory: "RunDirectory"
+) -> None:
+    from smallmind.generation import generate
+
+    seed = training.dataset.seed
+    sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
+    directory.save_sample(step, sample)
+    console.line("\nIt writes:")
+    console.quote(sample)
+
+
+def show_checks(console: Console, training: "Training") -> int:
+    """A line a check and the verdict -> exit status."""
+    from smallmind.training.preflight import preflight
+
+    failed = checks = 0
+    for check in preflight(training):
+        verdict = "ok    " if check.passed else "FAILED"
+        console.line(f"{verdict}  {check.name}: {check.measured}; expected {check.expected}")
+        checks, failed = checks + 1, failed + (not check.passed)
+    if failed:
+        console.line(f"{failed} of {checks} checks failed: this model would not train as it should")
+    else:
+        console.line(f"All {checks} checks passed: nothing was written, the run can start")
+    return 1 if failed else 0
+
+
+def suggested_prompt(text: str) -> str:
+    """The flag with the first two words of the text, if it begins with words."""
+    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()[:2]
+    prompt = " ".join(words)
+    return f' --prompt "{prompt}"' if prompt and len(prompt) <= 40 and prompt in text else ""
