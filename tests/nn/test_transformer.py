@@ -11,6 +11,7 @@ import smallmind
 from smallmind import safetensors
 from smallmind.config import ModelConfig
 from smallmind.training.preflight import gradient_errors
+from tests.peaks import rented_at_the_peak
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 BACKENDS = ("numba", "numpy")
