@@ -306,7 +306,14 @@ def _train(options: argparse.Namespace) -> int:
         )
         directory.save_config(model_config, training_config, run_config, _digest(text))
         describe(console, name, text, training, training_config, run_config)
-        return _train_on(console, options, directory, training, training_config, run_config, text)
+        try:
+            return _train_on(
+                console, options, directory, training, training_config, run_config, text
+            )
+        finally:
+            # Nothing is lost yet, and the directory is free for another try.
+            if not training.progress.step:
+                directory.discard()
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -373,17 +380,13 @@ def _train_on(
     """Trains in the directory, from the checkpoint on if there is one -> exit status."""
     from smallmind.training.run_lock import RunLock
 
-    try:
-        with RunLock(directory.path):
-            directory.cut_metrics(checkpoint.step if checkpoint else 0)
-            with _profiled(console, training, training_config, options):
-                status = _run(console, training, training_config, directory, checkpoint)
-            if not status:
-                show_result(console, training, of_stories=run_config.text is None)
-                show_sample(console, training, training.progress.step, directory)
-    finally:
-        if not training.progress.step:
-            directory.discard()
+    with RunLock(directory.path):
+        directory.cut_metrics(checkpoint.step if checkpoint else 0)
+        with _profiled(console, training, training_config, options):
+            status = _run(console, training, training_config, directory, checkpoint)
+        if not status:
+            show_result(console, training, of_stories=run_config.text is None)
+            show_sample(console, training, training.progress.step, directory)
     console.line(f"The run is in {directory.path}")
     if status:
         console.line(f"Next: smallmind train --resume {shlex.quote(str(directory.path))}")

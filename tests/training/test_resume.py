@@ -300,6 +300,28 @@ def test_what_resume_refuses(tmp_path, text, capsys):
     assert "has changed since the run" in capsys.readouterr().err
 
 
+def test_a_resumed_run_that_fails_before_its_first_step_loses_nothing(
+    tmp_path, text, capsys, monkeypatch
+):
+    out = tmp_path / "run"
+    assert main(["train", text, *SMALL, "--steps", "12", "--out", str(out)]) == 0
+    (out / "model.safetensors").unlink()
+    for path in (out / "checkpoints").iterdir():
+        path.unlink()  # as if it had been killed before the first
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+    def fail(*_):
+        raise MemoryError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_accumulate", fail)
+        assert main(["train", "--resume", str(out)]) == 1
+    assert (out / "config.json").read_bytes() == before["config.json"]
+    assert (out / "metrics.jsonl").exists()
+    assert main(["train", "--resume", str(out)]) == 0
+    capsys.readouterr()
+
+
 def test_two_runs_in_one_directory(tmp_path, text):
     out = tmp_path / "run"
     with smallmind("train", text, *SMALL, "--steps", "100000", "--out", str(out)) as process:
@@ -310,7 +332,9 @@ def test_two_runs_in_one_directory(tmp_path, text):
             [sys.executable, "-m", "smallmind", "train", "--resume", str(out)],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
+        kept = {name: (out / name).exists() for name in ("config.json", "metrics.jsonl")}
         process.kill()
         process.stdout.read()
     assert second.returncode == 2
+    assert all(kept.values()), kept  # what is refused takes nothing from the run that goes on
     assert f"is in use by process {process.pid}" in second.stderr
