@@ -292,7 +292,9 @@ class Training:
         except FloatingPointError:
             scaler.update(overflowed=True)
             if scaler.is_lost:
-                first = not_finite(self.model)[0].name
+                named = not_finite(self.model)
+                # Squares leave float32 before what is squared does.
+                first = named[0].name if named else "the norm of all gradients"
                 raise FloatingPointError(
                     f"{scaler.skips} gradients in a row overflowed float16, down to a loss scale "
                     f"of {scaler.scale:g}; {first} was the first: lower the "

@@ -95,6 +95,20 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
     np.testing.assert_array_equal(training.model.flat.values, start)
 
 
+def test_finite_gradients_whose_squares_are_not_end_the_run_with_a_reason(monkeypatch):
+    training = small_training()
+    honest = training.model.loss_and_gradients
+
+    def loss_and_gradients(*arguments):
+        loss = honest(*arguments)
+        training.model.flat.gradients[:8] = 1e30
+        return loss
+
+    monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
+    with pytest.raises(FloatingPointError, match="the norm of all gradients was the first"):
+        training.train(20, val_every=0, precision="float16")
+
+
 def test_a_real_overflow_finds_its_scale():
     """Weights so large that gradients times 65536 leave float16, and those times less do not."""
     training = small_training()
