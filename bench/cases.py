@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from bench.ceilings import multiply_add, multiply_pairs
 from bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
+from smallmind.kernels.half import BFLOAT16, rounded, to_float32
+from smallmind.kernels.isa import ISA
 
 try:
     import torch
@@ -33,6 +36,8 @@ class Case:
     exact: Callable[[], list[np.ndarray]]  # the same in float64
     nbytes: float
     flops: float = 0.0
+    peak: Callable[[], float] = multiply_add  # does as many operations as the CPU can
+    allowed_error: float = 5e-5  # relative to the largest element, of what is still timed
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,52 @@ def matmul_transpose_a(M: int, K: int, N: int) -> Case:
 )
 def matmul_transpose_b(M: int, K: int, N: int) -> Case:
     return _product("matmul_transpose_b", M, K, N, _normal(M, K), _normal(N, K))
+
+
+def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
+    """A product of matrices of these shapes in bfloat16; of gradients of weights float32."""
+    exact_result = name == "matmul_transpose_a"
+    a, b = (rounded(_normal(*shape), BFLOAT16) for shape in shapes)
+    out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
+    fast, plain = getattr(compiled, name), getattr(reference, name)
+    at, bt = (torch and torch.from_numpy(x).view(torch.bfloat16) for x in (a, b))
+    ct = torch and torch.empty((M, N), dtype=torch.bfloat16)
+
+    def exact() -> list[np.ndarray]:
+        result = np.empty((M, N))
+        plain(result, *(to_float32(x).astype(np.float64) for x in (a, b)))
+        return [result]
+
+    def run_torch() -> None:
+        x = at.T if name == "matmul_transpose_a" else at
+        torch.mm(x, bt.T if name == "matmul_transpose_b" else bt, out=ct)
+
+    return Case(
+        ours=Contestant(lambda: fast(out, a, b)),
+        numpy=None,
+        torch=_torch(run_torch),
+        results=[out],
+        exact=exact,
+        nbytes=_bytes(a, b, out),
+        flops=2 * M * K * N,
+        peak=multiply_pairs if ISA.bfloat16 else multiply_add,
+        allowed_error=5e-5 if exact_result else 2**-8,
+    )
+
+
+@kernel("M K N", _STEP)
+def matmul_bfloat16(M: int, K: int, N: int) -> Case:
+    return _bfloat16("matmul", M, K, N, (M, K), (K, N))
+
+
+@kernel("M K N", [(K, M, N) for M, K, N in _STEP])
+def matmul_transpose_a_bfloat16(M: int, K: int, N: int) -> Case:
+    return _bfloat16("matmul_transpose_a", M, K, N, (K, M), (K, N))
+
+
+@kernel("M K N", [(M, N, K) for M, K, N in _STEP])
+def matmul_transpose_b_bfloat16(M: int, K: int, N: int) -> Case:
+    return _bfloat16("matmul_transpose_b", M, K, N, (M, K), (N, K))
 
 
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])

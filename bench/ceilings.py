@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import LANES, fma, lane_sum, load, store
+from smallmind.kernels.simd import LANES, dot_pairs, fma, lane_sum, load, store
 
 _CHAINS = 12  # independent sums: more than latency times width of the multipliers of any CPU
 _ROUNDS = 100_000
@@ -40,6 +40,32 @@ def multiply_add():
     workers = threads()
     _multiply_add(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
     return 2 * _CHAINS * LANES * _ROUNDS * workers
+
+
+@parallel_jit
+def _multiply_pairs(out, numbers, rounds, workers):
+    for worker in prange(workers):
+        out[worker] = _multiply_pairs_chains(numbers, rounds)
+
+
+@jit
+def _multiply_pairs_chains(numbers, rounds):
+    x, y = load(numbers, 0), load(numbers, LANES)
+    a, b, c, d, e, f = y, x, y + y, y + x, x + x, x - y
+    g, h, i, j, k, m = a, b, c, d, e, f
+    for _ in range(rounds):
+        a, b, c = dot_pairs(a, x, y), dot_pairs(b, x, y), dot_pairs(c, x, y)
+        d, e, f = dot_pairs(d, x, y), dot_pairs(e, x, y), dot_pairs(f, x, y)
+        g, h, i = dot_pairs(g, x, y), dot_pairs(h, x, y), dot_pairs(i, x, y)
+        j, k, m = dot_pairs(j, x, y), dot_pairs(k, x, y), dot_pairs(m, x, y)
+    return lane_sum(a + b + c + d + e + f + g + h + i + j + k + m)
+
+
+def multiply_pairs():
+    """As multiply_add, with dot products of bfloat16."""
+    workers = threads()
+    _multiply_pairs(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
+    return 4 * _CHAINS * LANES * _ROUNDS * workers
 
 
 @parallel_jit

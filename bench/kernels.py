@@ -10,11 +10,10 @@ import numpy as np
 from tabulate import tabulate
 
 from bench.cases import KERNELS, Case, Kernel, Shape
-from bench.ceilings import Copy, multiply_add
+from bench.ceilings import Copy
 from bench.timing import Contestant, Times, take_in_turn
 from smallmind.kernels import compilation
-
-WORST = 5e-5  # the largest error, relative to the largest element, that is still timed
+from smallmind.kernels.half import to_float32
 
 HEADINGS = ("shape", "median", "spread", "rate", "limit", "of it", "x NumPy", "x PyTorch",
             "x 1 thread", "worst error")  # fmt: skip
@@ -24,13 +23,13 @@ def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
     """Checks one case and times it beside its peers and its limits. Units: seconds, 1/s."""
     case = kernel.build(*shape)
     error = _worst_error(case)
-    if not error < WORST:
+    if not error < case.allowed_error:
         name = "x".join(map(str, shape))
         raise SystemExit(f"{kernel.name} {name} is wrong: error {error:.1e} against float64")
     copy = Copy(case.nbytes)
     contestants = {"ours": case.ours, "copy": Contestant(copy)}
     if case.flops:
-        contestants["multiply-add"] = Contestant(multiply_add)
+        contestants["multiply-add"] = Contestant(case.peak)
     if compilation.threads() > 1:
         contestants["one thread"] = replace(case.ours, setting=_one_thread)
     if case.numpy:
@@ -61,7 +60,7 @@ def _worst_error(case: Case) -> float:
         float(np.abs(actual - exact).max() / max(np.abs(exact).max(), 1e-30))
         if np.isfinite(actual).all()
         else float("inf")
-        for actual, exact in zip(case.results, expected, strict=True)
+        for actual, exact in zip(map(to_float32, case.results), expected, strict=True)
     )
 
 
@@ -73,7 +72,7 @@ def _record(
     floors = {"copy": case.nbytes / bandwidth}
     peak = None
     if case.flops:
-        peak = multiply_add() / times["multiply-add"].median
+        peak = case.peak() / times["multiply-add"].median
         floors["FMA"] = case.flops / peak
     limit = max(floors, key=lambda name: floors[name])
     return {

@@ -19,6 +19,7 @@ from typing import Any
 from tabulate import tabulate
 
 import smallmind
+from bench import CPUS
 from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind.text.corpus import built_in_text
@@ -69,6 +70,8 @@ class _Process:
             [sys.executable, "-m", "bench.peers", name, path], cwd=ROOT, env=environment(threads),
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
+        if CPUS:
+            os.sched_setaffinity(self.process.pid, CPUS)
 
     def ask(self, **command: object) -> Any:
         assert self.process.stdin and self.process.stdout

@@ -150,6 +150,16 @@ def fma(typingctx, a, b, c):
 
 
 @intrinsic
+def dot_pairs(typingctx, total, a, b):
+    """total plus the products of two bfloat16 in every lane of a and b."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.dot_pairs(builder, *args)
+
+    return vector(vector, vector, vector), codegen
+
+
+@intrinsic
 def maximum(typingctx, a, b):
     """The larger of each pair of lanes; b where either is NaN."""
 
