@@ -119,6 +119,11 @@ class VectorIR:
             return value
         if storage is Storage.FLOAT16 and self.isa.half:
             return builder.fptrunc(value, ir.VectorType(ir.HalfType(), self.lanes))
+        if storage is Storage.BFLOAT16 and self.isa.bfloat16:
+            # Makes zeros of numbers below 2**-126, as its dot product does.
+            kind = ir.VectorType(_BFloat(), self.lanes)
+            narrow = self.call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, value)
+            return builder.bitcast(narrow, ir.VectorType(I16, self.lanes))
         bits = builder.bitcast(value, self.integers)
         narrow = self._narrow_bfloat16 if storage is Storage.BFLOAT16 else self._narrow_float16
         return builder.trunc(narrow(builder, bits), ir.VectorType(I16, self.lanes))

@@ -11,6 +11,7 @@ from numba import njit
 
 from smallmind.kernels import compiled, reference, simd
 from smallmind.kernels.half import BFLOAT16, FLOAT16, rounded, to_float32
+from smallmind.kernels.isa import ISA
 from tests.guards import Guarded
 
 DTYPES = [FLOAT16, BFLOAT16]
@@ -36,6 +37,13 @@ def convert_one_by_one(y, x):
         y[i] = simd.element(x, i)
 
 
+def stored(values, dtype):
+    """What kernels store for values: the CPU's rounding to bfloat16 makes zeros of denormals."""
+    if dtype == BFLOAT16 and ISA.bfloat16:
+        values = np.where(np.abs(values) < 2.0**-126, np.copysign(np.float32(0), values), values)
+    return rounded(values, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_number_is_widened(dtype):
     x = np.arange(2**16, dtype=np.uint16).view(dtype)[:-3]  # the last vector is not whole
@@ -59,7 +67,7 @@ def test_numbers_are_rounded_to_the_nearest(dtype):
     y = np.empty(x.size, dtype)
     convert(y, x)
     is_number = ~np.isnan(x)
-    np.testing.assert_array_equal(y[is_number], rounded(x, dtype)[is_number])
+    np.testing.assert_array_equal(y[is_number], stored(x, dtype)[is_number])
     assert np.isnan(to_float32(y[~is_number])).all()
     assert np.isnan(to_float32(rounded(x, dtype)[~is_number])).all()
     if dtype == FLOAT16:
