@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +61,13 @@ UNITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 
-    Of estimate: 0 the run fits in memory, 1 it does not.
+    SystemExit with 128 and the number of the signal where another one ends the command.
+    Of estimate: 0 the run fits in memory, 1 it does not; of verify: 1 a checkpoint is wrong.
     """
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options) or 0)
+        with _handling(_terminate, *_signals("SIGTERM", "SIGHUP")):
+            return int(options.command(options) or 0)
     except InputError as error:
         print(f"smallmind: {error}", file=sys.stderr)
         return 2
@@ -147,6 +149,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_sources(schedule)
     schedule.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
     schedule.set_defaults(command=_schedule)
+
+    verify = commands.add_parser(
+        "verify", help="check the checkpoints of a run, and train again from each to the next"
+    )
+    verify.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
+    verify.add_argument(
+        "--digests-only", action="store_true", help="only see that each file is sound"
+    )
+    verify.set_defaults(command=_verify)
 
     export = commands.add_parser("export-metrics", help="write a run's metrics as a CSV table")
     export.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
@@ -274,7 +285,7 @@ def _train(options: argparse.Namespace) -> int:
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
 
-    console = Console()
+    console = Console(patient=True)
     text, name = _read(run_config.text)
     tokenizer = Tokenizer(text, run_config.tokenizer)
     model_config = _config(ModelConfig, settings, vocab_size=tokenizer.vocab_size)
@@ -314,13 +325,10 @@ def _resume(options: argparse.Namespace) -> int:
     from smallmind.training.checkpoint import newest
     from smallmind.training.run_directory import RunDirectory, is_finished, unfinished_run
 
-    console = Console()
+    console = Console(patient=True)
     path = unfinished_run() if options.resume == "auto" else Path(options.resume)
     directory = RunDirectory(path)
-    saved = directory.load_config()
-    text, name = _read(saved["run"].text)
-    if _digest(text) != saved["text_sha256"]:
-        raise InputError(f"{name} has changed since the run; it cannot go on as it was")
+    saved, text, name = _reopen(directory)
     run_config = dataclasses.replace(saved["run"], out=str(path))
     if "threads" in options:
         run_config = dataclasses.replace(run_config, threads=options.threads)
@@ -329,6 +337,11 @@ def _resume(options: argparse.Namespace) -> int:
     checkpoint, passed_over = newest(path)
     for file, reason in passed_over:
         console.warning(f"{file.name} is passed over: {reason}")
+    if passed_over and not checkpoint:
+        raise InputError(
+            f"no checkpoint in {path} is sound: put one back from a copy, or remove them all and "
+            "the run starts again"
+        )
     with _kernels(run_config, console):
         run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
         if checkpoint and is_finished(checkpoint, training_config) and directory.has_model():
@@ -342,6 +355,15 @@ def _resume(options: argparse.Namespace) -> int:
         return _train_on(
             console, options, directory, training, training_config, run_config, text, checkpoint
         )
+
+
+def _reopen(directory: "RunDirectory") -> tuple[dict[str, Any], str, str]:
+    """-> the configs of a run by name, its text and a name for that."""
+    saved = directory.load_config()
+    text, name = _read(saved["run"].text)
+    if _digest(text) != saved["text_sha256"]:
+        raise InputError(f"{name} has changed since the run; it cannot go on as it was")
+    return saved, text, name
 
 
 def _training(
@@ -381,6 +403,7 @@ def _train_on(
     else:
         run, prompt = shlex.quote(str(directory.path)), suggested_prompt(text)
         console.line(f"Next: smallmind generate --run {run}{prompt}")
+        console.check()
     return status
 
 
@@ -411,7 +434,7 @@ def _run(
 
 @contextlib.contextmanager
 def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
-    """Within the block Ctrl-C and SIGTERM end the training after the batch that it is in.
+    """Within the block Ctrl-C and the end of the session end training after the batch it is in.
 
     The number of the signal is then in the list. The second one ends the process at once, and so
     does the first where there is nothing to save yet.
@@ -426,12 +449,28 @@ def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
         received.append(number)
         training.stop()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    with _handling(handle, *_signals("SIGINT", "SIGTERM", "SIGHUP")):
+        yield received
+
+
+def _terminate(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _signals(*names: str) -> list[int]:
+    """Those of the names that this system has and nobody ignores, as nohup does."""
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def _handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Within the block handle is called at these signals."""
     before = {}
     if threading.current_thread() is threading.main_thread():  # others may not
         before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -596,6 +635,26 @@ def _schedule(options: argparse.Namespace) -> None:
         _check_writable("--plot", options.plot)
     names = [config.schedule] if "schedule" in settings else SCHEDULES
     show_schedules(Console(), config, names, options.plot)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from smallmind.commands.verify import show_verification
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.run_directory import RunDirectory
+
+    console, directory = Console(), RunDirectory(options.run)
+    if options.digests_only:
+        directory.load_config()  # or it is no run
+        return show_verification(console, options.run)
+    saved, text, _ = _reopen(directory)
+    # Of this machine: the run may have been on another.
+    run = dataclasses.replace(saved["run"], threads=None)
+    with _kernels(run, console):
+        run = dataclasses.replace(run, threads=_set_threads(run))
+        check_memory(console, make_plan(saved["model"], saved["training"], run))
+        tokenizer = Tokenizer(text, run.tokenizer)
+        training = _training(saved["model"], saved["training"], run, text, tokenizer)
+        return show_verification(console, options.run, training, saved["training"])
 
 
 def _export_metrics(options: argparse.Namespace) -> None:
