@@ -122,13 +122,14 @@ def of_whole_runs(root, kills):
             assert quietly(train, root, "--threads", threads, name=run.name) == 0
 
     for number in itertools.count():
-        run, died = root / str(number), True
+        run, died, deaths = root / str(number), True, 0
         while died:
             child = start(go_on, run, moments.randint(1, 3))
-            time.sleep(moments.uniform(0, 1.2 * duration))
+            # Longer from time to time, or on a disk that has become slow no run would end.
+            time.sleep(moments.uniform(0, 1.2 * duration * (1 + deaths / 10)))
             os.kill(child, signal.SIGKILL)
             died = killed(child)
-            done += died
+            done, deaths = done + died, deaths + died
             if died and (run / "config.json").exists():
                 found, passed_over = newest(run)
                 told = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
