@@ -1,4 +1,4 @@
-"""python -m bench COMMAND: kernels, step, start, memory.
+"""python -m bench COMMAND: kernels, step, start, memory, faults.
 
 What decides which machine code runs is read from the environment by NumPy, Numba and PyTorch as
 they are imported, so the arguments are read first.
@@ -39,6 +39,8 @@ ISAS = {
         "OPENBLAS_CORETYPE": "SkylakeX",
     },
 }
+
+FAULTS = ("operations", "saves", "runs", "power", "cuts", "flips", "fuzzing")
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -92,7 +94,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     memory.add_argument("--steps", type=_count, default=5, help="that are timed")
 
-    for command in (kernels, step, start, memory):
+    faults = commands.add_parser("faults", help="what runs survive: kills, power, damage, fuzzing")
+    faults.add_argument("--kills", type=_count, default=1000, help="of saves; of runs a fifth")
+    faults.add_argument("--flips", type=_count, default=10_000, help="of single bits")
+    faults.add_argument("--minutes", type=float, default=10, help="of fuzzing")
+    faults.add_argument("--seed", type=_count, default=1, help="another one fuzzes other files")
+    faults.add_argument(
+        "--only", type=lambda text: text.split(","), metavar="P,P",
+        help="of operations, saves, runs, power, cuts, flips, fuzzing; all without",
+    )  # fmt: skip
+
+    for command in (kernels, step, start, memory, faults):
         command.add_argument("--threads", type=_count, help="one a core without")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
@@ -143,6 +155,8 @@ def main() -> None:
     os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     if options.command == "kernels":
         _import_and_bind(threads)
+    if options.command == "faults" and not importlib.util.find_spec("hypothesis"):
+        sys.exit('faults needs the tests: python -m pip install -e ".[test]"')
     from bench import kernels, machine, memory, plot, start, step
 
     if options.command == "kernels":
@@ -157,20 +171,26 @@ def main() -> None:
         for shape in options.shapes or []:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
-    if options.command == "memory":
-        unknown = [name for name in options.only or [] if name not in memory.PARTS]
-        if unknown:
-            sys.exit(f"--only: no part named {unknown[0]!r}; there are {', '.join(memory.PARTS)}")
+    parts = {"memory": list(memory.PARTS), "faults": list(FAULTS)}.get(options.command, [])
+    unknown = [name for name in getattr(options, "only", None) or [] if name not in parts]
+    if unknown:
+        sys.exit(f"--only: no part named {unknown[0]!r}; there are {', '.join(parts)}")
     described = machine.describe()
     commands: dict[str, Callable[..., Any]] = {
         "kernels": kernels.run, "step": step.run, "start": start.run, "memory": memory.run,
     }  # fmt: skip
+    if options.command == "faults":
+        from bench import faults
+
+        commands["faults"] = faults.run
     results = commands[options.command](options, described)
     if options.json:
         record = {"machine": described, "results": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         plot.draw(results, options.plot)
+    if options.command == "faults" and any(row["lost"] for row in results):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import math
 import os
 import re
 import shlex
@@ -13,11 +12,13 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.box import can_print, draw
+from smallmind.box import can_print
+from smallmind.commands.estimate import check_memory, make_plan, show_estimate
+from smallmind.commands.schedule import show_schedules
 from smallmind.config import (
     OBSERVING,
     SCHEDULES,
@@ -28,7 +29,7 @@ from smallmind.config import (
     TrainingConfig,
     __version__,
 )
-from smallmind.console import Console, megabytes
+from smallmind.console import Console
 from smallmind.display import (
     Progress,
     describe,
@@ -41,8 +42,6 @@ from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, Settings, resolv
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.memory.plan import Plan
-    from smallmind.optim.schedule import Schedule
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import Checkpoint
     from smallmind.training.run_directory import RunDirectory
@@ -53,8 +52,6 @@ SCHEDULE_FIELDS = (
     "steps", "learning_rate", "min_lr", "warmup_steps", "lr_decay_factor", "lr_decay_every",
     "lr_decay_share", "plateau_patience",
 )  # fmt: skip
-CURVE_POINTS = 2000  # of a plot, and the last step
-NEARLY = 0.9  # share of the free memory above which a run is warned of
 UNITS = {
     "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
@@ -64,11 +61,13 @@ UNITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 
-    Of estimate: 0 the run fits in memory, 1 it does not.
+    SystemExit with 128 and the number of the signal where another one ends the command.
+    Of estimate: 0 the run fits in memory, 1 it does not; of verify: 1 a checkpoint is wrong.
     """
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options) or 0)
+        with _handling(_terminate, *_signals("SIGTERM", "SIGHUP")):
+            return int(options.command(options) or 0)
     except InputError as error:
         print(f"smallmind: {error}", file=sys.stderr)
         return 2
@@ -150,6 +149,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_sources(schedule)
     schedule.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
     schedule.set_defaults(command=_schedule)
+
+    verify = commands.add_parser(
+        "verify", help="check the checkpoints of a run, and train again from each to the next"
+    )
+    verify.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
+    verify.add_argument(
+        "--digests-only", action="store_true", help="only see that each file is sound"
+    )
+    verify.set_defaults(command=_verify)
 
     export = commands.add_parser("export-metrics", help="write a run's metrics as a CSV table")
     export.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
@@ -252,15 +260,6 @@ def _config(kind: Any, settings: Settings, **known: Any) -> Any:
     return kind(**{**chosen, **known})
 
 
-def _flags(settings: dict[str, Any]) -> str:
-    """Fields of the configs and their values -> the flags that set them."""
-    words = []
-    for name, value in settings.items():
-        words.append("--" + name.replace("_", "-"))
-        words += [] if value is True else [str(value)]
-    return " ".join(words)
-
-
 def _run_configs(options: argparse.Namespace) -> tuple[Settings, TrainingConfig, RunConfig]:
     """All settings and two of their configs: what is wrong with them comes before the work."""
     settings = {**_settings(options), **_observing(options)}
@@ -286,14 +285,14 @@ def _train(options: argparse.Namespace) -> int:
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
 
-    console = Console()
+    console = Console(patient=True)
     text, name = _read(run_config.text)
     tokenizer = Tokenizer(text, run_config.tokenizer)
     model_config = _config(ModelConfig, settings, vocab_size=tokenizer.vocab_size)
     with _kernels(run_config, console):
         run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
         if not options.dry_run:
-            _check_memory(console, _plan(model_config, training_config, run_config))
+            check_memory(console, make_plan(model_config, training_config, run_config))
         training = _training(model_config, training_config, run_config, text, tokenizer)
         if options.dry_run:
             return show_checks(console, training)
@@ -326,13 +325,10 @@ def _resume(options: argparse.Namespace) -> int:
     from smallmind.training.checkpoint import newest
     from smallmind.training.run_directory import RunDirectory, is_finished, unfinished_run
 
-    console = Console()
+    console = Console(patient=True)
     path = unfinished_run() if options.resume == "auto" else Path(options.resume)
     directory = RunDirectory(path)
-    saved = directory.load_config()
-    text, name = _read(saved["run"].text)
-    if _digest(text) != saved["text_sha256"]:
-        raise InputError(f"{name} has changed since the run; it cannot go on as it was")
+    saved, text, name = _reopen(directory)
     run_config = dataclasses.replace(saved["run"], out=str(path))
     if "threads" in options:
         run_config = dataclasses.replace(run_config, threads=options.threads)
@@ -341,12 +337,17 @@ def _resume(options: argparse.Namespace) -> int:
     checkpoint, passed_over = newest(path)
     for file, reason in passed_over:
         console.warning(f"{file.name} is passed over: {reason}")
+    if passed_over and not checkpoint:
+        raise InputError(
+            f"no checkpoint in {path} is sound: put one back from a copy, or remove them all and "
+            "the run starts again"
+        )
     with _kernels(run_config, console):
         run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
         if checkpoint and is_finished(checkpoint, training_config) and directory.has_model():
             console.line(f"The run in {path} is finished: {checkpoint.step} steps")
             return 0
-        _check_memory(console, _plan(saved["model"], training_config, run_config))
+        check_memory(console, make_plan(saved["model"], training_config, run_config))
         training = _training(saved["model"], training_config, run_config, text, tokenizer)
         describe(console, name, text, training, training_config, run_config)
         step = checkpoint.step if checkpoint else 0
@@ -354,6 +355,15 @@ def _resume(options: argparse.Namespace) -> int:
         return _train_on(
             console, options, directory, training, training_config, run_config, text, checkpoint
         )
+
+
+def _reopen(directory: "RunDirectory") -> tuple[dict[str, Any], str, str]:
+    """-> the configs of a run by name, its text and a name for that."""
+    saved = directory.load_config()
+    text, name = _read(saved["run"].text)
+    if _digest(text) != saved["text_sha256"]:
+        raise InputError(f"{name} has changed since the run; it cannot go on as it was")
+    return saved, text, name
 
 
 def _training(
@@ -393,6 +403,7 @@ def _train_on(
     else:
         run, prompt = shlex.quote(str(directory.path)), suggested_prompt(text)
         console.line(f"Next: smallmind generate --run {run}{prompt}")
+        console.check()
     return status
 
 
@@ -423,7 +434,7 @@ def _run(
 
 @contextlib.contextmanager
 def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
-    """Within the block Ctrl-C and SIGTERM end the training after the batch that it is in.
+    """Within the block Ctrl-C and the end of the session end training after the batch it is in.
 
     The number of the signal is then in the list. The second one ends the process at once, and so
     does the first where there is nothing to save yet.
@@ -438,12 +449,28 @@ def _stopped_by_signals(training: "Training") -> Iterator[list[int]]:
         received.append(number)
         training.stop()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    with _handling(handle, *_signals("SIGINT", "SIGTERM", "SIGHUP")):
+        yield received
+
+
+def _terminate(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _signals(*names: str) -> list[int]:
+    """Those of the names that this system has and nobody ignores, as nohup does."""
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def _handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
+    """Within the block handle is called at these signals."""
     before = {}
     if threading.current_thread() is threading.main_thread():  # others may not
         before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -525,31 +552,6 @@ def _set_threads(config: RunConfig) -> int:
     return threads
 
 
-def _plan(model: ModelConfig, training: TrainingConfig, run: RunConfig) -> "Plan":
-    """The run as train would start it."""
-    from smallmind.memory.plan import Plan
-    from smallmind.nn.transformer import resolved
-
-    precision = resolved(training.storage, run.backend)
-    return Plan(model, dataclasses.replace(training, precision=precision), run)
-
-
-def _check_memory(console: Console, plan: "Plan") -> None:
-    """InputError, with advice, where the run would not fit; a warning where it hardly does."""
-    from smallmind.memory.available import available_bytes
-
-    free, total = available_bytes(), plan.estimate.total
-    if total > free:
-        fitting = [way for way in plan.ways_to_fit(free) if way.total <= free]
-        advice = " or ".join(f"{_flags(w.settings)} ({megabytes(w.total)})" for w in fitting)
-        raise InputError(
-            f"this run would take {megabytes(total)} of memory and {megabytes(free)} are free; "
-            + (f"give {advice}" if advice else "no setting makes it fit: free some memory")
-        )
-    if total > NEARLY * free:
-        console.warning(f"The run takes {megabytes(total)} of the {megabytes(free)} that are free.")
-
-
 def _generate(options: argparse.Namespace) -> None:
     config = _config(GenerationConfig, vars(options))
     from smallmind.generation import stream
@@ -610,9 +612,6 @@ def _estimate(options: argparse.Namespace) -> int:
     settings, training, run = _run_configs(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
-    from smallmind.memory.available import available_bytes
-
-    console = Console()
     model = _config(ModelConfig, settings)
     if "vocab_size" not in options:
         from smallmind.text.tokenizer import Tokenizer
@@ -620,57 +619,8 @@ def _estimate(options: argparse.Namespace) -> int:
         tokenizer = Tokenizer(_read(run.text)[0], run.tokenizer)
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
     run = dataclasses.replace(run, threads=_set_threads(run))
-    plan = _plan(model, training, run)
-    memory, estimate = options.memory or available_bytes(), plan.estimate
-    parts = [
-        [name.replace("_", " ").replace("program", "the program itself"), megabytes(nbytes)]
-        for name, nbytes in vars(estimate).items()
-    ]
-    console.table("Memory", [*parts, ["total", megabytes(estimate.total)]])
-    fits = estimate.total <= memory
-    verdict = "It fits" if fits else "It does not fit"
-    console.line(f"{verdict}: {megabytes(estimate.total)} of {megabytes(memory)}.")
-    _show_what_fits(console, plan, memory, options.target_batch)
-    return 0 if fits else 1
-
-
-def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
-    """The most windows at once and how they make up the target batch, or what to change."""
-    from smallmind.memory.estimate import largest_at_once
-
-    most = largest_at_once(plan.model, plan.training, memory, plan.run.threads or 1)
-    if not most:
-        _show_ways(console, plan, memory)
-        return
-
-    def row(name: str, batch: int, at_once: int, **more: int) -> list[str]:
-        return [name, _flags({"batch_size": batch, "windows_at_once": at_once, **more})]
-
-    rows = [row("largest batch at once", most, most)]
-    update = f"{target} windows an update"
-    together = plan.changed(batch_size=target).most_at_once(memory)
-    if together:
-        passes = math.ceil(target / together)
-        rows.append(row(f"{update}; passes: {passes}", target, together))
-    batch = max(n for n in range(1, min(most, target) + 1) if target % n == 0)
-    steps = target // batch
-    rows.append(row(f"{update}; accumulation steps: {steps}", batch, batch, grad_accum_steps=steps))
-    console.table("What fits", rows)
-    console.line(
-        "A batch goes through the model --windows-at-once at a time, by default as many as have "
-        "2048 tokens:\nmemory hardly grows with it, and more windows at once are no faster."
-    )
-
-
-def _show_ways(console: Console, plan: "Plan", memory: int) -> None:
-    """What would make one window at once fit, or bring it nearer."""
-    console.line("Not one window fits at once.")
-    rows = [
-        [_flags(way.settings), "fits" if way.total <= memory else "", megabytes(way.total)]
-        for way in plan.ways_to_fit(memory)
-    ]
-    if rows:
-        console.table("It would take with", rows)
+    plan = make_plan(model, training, run)
+    return show_estimate(Console(), plan, options.memory, options.target_batch)
 
 
 def _schedule(options: argparse.Namespace) -> None:
@@ -683,20 +633,28 @@ def _schedule(options: argparse.Namespace) -> None:
 
         check_plot(options.plot)
         _check_writable("--plot", options.plot)
-    from smallmind.optim.schedule import schedule
+    names = [config.schedule] if "schedule" in settings else SCHEDULES
+    show_schedules(Console(), config, names, options.plot)
 
-    console, shown, left_out = Console(), {}, []
-    for name in [config.schedule] if "schedule" in settings else SCHEDULES:
-        try:
-            shown[name] = schedule(dataclasses.replace(config, schedule=name))
-        except InputError as error:
-            left_out.append(f"{name} is left out: {error}")
-    _show_schedules(console, shown, config)
-    for reason in left_out:
-        console.line(reason)
-    if options.plot:
-        _draw_schedules(shown, config.steps, options.plot)
-        console.line(f"The plot is in {options.plot}")
+
+def _verify(options: argparse.Namespace) -> int:
+    from smallmind.commands.verify import show_verification
+    from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.run_directory import RunDirectory
+
+    console, directory = Console(), RunDirectory(options.run)
+    if options.digests_only:
+        directory.load_config()  # or it is no run
+        return show_verification(console, options.run)
+    saved, text, _ = _reopen(directory)
+    # Of this machine: the run may have been on another.
+    run = dataclasses.replace(saved["run"], threads=None)
+    with _kernels(run, console):
+        run = dataclasses.replace(run, threads=_set_threads(run))
+        check_memory(console, make_plan(saved["model"], saved["training"], run))
+        tokenizer = Tokenizer(text, run.tokenizer)
+        training = _training(saved["model"], saved["training"], run, text, tokenizer)
+        return show_verification(console, options.run, training, saved["training"])
 
 
 def _export_metrics(options: argparse.Namespace) -> None:
@@ -718,36 +676,3 @@ def _export_metrics(options: argparse.Namespace) -> None:
         notes.line(f"Left out of {options.run / METRICS} as cut or damaged: line {lines}")
     if options.out:
         notes.line(f"{len(table.rows)} steps are in {options.out}")
-
-
-def _show_schedules(
-    console: Console, schedules: "dict[str, Schedule]", config: TrainingConfig
-) -> None:
-    """A row a step: the first, in the warmups, the peaks, every tenth of the run, 95 % of it."""
-    # As train's records count them: from 1 to the last.
-    steps = {1, config.steps * 19 // 20, *(config.steps * tenth // 10 for tenth in range(1, 11))}
-    for s in schedules.values():
-        steps |= {s.warmup // 2, s.warmup + 1}
-    heads = ["at step", *schedules]
-    width = max(len(heads[0]), len(f"{config.steps:,}"))
-    rows = [
-        [f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())]
-        for n in sorted(steps)
-        if 1 <= n <= config.steps
-    ]
-    ascii_only = not can_print(console.stream)
-    console.line(draw("LEARNING RATE", heads, rows, ascii_only=ascii_only).rstrip())
-    if "plateau" in schedules:
-        console.line(
-            "plateau is shown while the held-out loss falls; "
-            f"{config.plateau_patience} evaluations without a lower one multiply it by "
-            f"{config.lr_decay_factor:g}, never under {config.min_lr:g}"
-        )
-
-
-def _draw_schedules(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.plot import draw_curves
-
-    steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
-    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
-    draw_curves(curves, "step", "learning rate", file)

@@ -1,5 +1,6 @@
 """Everything that is printed: tables, the live line, and what a plain terminal gets instead."""
 
+import functools
 import os
 import shutil
 import sys
@@ -14,16 +15,28 @@ MARGIN = "  | "
 
 
 class Console:
-    """Prints to a stream that may be a terminal, a file or a pipe, in any encoding."""
+    """Prints to a stream that may be a terminal, a file or a pipe, in any encoding.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = sys.stdout if stream is None else stream
+    Where it takes no more, as a file on a full disk, there is an OSError: at once, or where patient
+    from `check`, so that the work can go on.
+    """
+
+    def __init__(self, stream: TextIO | None = None, patient: bool = False) -> None:
+        # A program whose output was closed before it began has none.
+        self.stream = stream or sys.stdout or _nowhere()
         if hasattr(self.stream, "reconfigure"):
             # A sample may hold characters that this console does not have.
             self.stream.reconfigure(errors="replace")
         self.is_terminal = self.stream.isatty()
-        self.is_read = True  # until the program at the other end of a pipe has gone
+        self.is_read = True  # until nobody reads it: the other end of a pipe has gone
+        self.patient = patient
+        self.failure: OSError | None = None
         self._live_width = 0
+
+    def check(self) -> None:
+        """OSError where something could not be printed."""
+        if self.failure:
+            raise self.failure
 
     def line(self, text: str = "") -> None:
         """One line that stays."""
@@ -76,11 +89,21 @@ class Console:
         try:
             self.stream.write(text)
             self.stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
             # As in `smallmind train | head`: the work goes on, unseen. Python flushes once more at
             # its end, into nothing.
             self.is_read = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+            if not isinstance(error, BrokenPipeError):
+                self.failure = error
+                if not self.patient:
+                    raise
+
+
+@functools.cache
+def _nowhere() -> TextIO:
+    # Open until the end of the process.
+    return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
 
 
 def _printable(text: str) -> str:

@@ -8,10 +8,12 @@ way (Pillai et al. 2014, "All File Systems Are Not Created Equal").
 import itertools
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -88,6 +90,24 @@ def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> No
         finally:
             _in_flight.discard(name)
         files.fsync_directory(path.parent)
+
+
+def open_regular(path: str | PathLike[str], follow: bool = True) -> BinaryIO:
+    """A file to read, not through a link where follow is False.
+
+    ValueError for anything else than a file, without waiting for anyone to write into it.
+    """
+    path = Path(path)
+    optional = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY"]
+    if not follow:
+        if path.is_symlink():
+            raise ValueError("a symbolic link stands in its place")
+        optional.append("O_NOFOLLOW")
+    file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in optional))
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise ValueError("it is no regular file")
+    return os.fdopen(file, "rb")
 
 
 def make_directory(path: str | PathLike[str]) -> None:

@@ -12,10 +12,8 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -78,7 +76,7 @@ def read(
     # Not mapped: a mapped file can change after its digest was checked, and where it is cut short
     # meanwhile, the process dies of SIGBUS.
     try:
-        with _open(Path(path), strict) as file:
+        with durable.open_regular(path, follow=not strict) as file:
             before = os.fstat(file.fileno())
             head, header = _read_header(file, before.st_size)
             metadata = _metadata(header.pop("__metadata__", {}))
@@ -164,20 +162,6 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
 def _bytes(tensor: np.ndarray) -> memoryview:
     """The memory of a contiguous tensor."""
     return tensor.reshape(-1).view(np.uint8).data
-
-
-def _open(path: Path, strict: bool) -> BinaryIO:
-    """A regular file; others are refused without waiting for anyone to write into them."""
-    optional = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY"]
-    if strict:
-        if path.is_symlink():
-            raise ValueError("a symbolic link stands in its place")
-        optional.append("O_NOFOLLOW")
-    file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in optional))
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise ValueError("it is no regular file")
-    return os.fdopen(file, "rb")
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:

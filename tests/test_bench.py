@@ -190,3 +190,23 @@ def test_memory_by_precision_and_strategy(monkeypatch, capsys):
     printed = capsys.readouterr().out
     for words in ("working weights", "x none", "of none", "is refused", "B1 T64 4x128"):
         assert words in printed, words
+
+
+def test_faults_are_counted(capsys):
+    from bench import faults
+
+    options = parse(["faults", "--only", "cuts,flips,fuzzing", "--flips", "20", "--minutes", "0"])
+    rows = faults.run(options, {})
+    assert [row["lost"] for row in rows] == [0, 0, 0]
+    assert rows[0]["tried"] > 1000 and rows[1]["tried"] == 20 and rows[2]["tried"] >= 1000
+    assert "files made up or changed at random" in capsys.readouterr().out
+
+
+def test_a_fault_that_is_lost_is_counted(monkeypatch, capsys):
+    from bench import faults
+
+    monkeypatch.setattr(faults, "load", lambda _: None)
+    monkeypatch.setattr(faults.test_hostile_files, "check_headers", lambda *_: 1 / 0)
+    options = parse(["faults", "--only", "flips,fuzzing", "--flips", "20", "--minutes", "0"])
+    assert [row["lost"] for row in faults.run(options, {})] == [20, 1]
+    assert "ZeroDivisionError" in capsys.readouterr().err

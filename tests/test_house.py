@@ -22,6 +22,7 @@ FLOORS = [
     {"training"},
     {"console", "plot"},
     {"display"},
+    {"commands"},
     {"cli", "__main__", "__init__"},
 ]
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smallmind import durable
 from smallmind.config import InputError
 from smallmind.randomness import mix
 
@@ -14,14 +15,20 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 def read_text(path: str) -> str:
     """path -> its text. InputError, one line, where there is none that can be read as UTF-8."""
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a directory; give a text file in it")
     try:
-        data = Path(path).read_bytes()
-    except IsADirectoryError:
-        raise InputError(f"{path} is a directory; give a text file in it") from None
+        with durable.open_regular(path) as file:
+            data = file.read()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give the path of a UTF-8 text file") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise InputError(
+            f"{path} is no regular file, and a run that goes on reads its text again; "
+            "write it to a file first"
+        ) from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -8,6 +8,8 @@ import numpy as np
 
 from smallmind.config import InputError
 
+CHUNK = 1 << 20  # characters encoded at a time
+
 
 class Tokenizer:
     """`Tokenizer(text)`: the sorted characters of text are the vocabulary.
@@ -41,16 +43,19 @@ class Tokenizer:
             # Bytes of a command line that are no UTF-8 reach us as lone surrogates.
             encoded = text.encode("utf-8", "surrogateescape")
             return np.frombuffer(encoded, np.uint8).astype(np.int32)
-        codes = _code_points(text)
-        ids = np.full(len(codes), -1, np.int32)
-        inside = codes < len(self._ids)
-        ids[inside] = self._ids[codes[inside]]
-        unknown = np.flatnonzero(ids < 0)
-        if len(unknown):
-            raise InputError(
-                f"the model has never seen the character {text[unknown[0]]!r} "
-                f"(at position {unknown[0]}); it knows {_shortened(self.characters)!r}"
-            )
+        ids = np.full(len(text), -1, np.int32)
+        # A part at a time: a long text has room for its ids, hardly for more.
+        for start in range(0, len(text), CHUNK):
+            codes = _code_points(text[start : start + CHUNK])
+            part, inside = ids[start : start + CHUNK], codes < len(self._ids)
+            part[inside] = self._ids[codes[inside]]
+            unknown = np.flatnonzero(part < 0)
+            if len(unknown):
+                place = start + int(unknown[0])
+                raise InputError(
+                    f"the model has never seen the character {text[place]!r} "
+                    f"(at position {place}); it knows {_shortened(self.characters)!r}"
+                )
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

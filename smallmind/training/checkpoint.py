@@ -4,6 +4,7 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 `checkpoints/best.safetensors`.
 """
 
+import math
 import os
 import re
 import threading
@@ -43,8 +44,12 @@ def save(
     """Writes a run's checkpoint, where `best` also as the best one; only then removes older ones.
 
     The newest `keep` stay. Those of later steps go: a run that was resumed before them has left
-    them behind. OSError where the disk does not take it; what was there is sound then.
+    them behind. OSError where the disk does not take it, FloatingPointError where a tensor has NaN
+    or Inf; what was there stays then.
     """
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.dtype.kind == "f" and tensor.size and not _is_finite(tensor):
+            raise FloatingPointError(f"{name} has NaN or Inf: not saved over what is sound")
     folder = _folder(directory)
     metadata = {
         "format": FORMAT,
@@ -194,6 +199,11 @@ def _files(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first and the best one last."""
     names = [_name(step) for step in _steps(folder)]
     return [folder / name for name in [*names, BEST] if os.path.lexists(folder / name)]
+
+
+def _is_finite(tensor: np.ndarray) -> bool:
+    # Both are NaN where one element is. No array of bools, as large as a quarter of the weights.
+    return math.isfinite(tensor.min()) and math.isfinite(tensor.max())
 
 
 def _fault(path: Path) -> str | None:

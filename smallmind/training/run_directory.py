@@ -25,6 +25,7 @@ CONFIG, METRICS, MODEL, SAMPLES = (
     "model.safetensors",
     "samples.txt",
 )
+LARGEST_CONFIG = 1_000_000  # bytes; ours have 2,000
 
 
 def _step_of(line: bytes) -> float:
@@ -49,8 +50,10 @@ def unfinished_run(parent: Path = Path("runs")) -> Path:
 
 def is_finished(checkpoint: Checkpoint, config: TrainingConfig) -> bool:
     """Whether a run with this config has nothing left to do after the checkpoint."""
-    progress = checkpoint.state["progress"]
-    return bool(progress["ended"]) or checkpoint.step >= config.steps
+    progress = checkpoint.state.get("progress")
+    if not isinstance(progress, dict):
+        raise InputError(f"the checkpoint of step {checkpoint.step} lacks its progress")
+    return bool(progress.get("ended")) or checkpoint.step >= config.steps
 
 
 def default_directory(name: str) -> Path:
@@ -77,7 +80,12 @@ class RunDirectory:
             if any((path / name).exists() for name in (CONFIG, METRICS, MODEL, SAMPLES)):
                 raise InputError(f"{path} already holds a run; choose another --out or remove it")
             path.mkdir(parents=True, exist_ok=True)
-            (path / METRICS).touch()
+            # Of two runs that begin at one time, one finds it there.
+            (path / METRICS).touch(exist_ok=False)
+        except FileExistsError:
+            raise InputError(
+                f"{path} already holds a run or a file; choose another --out or remove it"
+            ) from None
         except OSError as error:
             raise InputError(
                 f"cannot write to {path}: {error.strerror}; choose another --out"
@@ -137,7 +145,8 @@ class RunDirectory:
     def load_config(self) -> dict[str, Any]:
         """The configs that save_config wrote, by name. InputError where there are none."""
         try:
-            config = safetensors.from_json((self.path / CONFIG).read_bytes())
+            with durable.open_regular(self.path / CONFIG) as file:
+                config = safetensors.from_json(file.read(LARGEST_CONFIG))
             return {
                 "model": ModelConfig(**config["model"]),
                 "training": TrainingConfig(**config["training"]),

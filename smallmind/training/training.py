@@ -133,12 +133,16 @@ class Training:
         self.profiler = TrainingProfiler()  # of those that enable_diagnostics measures
 
     def steps(
-        self, config: TrainingConfig, checkpoint: Checkpoint | None = None
+        self,
+        config: TrainingConfig,
+        checkpoint: Checkpoint | None = None,
+        until: int | None = None,
     ) -> Iterator[Record]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
 
         From checkpoint on, where it is given, as if the run had never been broken off. A SaveRecord
-        is yielded when it is time to save one. The caller may stop whenever it likes.
+        is yielded when it is time to save one. The caller may stop whenever it likes; with `until`
+        the run is stopped after that step.
 
         With `check_gradient_health` there is a HealthRecord at the first step and every
         `diagnostic_interval` steps; with `enable_diagnostics`, a report in `profiler`.
@@ -156,7 +160,7 @@ class Training:
             pool.borrow(shape, np.int32) as targets,
             watched(self.model, config, self.profiler),
         ):
-            yield from self._steps((ids, targets))
+            yield from self._steps((ids, targets), until)
 
     def stop(self) -> None:
         """Ends the run that is under way after the batch that it is in; from any thread."""
@@ -220,14 +224,15 @@ class Training:
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the checkpoint of step {checkpoint.step} lacks {error}") from None
 
-    def _steps(self, batch: Batch) -> Iterator[Record]:
+    def _steps(self, batch: Batch, until: int | None) -> Iterator[Record]:
         config, progress, optimizer = self.config, self.progress, self.optimizer
+        last = config.steps if until is None else min(until, config.steps)
         tokens_per_step = batch[0].size * config.grad_accum_steps
         start = time.perf_counter() - progress.seconds
         last_time = time.perf_counter()
         last_step = saved = progress.step
         yield from self._evaluation()  # a run may have been broken off in the middle of it
-        while progress.step < config.steps and not progress.ended:
+        while progress.step < last and not progress.ended:
             step = progress.step + 1
             loss = self._accumulate(step, config.grad_accum_steps, batch)
             if loss is None:
@@ -248,7 +253,8 @@ class Training:
                 assert self.scaler
                 yield OverflowRecord(step, self.scaler.scale)
             elif step % config.log_every == 0 or step in (1, config.steps):
-                speed = (step - last_step) * tokens_per_step / (now - last_time)
+                seconds = now - last_time  # none, where the clock was set back
+                speed = (step - last_step) * tokens_per_step / seconds if seconds > 0 else 0.0
                 yield StepRecord(step, loss, rate, norm, speed, progress.seconds)
                 last_time, last_step = now, step
             before = time.perf_counter()

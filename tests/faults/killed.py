@@ -1,9 +1,11 @@
-"""Saves in children that are killed: python -m tests.faults.killed DIRECTORY (operations | KILLS).
+"""Children that are killed: python -m tests.faults.killed DIRECTORY (operations|saves|runs) KILLS.
 
 In a process of its own, because children are made by fork. Prints how many were killed.
 """
 
+import contextlib
 import itertools
+import json
 import os
 import random
 import shutil
@@ -39,7 +41,7 @@ def killed(child):
     return code != 0
 
 
-def at_every_operation(root):
+def at_every_operation(root, _):
     before = root / "before"
     before.mkdir()
     for step in (10, 20, 30):
@@ -98,8 +100,54 @@ def at_random_moments(root, kills):
     return kills
 
 
+def of_whole_runs(root, kills):
+    """Each run is killed and gone on with until it ends by itself, as the undisturbed one did."""
+    # Children go on with the parent's kernels: on this layer a fork may.
+    os.environ |= {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "3"}
+    from tests.faults.runs import STEPS_BETWEEN_SAVES, outcome, status, train
+
+    moments, done = random.Random(2), 0
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    for _ in range(2):  # the first one compiles
+        shutil.rmtree(root / "whole", ignore_errors=True)
+        begin = time.perf_counter()
+        assert quietly(train, root, name="whole") == 0
+    duration, expected = time.perf_counter() - begin, outcome(root / "whole")
+
+    def go_on(run, threads):
+        if (run / "config.json").exists():
+            assert quietly(status, "train", "--resume", run, "--threads", threads) == 0
+        else:  # nothing was there yet
+            shutil.rmtree(run, ignore_errors=True)
+            assert quietly(train, root, "--threads", threads, name=run.name) == 0
+
+    for number in itertools.count():
+        run, died, deaths = root / str(number), True, 0
+        while died:
+            child = start(go_on, run, moments.randint(1, 3))
+            # Longer from time to time, or on a disk that has become slow no run would end.
+            time.sleep(moments.uniform(0, 1.2 * duration * (1 + deaths / 10)))
+            os.kill(child, signal.SIGKILL)
+            died = killed(child)
+            done, deaths = done + died, deaths + died
+            if died and (run / "config.json").exists():
+                found, passed_over = newest(run)
+                told = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+                steps = [json.loads(line)["step"] for line in told if line.endswith(b"\n")]
+                lost = max(steps, default=0) - (found.step if found else 0)
+                # The save of the last interval may have been under way.
+                assert lost < 2 * STEPS_BETWEEN_SAVES and not passed_over, (lost, passed_over)
+        assert outcome(run) == expected
+        shutil.rmtree(run)
+        if done >= kills:
+            return done
+
+
+def quietly(function, *arguments, **settings):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return function(*arguments, **settings)
+
+
 if __name__ == "__main__":
-    where, what = Path(sys.argv[1]), sys.argv[2]
-    print(
-        at_every_operation(where) if what == "operations" else at_random_moments(where, int(what))
-    )
+    kinds = {"operations": at_every_operation, "saves": at_random_moments, "runs": of_whole_runs}
+    print(kinds[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3])))

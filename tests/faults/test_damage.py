@@ -51,17 +51,18 @@ def flip(file, bit):
     file.write(bytes([byte ^ 1 << bit % 8]))
 
 
-def test_random_bit_flips(run):
-    path = file_of(run, 20)
-    size = path.stat().st_size
+def random_bits(path, number):
+    """Half of them from the whole file, half from its header."""
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     random = np.random.default_rng(0)
-    bits = [
-        *random.integers(8 * size, size=FLIPS // 2),
-        *random.integers(8 * header, size=FLIPS // 2),
-    ]
+    for size in (path.stat().st_size, header):
+        yield from map(int, random.integers(8 * size, size=number // 2))
+
+
+def test_random_bit_flips(run):
+    path = file_of(run, 20)
     with open(path, "r+b", buffering=0) as file:
-        for bit in map(int, bits):
+        for bit in random_bits(path, FLIPS):
             flip(file, bit)
             with pytest.raises(InputError):
                 safetensors.read(path)

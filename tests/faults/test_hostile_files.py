@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, safetensors
-from smallmind.training.checkpoint import load, newest, save
+from smallmind.training.checkpoint import Checkpoint, load, newest, save
 from tests.faults.disk import checkpoint
+from tests.faults.runs import status, train
 
 
 def file_of(header, data=b"\0" * 4, length=None):
@@ -180,6 +181,43 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
     assert_refused(tmp_path / "directory" / "missing")
     with pytest.raises(InputError):
         safetensors.read(tmp_path / "nul\0")
+
+
+HARM = ["pickle", "npz", "length of 2**64 - 1", "deep tables", "NaN", "overlap", "no such file"]
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_commands_refuse_them_and_write_nothing(tmp_path, capsys, name):
+    assert train(tmp_path, "--steps", "3") == 0
+    run = tmp_path / "run"
+    for path in (run / "model.safetensors", *(run / "checkpoints").iterdir()):
+        path.unlink()
+        if name in CONTENTS:
+            path.write_bytes(CONTENTS[name])
+        else:
+            path.symlink_to(tmp_path / "missing")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for arguments in (
+        ["train", "--resume", run], ["generate", "--run", run], ["evaluate", "--run", run],
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert status(*arguments) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and len(error) < 400 + len(str(run))
+    assert status("verify", run) == 1
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("state", [{}, {"progress": 3}, {"progress": {}}, {"progress": None}])
+def test_a_state_that_says_nothing_is_refused(tmp_path, capsys, state):
+    assert train(tmp_path, "--steps", "3") == 0
+    run = tmp_path / "run"
+    tensors = newest(run)[0].tensors
+    save(run, Checkpoint(2, tensors, state), keep=1, best=True)
+    capsys.readouterr()
+    assert status("train", "--resume", run) == 2
+    assert capsys.readouterr().err.startswith("smallmind: the checkpoint of step 2 ")
+    assert status("verify", run) == 0  # both are the same step: nothing lies between
 
 
 def test_links(tmp_path):

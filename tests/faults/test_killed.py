@@ -10,9 +10,9 @@ import pytest
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
 
 
-def kills(directory, what):
+def kills(directory, what, number=0):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.faults.killed", str(directory), what],
+        [sys.executable, "-m", "tests.faults.killed", str(directory), what, str(number)],
         cwd=Path(__file__).parents[2], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -25,9 +25,18 @@ def test_killed_at_every_operation(tmp_path):
 
 
 def test_killed_at_random_moments(tmp_path):
-    assert kills(tmp_path, "50") == 50
+    assert kills(tmp_path, "saves", 50) == 50
 
 
 @pytest.mark.slow
 def test_killed_at_a_thousand_random_moments(tmp_path):
-    assert kills(tmp_path, "1000") == 1000
+    assert kills(tmp_path, "saves", 1000) == 1000
+
+
+def test_whole_runs_killed_at_random_moments(tmp_path):
+    assert kills(tmp_path, "runs", 8) >= 8
+
+
+@pytest.mark.slow
+def test_whole_runs_killed_at_two_hundred_random_moments(tmp_path):
+    assert kills(tmp_path, "runs", 200) >= 200

@@ -9,6 +9,7 @@ import pytest
 
 from smallmind import InputError
 from smallmind.training import run_lock
+from smallmind.training.run_directory import RunDirectory
 from smallmind.training.run_lock import RunLock
 
 HOLDER = """
@@ -55,6 +56,15 @@ def test_a_released_lock_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
     with RunLock(tmp_path):
         pass
+
+
+def test_of_two_runs_that_begin_together_one_has_the_directory(tmp_path, monkeypatch):
+    """Both have seen that nothing is there: no file of the first may be taken by the second."""
+    monkeypatch.setattr("pathlib.Path.exists", lambda _: False)
+    RunDirectory.create(tmp_path / "run")
+    with pytest.raises(InputError, match="already holds a run"):
+        RunDirectory.create(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
 @pytest.mark.parametrize("content", ["", "12345678901234567890123", "hostile\n", "\x1b[2J"])

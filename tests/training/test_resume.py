@@ -7,11 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel, safetensors
 from smallmind.cli import main
+from smallmind.kernels import compilation
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.saving import saved_steps
 from smallmind.training.training import EarlyStopRecord, EvaluationRecord, SaveRecord, StepRecord
@@ -73,6 +75,40 @@ def test_resumed_equals_unbroken(tmp_path, precision):
         assert digest(resumed) == digest(unbroken)
 
 
+def resume_on_other_threads(directory):
+    """Runs on one thread; from each of its checkpoints it goes on with three. Prints what ended."""
+    for precision in ("float32", "float16", "bfloat16"):
+        settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
+        config = TrainingConfig(
+            steps=60, precision=precision, learning_rate=0.1, early_stopping_min_delta=0.05,
+            **settings,
+        )  # fmt: skip
+        compilation.set_threads(1)
+        records, unbroken, _ = run(config)
+        saved = [record.step for record in records if isinstance(record, SaveRecord)]
+        for step in saved:
+            compilation.set_threads(1)
+            first, _, at = run(config, step, tmp_path=directory / f"{precision}-{step}")
+            compilation.set_threads(3)
+            rest, resumed, _ = run(config, checkpoint=at)
+            assert shown(first + rest) == shown(records), (precision, step)
+            assert digest(resumed) == digest(unbroken), (precision, step)
+        rates = {record.lr for record in records if isinstance(record, StepRecord)}
+        assert {0.1, 0.05} <= rates and isinstance(records[-2], EarlyStopRecord)
+        print(precision, len(saved))
+
+
+def test_a_run_on_one_thread_goes_on_with_three(tmp_path):
+    name = "resume_on_other_threads"
+    code = f"import sys, pathlib; from {__name__} import {name}; {name}(pathlib.Path(sys.argv[1]))"
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2],
+        env={**os.environ, "NUMBA_NUM_THREADS": "3"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
+
+
 def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
     config = TrainingConfig(steps=12, **{**EVERYTHING, "grad_accum_steps": 3})
     records, unbroken, _ = run(config)
@@ -96,6 +132,17 @@ def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
         actual = [record for record in shown(first + rest) if not isinstance(record, SaveRecord)]
         assert actual == expected
         assert digest(resumed) == digest(unbroken)
+
+
+def test_a_run_until_a_step_is_one_that_was_stopped_after_it():
+    config = TrainingConfig(steps=12, **EVERYTHING)
+    records, unbroken, _ = run(config)
+    training = new_training()
+    first = list(training.steps(config, until=8))
+    assert training.progress.step == 8 and first[-1] == SaveRecord(8)
+    rest = list(training.steps(config, training.checkpoint(), until=99))
+    assert shown(first[:-1] + rest) == shown(records)
+    assert digest(training) == digest(unbroken)
 
 
 def test_an_evaluation_that_was_broken_off_comes_again(monkeypatch):
@@ -205,7 +252,7 @@ def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
     arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
     with smallmind(*arguments) as process:
         for line in process.stdout:
-            if line.startswith("step 21/60") or line.startswith("step 20/60  training"):
+            if line.startswith("step 40/60  training"):  # a save has ended when another begins
                 process.send_signal(number)
                 break
         process.stdout.read()

@@ -1,0 +1,158 @@
+"""python -m bench faults: what runs survive, many times over.
+
+The faults are those of `tests/faults`, whose short forms are part of the tests.
+"""
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from tabulate import tabulate
+
+from bench.step import ROOT
+from smallmind import InputError, durable
+from smallmind.training.checkpoint import load, save
+from tests.faults import test_damage, test_hostile_files, test_power_loss
+from tests.faults.disk import Quick, assert_sound, checkpoint
+
+Counts = tuple[int, int]  # tried, lost
+SEEDS = 300  # states that a disk may be in after each loss of power
+EXAMPLES = 1000  # between two looks at the clock
+
+
+def _killed(what: str, number: int) -> Counts:
+    """Children are killed in a process of their own, which ends with an error at the first loss."""
+    with tempfile.TemporaryDirectory() as directory:
+        result = subprocess.run(
+            [sys.executable, "-m", "tests.faults.killed", directory, what, str(number)], cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, check=True, stdout=subprocess.PIPE,
+        )  # fmt: skip
+    return int(result.stdout), 0
+
+
+@contextmanager
+def _saved() -> Iterator[Path]:
+    """The file of a checkpoint."""
+    with tempfile.TemporaryDirectory() as directory:
+        before, durable.files = durable.files, Quick()
+        try:
+            save(directory, checkpoint(20, elements=200))
+        finally:
+            durable.files = before
+        yield test_damage.file_of(Path(directory), 20)
+
+
+def _is_accepted(path: Path) -> bool:
+    try:
+        load(path)
+    except InputError as error:
+        return str(path) not in str(error)
+    return True
+
+
+def _power() -> Counts:
+    tried = 0
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        layer, steps = test_power_loss.Volatile, test_power_loss.STEPS
+        states = test_power_loss.outcomes(Path(directory), patch, layer, SEEDS)
+        for returned, found in states:
+            if found or returned[-1]:
+                assert_sound(found, {returned[-1], *steps[len(returned) - 1 : len(returned)]})
+            tried += 1
+    return tried, 0
+
+
+def _cuts() -> Counts:
+    with _saved() as path, open(path, "r+b") as file:
+        size, lost = path.stat().st_size, 0
+        for length in reversed(range(size)):
+            file.truncate(length)
+            lost += _is_accepted(path)
+    return size, lost
+
+
+def _flips(number: int) -> Counts:
+    tried = lost = 0
+    with _saved() as path, open(path, "r+b", buffering=0) as file:
+        for bit in test_damage.random_bits(path, number):
+            test_damage.flip(file, bit)
+            tried, lost = tried + 1, lost + _is_accepted(path)
+            test_damage.flip(file, bit)
+    return tried, lost
+
+
+def _fuzzing(minutes: float, first: int) -> Counts:
+    end, tried = time.monotonic() + 60 * minutes, 0
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "file"
+        for number in itertools.count():
+
+            @settings(
+                max_examples=EXAMPLES, deadline=None, database=None,
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            @seed(1_000_000 * first + number)
+            @given(
+                header=test_hostile_files.headers, data=st.binary(max_size=16),
+                change=test_hostile_files.changes,
+            )  # fmt: skip
+            def read(header: object, data: bytes, change: tuple[list[int], list[int]]) -> None:
+                nonlocal tried
+                tried += 2
+                test_hostile_files.check_headers(path, header, data)
+                test_hostile_files.check_changes(path, *change)
+
+            read()
+            if time.monotonic() > end:
+                break
+    return tried, 0
+
+
+def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
+    """Tries the faults, prints and returns a row for each: how many were tried, and lost."""
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
+    parts: dict[str, tuple[str, Callable[[], Counts]]] = {
+        "operations": (
+            "killed at every file operation of a save", lambda: _killed("operations", 0)
+        ),
+        "saves": (
+            "killed at random moments of saves", lambda: _killed("saves", options.kills)
+        ),
+        "runs": (
+            "killed at random moments of whole runs",
+            lambda: _killed("runs", -(-options.kills // 5)),
+        ),
+        "power": ("power lost at every operation of saves", _power),
+        "cuts": ("a file cut at each length", _cuts),
+        "flips": ("a bit flipped", lambda: _flips(options.flips)),
+        "fuzzing": (
+            "files made up or changed at random",
+            lambda: _fuzzing(options.minutes, options.seed),
+        ),
+    }  # fmt: skip
+    rows: list[dict[str, object]] = []
+    for name in options.only or parts:
+        fault, attempt = parts[name]
+        begin = time.monotonic()
+        try:
+            tried, lost = attempt()
+        except Exception:
+            traceback.print_exc()
+            tried, lost = 1, 1  # at least
+        seconds = time.monotonic() - begin
+        rows.append(
+            {"fault": fault, "tried": tried, "survived": tried - lost, "lost": lost, "s": seconds}
+        )
+    print(tabulate(rows, headers="keys", intfmt=",", floatfmt=",.0f"))
+    return rows

@@ -1,0 +1,1 @@
+"""The bodies of commands: what they work out, and what they show of it."""

@@ -1,0 +1,47 @@
+"""Small runs for the faults: their text and flags, and what of them is compared."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from smallmind.cli import main
+from smallmind.training.checkpoint import newest
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+STEPS_BETWEEN_SAVES = 5
+FLAGS = [
+    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
+    "--steps", "20", "--val-every", "7", "--val-batches", "2", "--warmup-steps", "5",
+    "--log-every", "1", "--save-every", str(STEPS_BETWEEN_SAVES), "--dropout", "0.1",
+]  # fmt: skip
+
+
+def write_text(directory):
+    path = Path(directory) / "cats.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+def status(*arguments):
+    """What the command line ends with, as a shell would see it."""
+    try:
+        return main([str(word) for word in arguments])
+    except SystemExit as exit_:
+        return exit_.code
+
+
+def train(directory, *flags, name="run"):
+    """-> exit status of a run in directory/name."""
+    return status("train", write_text(directory), *FLAGS, *flags, "--out", Path(directory) / name)
+
+
+def outcome(run):
+    """What a run has learnt, and how: hashes of its newest checkpoint, losses step by step."""
+    hashes = {
+        name: hashlib.sha256(value.tobytes()).hexdigest()
+        for name, value in newest(run)[0].tensors.items()
+    }
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss")
+    shown = [{key: line[key] for key in keys if key in line} for line in lines]
+    return hashes, [line for line in shown if len(line) > 1]

@@ -1,0 +1,129 @@
+"""Consoles that cannot show much, none at all, and a clock that jumps: readable, no exception."""
+
+import io
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from smallmind.cli import main
+from smallmind.console import Console
+from tests.faults.runs import FLAGS, status, train
+
+TEXT = "αβγ δεζ 漢字 \U0001f600 é\x1b\x07 the cat.\n" * 100
+NARROW = os.terminal_size((0, 0))
+
+
+class Recorded(io.TextIOWrapper):
+    """A stream of some encoding, as strict as a console's, perhaps a terminal."""
+
+    def __init__(self, encoding, is_terminal=False):
+        super().__init__(io.BytesIO(), encoding, newline="")
+        self.is_terminal = is_terminal
+
+    def isatty(self):
+        return self.is_terminal
+
+    def shown(self):
+        self.flush()
+        return self.buffer.getvalue().decode(self.encoding)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("consoles")
+    (root / "greek.txt").write_text(TEXT, encoding="utf-8")
+    flags = [str(root / "greek.txt"), *FLAGS, "--steps", "8", "--out", str(root / "run")]
+    assert main(["train", *flags]) == 0
+    return root / "run"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "terminal"])
+@pytest.mark.parametrize("encoding", ["cp1252", "cp437", "ascii", "utf-8", "utf-16"])
+def test_every_command_in_every_encoding(run, tmp_path, monkeypatch, encoding, is_terminal):
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: NARROW)
+    monkeypatch.setenv("COLUMNS", "0")
+    text = str(run.parent / "greek.txt")
+    health = ["--check-gradient-health", "--diagnostic-interval", "4", "--profile-wide"]
+    small = [*FLAGS, "--steps", "8"]
+    for arguments, words in [
+        (["train", text, *small, *health, "--out", str(tmp_path / "run")], "It writes:"),
+        (["train", "--resume", str(run)], "is finished: 8 steps"),
+        (["generate", "--run", str(run), "--prompt", "the 漢"], "the "),
+        (["evaluate", "--run", str(run)], "perplexity"),
+        (["verify", str(run)], "checks passed"),
+        (["schedule"], "one-cycle"),
+        (["estimate", "--memory", "1GB"], "It fits"),
+        (["export-metrics", str(run)], "step,loss"),
+    ]:
+        stream = Recorded(encoding, is_terminal)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream)
+            assert main(arguments) == 0
+        shown = stream.shown()
+        assert words in shown, arguments
+        if is_terminal:
+            assert "\x1b" not in shown and "\x07" not in shown
+
+
+@pytest.mark.parametrize("command", ["", "train", "check", "generate", "verify", "schedule"])
+def test_help_and_errors_are_plain(command, monkeypatch):
+    stream = Recorded("ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert status(*command.split(), "--help") == 0
+    assert "usage: smallmind" in stream.shown()
+
+
+def test_a_line_is_no_wider_than_a_terminal(monkeypatch):
+    for columns, expected in [(80, 79), (10, 9), (1, 1), (0, 79)]:
+        size = os.terminal_size((columns, 24 if columns else 0))
+        monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.setattr("os.get_terminal_size", lambda *_, size=size: size)
+        assert shutil.get_terminal_size().columns == (columns or 80)
+        stream = Recorded("utf-8", is_terminal=True)
+        console = Console(stream)
+        console.live("x" * 200)
+        console.quote("word " * 50)
+        console.live("y")
+        console.line("end")
+        assert stream.shown().split("\r")[1].rstrip(" ") == "x" * expected
+        assert stream.shown().endswith("end\n")
+
+
+def test_an_output_that_was_closed(run, tmp_path):
+    for stream in ("stdout", "stderr"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, stream, None)
+            assert status("evaluate", "--run", run) == 0
+            assert status("evaluate", "--run", tmp_path / "none") == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no such shell")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
+def test_a_shell_that_closes_it(tmp_path, closed):
+    command = f'"{sys.executable}" -m smallmind schedule {closed}'
+    result = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("clock", ["stands", "jumps", "runs backwards"])
+def test_a_clock_that_jumps(tmp_path, monkeypatch, capsys, clock):
+    assert train(tmp_path, name="whole") == 0
+    number = itertools.count()
+    reading = {
+        "stands": lambda: 5.0,
+        "jumps": lambda: next(number) * (-1.0) ** next(number) * 1e12,
+        "runs backwards": lambda: -1.0 * next(number),
+    }[clock]
+    monkeypatch.setattr(time, "perf_counter", reading)
+    monkeypatch.setattr(time, "time", reading)
+    stream = Recorded("utf-8", is_terminal=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert train(tmp_path, "--profile") == 0
+    assert "step 20/20" in stream.shown() and "nan" not in stream.shown()
+    weights = [tmp_path / name / "model.safetensors" for name in ("run", "whole")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

@@ -1,0 +1,98 @@
+"""NaN or Inf in a weight, an activation, a gradient, the data: named, and nothing saved over."""
+
+import numpy as np
+import pytest
+
+from smallmind import durable
+from smallmind.kernels import compiled
+from smallmind.kernels.half import rounded
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.dataset import Dataset
+from smallmind.training.checkpoint import BEST, CHECKPOINTS, load, newest, verify
+from tests.faults.disk import Quick
+from tests.faults.runs import outcome, status, train
+
+STEP = 8
+LAYER = "blocks.1.mlp.expansion.weight"
+
+
+def weight(patch, value):
+    def plant(model, *_):
+        model.parameters[LAYER][2, 3] = value
+        model.flat.refresh()
+
+    _at_step(patch, plant)
+
+
+def gradient(patch, value):
+    def plant(model, *_):
+        model.gradients[LAYER][2, 3] = value
+
+    _at_step(patch, plant)
+
+
+def data(patch, value):
+    honest = Dataset.batch
+
+    def batch(dataset, number, out=None):
+        ids, targets = honest(dataset, number, out)
+        if number >= STEP - 1:
+            ids[0, 0] = 2**31 - 1 if value > 0 else -1
+        return ids, targets
+
+    patch.setattr(Dataset, "batch", batch)
+
+
+def activation(patch, value):
+    honest, calls = compiled.matmul_gelu, []
+
+    def matmul_gelu(out, *arguments):
+        honest(out, *arguments)
+        calls.append(1)
+        # Two layers a pass; evaluations of two batches of two parts come in between.
+        if len(calls) > 2 * (STEP - 1 + 4):
+            out[0, 0] = rounded(np.full(1, value, np.float32), out.dtype)[0]
+
+    patch.setattr(compiled, "matmul_gelu", matmul_gelu)
+
+
+def _at_step(patch, plant):
+    """From this step on, before its batch for a weight, after it for a gradient."""
+    honest = TransformerModel.loss_and_gradients
+
+    def loss_and_gradients(model, *arguments):
+        loss = honest(model, *arguments)
+        if model.passes >= STEP:
+            plant(model)
+        return loss
+
+    patch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("plant", [weight, activation, gradient, data])
+def test_it_is_named_and_the_good_state_stays(
+    tmp_path, monkeypatch, capsys, plant, value, precision
+):
+    flags = ["--precision", precision, "--save-every", "1", "--keep", "2"]
+    assert train(tmp_path, *flags, name="whole") == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "files", Quick())
+        plant(patch, value)
+        assert train(tmp_path, *flags) == (2 if plant is data else 1)
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "Traceback" not in printed.err
+    named = {data: "ids must be from 0 to", gradient: LAYER}.get(plant, "")
+    assert named in printed.err
+    run = tmp_path / "run"
+    assert not (run / "model.safetensors").exists()
+    for path, fault in verify(run):
+        assert fault is None
+        assert all(np.isfinite(value).all() for value in load(path).tensors.values()), path
+    assert load(run / CHECKPOINTS / BEST).step == 7 and newest(run)[0].step >= 7
+    if precision == "float32" or plant is data:
+        assert newest(run)[0].step == STEP - 1
+        assert status("train", "--resume", run) == 0
+        assert outcome(run) == outcome(tmp_path / "whole")

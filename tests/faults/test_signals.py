@@ -1,0 +1,186 @@
+"""Ctrl-C and SIGTERM at every stage: what was learnt is saved, and goes on as if nothing was."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smallmind import durable, generation
+from smallmind.nn.transformer import TransformerModel
+from smallmind.training import evaluation
+from smallmind.training.checkpoint import newest
+from smallmind.training.training import Training
+from tests.faults.disk import Quick
+from tests.faults.runs import FLAGS, outcome, status, train, write_text
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
+ACCUMULATE = ["--grad-accum-steps", "2"]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def unhandled():
+    """A signal that the command line leaves alone fails the test, and not the tests."""
+
+    def fail(number, _):
+        raise AssertionError(f"signal {number} was not handled")
+
+    before = {number: signal.signal(number, fail) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        assert signal.getsignal(number) is fail  # handlers are put back
+        signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What comes out of a run that nobody disturbs."""
+    root = tmp_path_factory.mktemp("whole")
+    assert train(root) == 0
+    return outcome(root / "run")
+
+
+@pytest.fixture(scope="module")
+def accumulated(tmp_path_factory):
+    """The same of a run of two batches a step."""
+    root = tmp_path_factory.mktemp("accumulated")
+    assert train(root, *ACCUMULATE) == 0
+    return outcome(root / "run")
+
+
+def signal_at(patch, owner, name, call, number):
+    """At this call of a function a signal comes, and the function goes on."""
+    honest, calls = getattr(owner, name), []
+
+    def disturbed(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(number)
+        return honest(*arguments, **settings)
+
+    patch.setattr(owner, name, disturbed)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "steps"),
+    [
+        (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
+        (TransformerModel, "loss", 2, 7),
+        (Training, "evaluate", 2, 14),
+        (Training, "checkpoint", 3, 10),  # while the state is taken down
+        (durable.Files, "replace", 4, None),  # while it is written
+        (evaluation, "evaluate", 1, 20),
+        (generation, "choose", 5, 20),
+    ],
+    ids=["step", "evaluation", "before it", "snapshot", "save", "whole evaluation", "sampling"],
+)
+def test_a_signal_and_the_run_goes_on(
+    tmp_path, monkeypatch, capsys, accumulated, number, owner, name, call, steps
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "files", Quick())
+        signal_at(patch, owner, name, call, number)
+        assert train(tmp_path, *ACCUMULATE) == 128 + number
+    run = tmp_path / "run"
+    assert not (run / ".lock").exists()
+    saved = newest(run)[0]
+    if steps:
+        assert saved.step == steps
+    assert status("train", "--resume", run) == 0
+    assert outcome(run) == accumulated
+    assert "Traceback" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_before_the_first_step_nothing_stays(tmp_path, monkeypatch, number):
+    signal_at(monkeypatch, TransformerModel, "loss_and_gradients", 1, number)
+    assert train(tmp_path) == 128 + number
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_other_commands_end_too(tmp_path, monkeypatch, capsys, number, whole):
+    assert train(tmp_path, "--steps", "2") == 0
+    signal_at(monkeypatch, generation, "choose", 3, number)
+    assert status("generate", "--run", tmp_path / "run") == 128 + number
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
+    """As nohup asks for: the run outlives its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signal_at(monkeypatch, TransformerModel, "loss_and_gradients", 9, signal.SIGHUP)
+        assert train(tmp_path) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def smallmind(code, *arguments, **environment):
+    """The command line in a process of its own, after some lines of code."""
+    program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)], cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def test_while_kernels_compile(tmp_path):
+    """A cache that is empty: the line about compiling comes, and then the signal."""
+    run, cache = tmp_path / "run", tmp_path / "cache"
+    flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
+    with smallmind("", *flags, SMALLMIND_CACHE_DIR=str(cache)) as process:
+        for line in process.stdout:
+            if line.startswith("Compiling"):
+                process.send_signal(signal.SIGINT)
+                break
+        process.stdout.read()
+        assert process.stderr.read() == "\nsmallmind: interrupted\n"
+    assert process.returncode == 130
+    assert not run.exists()
+
+
+STUCK = """
+import time
+from smallmind import durable
+
+class Stuck(durable.Files):
+    def fsync(self, file):
+        if self.stuck:
+            print("stuck", flush=True)
+            time.sleep(60)
+
+    stuck = False
+
+    def create(self, path):
+        self.stuck = "00000010" in path.name
+        return super().create(path)
+
+durable.files = Stuck()
+"""
+
+
+def test_the_second_one_leaves_at_once(tmp_path, whole):
+    """The disk hangs, so that the first Ctrl-C waits for its save."""
+    run = tmp_path / "run"
+    flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
+    with smallmind(STUCK, *flags) as process:
+        try:
+            for line in process.stdout:
+                if line == "stuck\n":
+                    break
+            process.send_signal(signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.3)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    assert newest(run)[0].step in (5, 7)
+    assert status("train", "--resume", run) == 0
+    assert outcome(run) == whole

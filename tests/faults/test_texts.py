@@ -1,0 +1,138 @@
+"""Texts that are odd, too short, no files, or that change while they are trained on."""
+
+import json
+import os
+
+import pytest
+
+from smallmind.text.dataset import read_text
+from smallmind.training.training import Training
+from tests.faults.runs import FLAGS, TEXT, outcome, status, train
+
+T = 64  # tokens of context
+ENOUGH = T + 1 + T // 9  # so that a tenth can be held out
+
+
+def trained(tmp_path, content, *flags):
+    """-> exit status of a run on a file with this content."""
+    path = tmp_path / "text"
+    path.write_bytes(content)
+    return status("train", path, *FLAGS, *flags, "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize(
+    ("content", "characters"),
+    [
+        (b"\xef\xbb\xbf" + TEXT.encode(), set(TEXT)),
+        (TEXT.encode().replace(b"\n", b"\r\n"), {*TEXT, "\r"}),
+        (TEXT.encode().replace(b" ", b"\0"), {*TEXT.replace(" ", "\0")}),
+        ("\u2028\x85\x0c\ud7ff\U0010ffff".encode() * 200, set("\u2028\x85\x0c\ud7ff\U0010ffff")),
+        (b"x" * 3000, {"x"}),
+        (TEXT.replace("\n", " ").encode() * 700, set(TEXT) - {"\n"}),  # one line of 2 MB
+    ],
+    ids=["mark", "CRLF", "NUL", "odd breaks", "one character", "one line"],
+)
+def test_every_character_counts(tmp_path, capsys, content, characters, tokenizer):
+    """No line end is turned into another, nothing is cut at a NUL or left out."""
+    assert trained(tmp_path, content, "--tokenizer", tokenizer, "--steps", "3") == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    expected = len(characters) if tokenizer == "char" else 256
+    assert config["model"]["vocab_size"] == expected
+    assert status("train", "--resume", tmp_path / "run") == 0
+    assert status("generate", "--run", tmp_path / "run", "--max-tokens", "5") == 0
+    assert status("evaluate", "--run", tmp_path / "run") == 0
+
+
+@pytest.mark.slow
+def test_one_line_of_100_megabytes(tmp_path):
+    content = TEXT.replace("\n", " ").encode()
+    assert trained(tmp_path, content * (10**8 // len(content)), "--steps", "3") == 0
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 19, T, T + 1, ENOUGH - 1])
+def test_too_short(tmp_path, capsys, tokens):
+    assert trained(tmp_path, b"ab" * (tokens // 2) + b"c" * (tokens % 2), "--block-size", T) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert ("is empty" if not tokens else "needs at least ") in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_just_long_enough(tmp_path):
+    assert trained(tmp_path, (b"ab" * ENOUGH)[:ENOUGH], "--block-size", T) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfe" + "abc".encode("utf-16-le"), "not UTF-8: byte 0xff at offset 0"),
+        (TEXT.encode() + b"\xc3", f"not UTF-8: byte 0xc3 at offset {len(TEXT)}"),
+        (TEXT.encode() + b"\xed\xa0\x80", "not UTF-8"),  # half a pair of surrogates
+        (b"\x80\x04\x95" + TEXT.encode(), "not UTF-8: byte 0x80 at offset 0"),  # a pickle
+    ],
+)
+def test_what_is_no_utf8(tmp_path, capsys, content, message):
+    assert trained(tmp_path, content) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such files")
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    assert train(tmp_path) == 0
+    for path in (tmp_path / "pipe", "/dev/null", "/dev/zero"):
+        for arguments in (
+            ["train", path, "--out", tmp_path / "out"],
+            ["evaluate", "--run", tmp_path / "run", path],
+        ):
+            capsys.readouterr()
+            assert status(*arguments) == 2
+            assert f"{path} is no regular file" in capsys.readouterr().err
+    (tmp_path / "run" / "config.json").unlink()
+    os.mkfifo(tmp_path / "run" / "config.json")
+    for arguments in (["train", "--resume", tmp_path / "run"], ["verify", tmp_path / "run"]):
+        assert status(*arguments) == 2
+        assert "it is no regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["append", "truncate", "remove", "replace"])
+def test_a_file_that_changes_under_a_run(tmp_path, monkeypatch, capsys, change):
+    """The run goes on with what it has read; what would go on with another text is refused."""
+    assert train(tmp_path, name="whole") == 0
+    text, run = tmp_path / "cats.txt", tmp_path / "run"
+    honest = Training.evaluate
+
+    def evaluate(training, step, batches):
+        if step == 7:
+            if change == "remove":
+                text.unlink()
+            else:
+                written = {"append": TEXT + "x", "truncate": "", "replace": TEXT[::-1]}[change]
+                text.write_text(written, encoding="utf-8")
+        return honest(training, step, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "evaluate", evaluate)
+        assert train(tmp_path) == 0
+    assert outcome(run) == outcome(tmp_path / "whole")
+    capsys.readouterr()
+    for arguments in (["train", "--resume", run], ["evaluate", "--run", run], ["verify", run]):
+        assert status(*arguments) == 2
+        printed = capsys.readouterr().err
+        words = {"remove": "does not exist", "truncate": "is empty"}.get(change, "has changed")
+        assert words in printed and printed.count("\n") == 1
+    text.write_text(TEXT, encoding="utf-8")
+    assert read_text(str(text)) == TEXT
+    assert status("train", "--resume", run) == 0
+
+
+def test_a_text_far_longer_than_a_part_of_it_is_encoded_whole():
+    from smallmind.text.tokenizer import CHUNK, Tokenizer
+
+    text = "ab" * CHUNK + "c"
+    tokenizer = Tokenizer(text)
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text) and ids[-1] == 2 and (ids[:-1:2] == 0).all()
+    with pytest.raises(ValueError, match=f"position {CHUNK + 5}"):
+        tokenizer.encode("a" * (CHUNK + 5) + "?")
