@@ -291,8 +291,9 @@ def _train(options: argparse.Namespace) -> int:
     if options.resume:
         return _resume(options)
     settings, training_config, run_config, distillation_config = _run_configs(options)
-    if distillation_config.teacher_cache:
-        _check_writable("--teacher-cache", Path(distillation_config.teacher_cache))
+    cache = distillation_config.teacher_cache
+    if cache and not os.path.lexists(cache):
+        _check_writable("--teacher-cache", Path(cache))
 
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
@@ -323,7 +324,7 @@ def _train(options: argparse.Namespace) -> int:
         )
         directory.save_config(
             model_config, training_config, run_config, _digest(text),
-            _resolved(distillation_config), distillation and distillation.digest,
+            _resolved(distillation_config), distillation.digest if distillation else None,
         )  # fmt: skip
         describe(console, name, text, training, training_config, run_config)
         try:
@@ -418,10 +419,10 @@ def _model_file(teacher: str) -> Path:
 def _resolved(config: DistillationConfig) -> DistillationConfig:
     """The same with paths that hold from any working directory."""
     names = ("teacher", "teacher_cache")
-    paths = {name: getattr(config, name) for name in names if getattr(config, name)}
-    return dataclasses.replace(
-        config, **{name: str(Path(path).resolve()) for name, path in paths.items()}
-    )
+    paths: Settings = {
+        name: str(Path(getattr(config, name)).resolve()) for name in names if getattr(config, name)
+    }
+    return dataclasses.replace(config, **paths)
 
 
 def _teacher(config: DistillationConfig) -> "Teacher | None":
@@ -722,6 +723,7 @@ def _estimate(options: argparse.Namespace) -> int:
     parts = [
         [name.replace("_", " ").replace("program", "the program itself"), megabytes(nbytes)]
         for name, nbytes in vars(estimate).items()
+        if nbytes or name != "teacher"
     ]
     console.table("Memory", [*parts, ["total", megabytes(estimate.total)]])
     fits = estimate.total <= memory

@@ -315,7 +315,7 @@ class DistillationConfig:
     alpha: float = setting(
         0.5, "the teacher's share of the loss; the rest is the text's", low=0.0, high=1.0
     )
-    learn_temperature: bool = setting(False, "lower the temperature with the loss, towards 1")
+    learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
     teacher_cache: str | None = setting(
         None, "file of the teacher's logits, read instead of running it; made if it is not there"
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.half import rounded
+from smallmind.kernels.half import rounded, to_float32
 
 
 def _add(y, *terms):
@@ -225,6 +225,7 @@ def top_k_logits(logits, indices, log_probabilities):
 
     Those of the K indices of a row are its first K log-probabilities; all others are the last one.
     """
+    log_probabilities = to_float32(log_probabilities)
     logits[...] = log_probabilities[:, -1:]
     np.put_along_axis(logits, indices.astype(np.int64), log_probabilities[:, :-1], axis=1)
 

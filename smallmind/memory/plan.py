@@ -45,8 +45,8 @@ class Plan:
             names = {field.name for field in dataclasses.fields(config)} & settings.keys()
             return dataclasses.replace(config, **{name: settings[name] for name in names})
 
-        configs = (replaced(config) for config in (self.model, self.training, self.run))
-        return Plan(*configs, self.teacher)
+        model, training, run = map(replaced, (self.model, self.training, self.run))
+        return Plan(model, training, run, self.teacher)
 
     def way(self, **settings: Any) -> Way:
         """The change to these settings."""

@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os import PathLike
 from typing import Any
 
@@ -30,9 +30,8 @@ class Distillation:
 
     With learn_temperature the temperature is a parameter that goes down the slope of the same loss,
     by Adam at the run's learning rate, as temperature = 1 * 10^sigmoid(x): always between 1 and 10.
-    It needs both ends. temperature^2 KL vanishes as the temperature nears 0, whatever the student
-    has learnt, and the KL alone as it nears infinity; at 1 the student is held to what the teacher
-    says. So a run goes from a soft start towards 1 (annealing, Jafari et al. 2021).
+    It needs both ends: temperature^2 KL vanishes as the temperature nears 0, whatever the student
+    has learnt, and where a teacher is much more peaked than its student the slope points upward.
 
     With a cache, a file, the teacher runs once over the training text, unless the file is there,
     and is let go; from then on its `top_k` largest logits a token are read. See teacher_cache.py.
@@ -111,7 +110,6 @@ class Distillation:
         def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:
             dlogits, logits, group_targets, group_scale = others
             with (
-                model.workspace.profile("Teacher"),
                 self._teacher_logits(model, ids, starts, windows) as teacher_logits,
                 pool.borrow(losses.size, dtype) as dtemperatures,
             ):
@@ -164,15 +162,18 @@ class Distillation:
     def _teacher_logits(
         self, model: TransformerModel, ids: np.ndarray, starts: np.ndarray | None, windows: slice
     ) -> Iterator[np.ndarray]:
-        if self.cache:
-            if starts is None:
-                raise InputError("with a cache of the teacher, give the starts of the windows")
-            with self.cache.logits(starts[windows], model.workspace) as logits:
-                yield logits
-        else:
-            assert self.teacher
-            with self.teacher.logits(ids[windows]) as logits:
-                yield logits
+        """Of the windows of a batch: the teacher's logits, (B T, V), rented for the block."""
+        if self.cache and starts is None:
+            raise InputError("with a cache of the teacher, give the starts of the windows")
+        with ExitStack() as stack:
+            with model.workspace.profile("Teacher"):
+                if self.cache and starts is not None:
+                    source = self.cache.logits(starts[windows], model.workspace)
+                else:
+                    assert self.teacher
+                    source = self.teacher.logits(ids[windows])
+                logits = stack.enter_context(source)
+            yield logits
 
     def _slope(self) -> float:
         """d temperature / d x."""

@@ -114,7 +114,7 @@ def make_cache(
 
 def _mapped(file: BinaryIO, dtype: str, shape: tuple[int, int]) -> np.ndarray:
     file.flush()
-    return np.memmap(file, dtype, "r", shape=shape)  # type: ignore[call-overload,no-any-return]
+    return np.memmap(file, dtype, "r", shape=shape)
 
 
 def _largest(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -278,3 +278,18 @@ def test_a_checkpoint_of_another_teacher_is_refused():
     for other in (None, Distillation(new_teacher(seed=2)), Distillation(new_teacher(), alpha=0.6)):
         with pytest.raises(InputError, match="has another teacher"):
             list(new_training(other).steps(config, saved))
+
+
+def test_the_first_nan_of_a_teacher_is_found_in_the_loss():
+    teacher = new_teacher()
+    teacher.parameters["final_norm.bias"][0] = np.nan
+    training = new_training(Distillation(teacher))
+    with pytest.raises(FloatingPointError, match=r"pass of loss \(distillation, training pass 1\)"):
+        training.train(2, val_every=0, detect_anomaly=True)
+
+
+def test_a_profile_names_the_teacher():
+    training = new_training(Distillation(new_teacher()))
+    training.train(2, val_every=0, enable_diagnostics=True)
+    report = training.profiler.report()
+    assert "Teacher" in report and "distillation" in report

@@ -150,3 +150,13 @@ def test_a_cache_needs_the_starts_of_the_windows(tmp_path):
     training = new_training(distillation)
     with pytest.raises(InputError, match="give the starts"):
         distillation.loss_and_gradients(training.model, *training.dataset.batch(0))
+
+
+def test_both_backends_read_the_same(tmp_path):
+    results = []
+    for backend in ("numba", "numpy"):
+        teacher = sharp(new_teacher(backend=backend))
+        distillation = Distillation(teacher, cache=tmp_path / backend, top_k=4)
+        training = new_training(distillation, dropout=0.0, backend=backend)
+        results.append(losses_and_gradients(training, batches=2)[0])
+    np.testing.assert_allclose(*results, rtol=1e-4)
