@@ -43,7 +43,7 @@ def test_a_student_of_one_layer_learns_more_with_a_teacher_of_four(tmp_path):
     for seed in ("1337", "1", "2"):
         student = ["--n-layer", "1", "--steps", "1000", "--seed", seed]
         _, alone = train(tmp_path / f"alone-{seed}", *student)
-        teacher = ["--teacher", str(tmp_path / "teacher")]
+        teacher = ["--teacher", str(tmp_path / "teacher"), "--temperature", "1", "--alpha", "0.9"]
         _, taught = train(tmp_path / f"taught-{seed}", *student, *teacher)
         assert alone[-1]["step"] == taught[-1]["step"] == 1000
-        assert taught[-1]["val_loss"] < alone[-1]["val_loss"], seed
+        assert taught[-1]["val_loss"] < alone[-1]["val_loss"] - 0.03, seed
