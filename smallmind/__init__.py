@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.diagnostics import GradientDiagnostics
+    from smallmind.training.distillation import Distillation
     from smallmind.training.profiler import TrainingProfiler
     from smallmind.training.training import Training
 
@@ -42,6 +43,7 @@ _HOMES = {
     "AdamW": "smallmind.optim.adamw",
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.config",
+    "Distillation": "smallmind.training.distillation",
     "GenerationConfig": "smallmind.config",
     "GradientDiagnostics": "smallmind.training.diagnostics",
     "InputError": "smallmind.config",
@@ -66,6 +68,7 @@ __all__ = [
     "AdamW",
     "CheckpointManager",
     "CheckpointStrategy",
+    "Distillation",
     "GenerationConfig",
     "GradientDiagnostics",
     "InputError",

@@ -22,6 +22,7 @@ from smallmind.commands.schedule import show_schedules
 from smallmind.config import (
     OBSERVING,
     SCHEDULES,
+    DistillationConfig,
     GenerationConfig,
     InputError,
     ModelConfig,
@@ -42,8 +43,10 @@ from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, Settings, resolv
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.memory.estimate import Teacher
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import Checkpoint
+    from smallmind.training.distillation import Distillation
     from smallmind.training.run_directory import RunDirectory
     from smallmind.training.training import Training
 
@@ -204,7 +207,8 @@ def _add_sources(command: argparse.ArgumentParser) -> None:
     group.add_argument("--preset", choices=PRESETS, help=f"a run: {lengths}")
     group.add_argument(
         "--config", type=Path, metavar="FILE.toml",
-        help="sections [model], [training], [run] with the flags' names, as in n_layer = 4; "
+        help="sections [model], [training], [run], [distillation] with the flags' names, as in "
+        "n_layer = 4; "
         "or a run's config.json, to train again like it",
     )  # fmt: skip
 
@@ -236,7 +240,9 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     if field.metadata["choices"]:
         settings["choices"] = field.metadata["choices"]
     else:
-        settings["metavar"] = {int: "N", float: "X", str: "DIR"}[kind]
+        metavars = {"teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
+        by_kind = {int: "N", float: "X", str: "DIR"}[kind]
+        settings["metavar"] = metavars.get(field.name, by_kind)
     group.add_argument(flag, type=kind, **settings)
 
 
@@ -260,14 +266,17 @@ def _config(kind: Any, settings: Settings, **known: Any) -> Any:
     return kind(**{**chosen, **known})
 
 
-def _run_configs(options: argparse.Namespace) -> tuple[Settings, TrainingConfig, RunConfig]:
-    """All settings and two of their configs: what is wrong with them comes before the work."""
+def _run_configs(
+    options: argparse.Namespace,
+) -> tuple[Settings, TrainingConfig, RunConfig, DistillationConfig]:
+    """All settings and three of their configs: what is wrong with them comes before the work."""
     settings = {**_settings(options), **_observing(options)}
     training_config = _config(TrainingConfig, settings)
     if training_config.checkpoint_strategy and not training_config.use_gradient_checkpointing:
         raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
     _config(ModelConfig, settings)
-    return settings, training_config, _config(RunConfig, settings)
+    distillation_config = _config(DistillationConfig, settings)
+    return settings, training_config, _config(RunConfig, settings), distillation_config
 
 
 def _check_writable(flag: str, file: Path) -> None:
@@ -280,7 +289,10 @@ def _train(options: argparse.Namespace) -> int:
         _check_writable("--profile-json", Path(options.profile_json))
     if options.resume:
         return _resume(options)
-    settings, training_config, run_config = _run_configs(options)
+    settings, training_config, run_config, distillation_config = _run_configs(options)
+    cache = distillation_config.teacher_cache
+    if cache and not os.path.lexists(cache):
+        _check_writable("--teacher-cache", Path(cache))
 
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory, default_directory
@@ -292,8 +304,14 @@ def _train(options: argparse.Namespace) -> int:
     with _kernels(run_config, console):
         run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
         if not options.dry_run:
-            check_memory(console, make_plan(model_config, training_config, run_config))
-        training = _training(model_config, training_config, run_config, text, tokenizer)
+            teacher = _teacher(distillation_config)
+            check_memory(console, make_plan(model_config, training_config, run_config, teacher))
+        elif distillation_config.teacher:  # of a run that is only checked, no cache is written
+            distillation_config = dataclasses.replace(distillation_config, teacher_cache=None)
+        distillation = _distillation(distillation_config, run_config, tokenizer)
+        training = _training(
+            console, model_config, training_config, run_config, text, tokenizer, distillation
+        )
         if options.dry_run:
             return show_checks(console, training)
         path = Path(run_config.out) if run_config.out else default_directory(name)
@@ -303,7 +321,10 @@ def _train(options: argparse.Namespace) -> int:
             out=str(path),
             text=run_config.text and str(Path(run_config.text).resolve()),
         )
-        directory.save_config(model_config, training_config, run_config, _digest(text))
+        directory.save_config(
+            model_config, training_config, run_config, _digest(text),
+            _resolved(distillation_config), distillation.digest if distillation else None,
+        )  # fmt: skip
         describe(console, name, text, training, training_config, run_config)
         try:
             return _train_on(
@@ -321,7 +342,6 @@ def _resume(options: argparse.Namespace) -> int:
     given = [name for name in vars(options) if name in FIELDS and name not in changeable]
     if given or options.size or options.preset or options.config or options.dry_run:
         raise InputError("--resume takes all settings from the run; leave the others out")
-    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import newest
     from smallmind.training.run_directory import RunDirectory, is_finished, unfinished_run
 
@@ -332,7 +352,6 @@ def _resume(options: argparse.Namespace) -> int:
     run_config = dataclasses.replace(saved["run"], out=str(path))
     if "threads" in options:
         run_config = dataclasses.replace(run_config, threads=options.threads)
-    tokenizer = Tokenizer(text, run_config.tokenizer)
     training_config = dataclasses.replace(saved["training"], **_observing(options))
     checkpoint, passed_over = newest(path)
     for file, reason in passed_over:
@@ -347,8 +366,7 @@ def _resume(options: argparse.Namespace) -> int:
         if checkpoint and is_finished(checkpoint, training_config) and directory.has_model():
             console.line(f"The run in {path} is finished: {checkpoint.step} steps")
             return 0
-        check_memory(console, make_plan(saved["model"], training_config, run_config))
-        training = _training(saved["model"], training_config, run_config, text, tokenizer)
+        training = _saved_training(console, saved, training_config, run_config, text)
         describe(console, name, text, training, training_config, run_config)
         step = checkpoint.step if checkpoint else 0
         console.line(f"Goes on after step {step}" if step else "Starts again: no checkpoint yet")
@@ -366,15 +384,100 @@ def _reopen(directory: "RunDirectory") -> tuple[dict[str, Any], str, str]:
     return saved, text, name
 
 
+def _saved_training(
+    console: Console,
+    saved: dict[str, Any],
+    training: TrainingConfig,
+    run: RunConfig,
+    text: str,
+) -> "Training":
+    """What load_config has read, with the settings that may be others -> the run's training."""
+    from smallmind.text.tokenizer import Tokenizer
+
+    teacher, tokenizer = _teacher(saved["distillation"]), Tokenizer(text, run.tokenizer)
+    check_memory(console, make_plan(saved["model"], training, run, teacher))
+    distillation = _distillation(saved["distillation"], run, tokenizer)
+    if distillation and distillation.digest != saved["teacher_sha256"]:
+        raise InputError(
+            f"{saved['distillation'].teacher} has changed since the run, which learns from it; "
+            "it cannot go on as it was"
+        )
+    return _training(console, saved["model"], training, run, text, tokenizer, distillation)
+
+
 def _training(
-    model: ModelConfig, training: TrainingConfig, run: RunConfig, text: str, tokenizer: "Tokenizer"
+    console: Console,
+    model: ModelConfig,
+    training: TrainingConfig,
+    run: RunConfig,
+    text: str,
+    tokenizer: "Tokenizer",
+    distillation: "Distillation | None",
 ) -> "Training":
     from smallmind.nn.transformer import TransformerModel
     from smallmind.training.training import Training
 
     built = TransformerModel(**dataclasses.asdict(model), seed=run.seed, backend=run.backend)
     built.use_precision(training.storage)
-    return Training(built, tokenizer, text, batch_size=run.batch_size, seed=run.seed)
+    file = distillation and distillation.cache_file
+    if file and not os.path.lexists(file):
+        console.line(f"The teacher reads the text once; what it says is kept in {file} ...")
+    return Training(
+        built, tokenizer, text, batch_size=run.batch_size, seed=run.seed, distillation=distillation
+    )
+
+
+def _model_file(teacher: str) -> Path:
+    """A run's directory or a file with a model -> the file."""
+    from smallmind.training.run_directory import MODEL
+
+    path = Path(teacher)
+    return path / MODEL if path.is_dir() else path
+
+
+def _resolved(config: DistillationConfig) -> DistillationConfig:
+    """The same with paths that hold from any working directory."""
+    names = ("teacher", "teacher_cache")
+    paths: Settings = {
+        name: str(Path(getattr(config, name)).resolve()) for name in names if getattr(config, name)
+    }
+    return dataclasses.replace(config, **paths)
+
+
+def _teacher(config: DistillationConfig) -> "Teacher | None":
+    """What the teacher is, from the head of its file: enough to estimate its memory."""
+    if not config.teacher:
+        return None
+    from smallmind import safetensors
+    from smallmind.memory.estimate import Teacher
+
+    file = _model_file(config.teacher)
+    try:
+        model = ModelConfig(**safetensors.from_json(safetensors.read_metadata(file)["config"]))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a model saved by smallmind: {error}") from None
+    return Teacher(model, config.teacher_top_k if config.teacher_cache else None)
+
+
+def _distillation(
+    config: DistillationConfig, run: RunConfig, tokenizer: "Tokenizer"
+) -> "Distillation | None":
+    """The teacher loaded. InputError where its tokens are not those of the text."""
+    if not config.teacher:
+        return None
+    from smallmind.training.distillation import Distillation
+    from smallmind.training.run_directory import load_model
+
+    teacher, its_tokenizer = load_model(_model_file(config.teacher), run.backend)
+    if its_tokenizer.state() != tokenizer.state():
+        raise InputError(
+            f"the teacher {config.teacher} has other tokens than this text; take one that was "
+            "trained on text of the same characters, or both with --tokenizer byte"
+        )
+    return Distillation(
+        teacher, config.temperature, config.alpha, config.learn_temperature,
+        config.teacher_cache, config.teacher_top_k,
+    )  # fmt: skip
 
 
 def _train_on(
@@ -394,6 +497,8 @@ def _train_on(
         directory.cut_metrics(checkpoint.step if checkpoint else 0)
         with _profiled(console, training, training_config, options):
             status = _run(console, training, training_config, directory, checkpoint)
+        if training.distillation and training.distillation.config.learn_temperature:
+            console.line(f"Temperature at the end: {training.distillation.temperature:.3f}")
         if not status:
             show_result(console, training, of_stories=run_config.text is None)
             show_sample(console, training, training.progress.step, directory)
@@ -609,7 +714,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    settings, training, run = _run_configs(options)
+    settings, training, run, distillation = _run_configs(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
     model = _config(ModelConfig, settings)
@@ -619,7 +724,7 @@ def _estimate(options: argparse.Namespace) -> int:
         tokenizer = Tokenizer(_read(run.text)[0], run.tokenizer)
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
     run = dataclasses.replace(run, threads=_set_threads(run))
-    plan = make_plan(model, training, run)
+    plan = make_plan(model, training, run, _teacher(distillation))
     return show_estimate(Console(), plan, options.memory, options.target_batch)
 
 
@@ -639,7 +744,6 @@ def _schedule(options: argparse.Namespace) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     from smallmind.commands.verify import show_verification
-    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.run_directory import RunDirectory
 
     console, directory = Console(), RunDirectory(options.run)
@@ -651,9 +755,7 @@ def _verify(options: argparse.Namespace) -> int:
     run = dataclasses.replace(saved["run"], threads=None)
     with _kernels(run, console):
         run = dataclasses.replace(run, threads=_set_threads(run))
-        check_memory(console, make_plan(saved["model"], saved["training"], run))
-        tokenizer = Tokenizer(text, run.tokenizer)
-        training = _training(saved["model"], saved["training"], run, text, tokenizer)
+        training = _saved_training(console, saved, saved["training"], run, text)
         return show_verification(console, options.run, training, saved["training"])
 
 

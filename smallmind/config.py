@@ -301,6 +301,40 @@ class RunConfig:
         _check(self)
 
 
+LEARNT_TEMPERATURES = (1.0, 10.0)  # what a temperature that is learnt stays between
+
+
+@dataclass(frozen=True)
+class DistillationConfig:
+    """How a student learns from a teacher (Hinton et al. 2015)."""
+
+    teacher: str | None = setting(None, "a run, or a file with a model, of the same vocabulary")
+    temperature: float = setting(
+        2.0, "divides the logits of teacher and student", low=0.1, high=100.0
+    )
+    alpha: float = setting(
+        0.5, "the teacher's share of the loss; the rest is the text's", low=0.0, high=1.0
+    )
+    learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
+    teacher_cache: str | None = setting(
+        None, "file of the teacher's logits, read instead of running it; made if it is not there"
+    )
+    teacher_top_k: int = setting(16, "tokens whose logits it keeps at each place", low=1)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if self.teacher is None and value != field.default:
+                raise InputError(f"{field.name}={value!r} needs a teacher")
+        low, high = LEARNT_TEMPERATURES
+        if self.learn_temperature and not low < self.temperature < high:
+            raise InputError(
+                f"temperature={self.temperature} must be above {low} and below {high} "
+                "with learn_temperature"
+            )
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
     """How text is sampled from a model."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.diagnostics import HealthRecord
+    from smallmind.training.distillation import Distillation
     from smallmind.training.run_directory import RunDirectory
     from smallmind.training.saving import SaveFailedRecord
     from smallmind.training.training import Record, StepRecord, Training
@@ -32,6 +33,8 @@ def describe(
     dataset, model = training.dataset, training.model
     _describe_model(console, model)
     _describe_data(console, name, text, training.tokenizer, dataset)
+    if training.distillation:
+        _describe_distillation(console, training.distillation)
     _describe_run(console, training_config, run, dataset.block_size, model.precision)
 
 
@@ -68,6 +71,21 @@ def _describe_data(
             ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
         ],
     )
+
+
+def _describe_distillation(console: Console, distillation: "Distillation") -> None:
+    config, teacher = distillation.config, distillation.teacher
+    if teacher:
+        said_by = f"{teacher.config.n_layer} layers of {teacher.config.n_embd} channels"
+    else:
+        said_by = f"its {distillation.top_k} likeliest tokens, from {distillation.cache_file}"
+    learnt = ", learnt" if config.learn_temperature else ""
+    rows = [
+        ["teacher", said_by],
+        ["its share of the loss", f"{config.alpha:g}"],
+        ["temperature", f"{distillation.temperature:g}{learnt}"],
+    ]
+    console.table("Distillation", rows)
 
 
 def _describe_run(

@@ -1,6 +1,6 @@
 """Where the settings of a run come from: named sizes, named runs, a file, and flags over all.
 
-Settings are a dictionary of fields, whose names are distinct over the three configs.
+Settings are a dictionary of fields, whose names are distinct over the four configs.
 """
 
 import dataclasses
@@ -10,11 +10,23 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig, check
+from smallmind.config import (
+    DistillationConfig,
+    InputError,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    check,
+)
 
 Settings = dict[str, Any]
 
-SECTIONS: dict[str, Any] = {"model": ModelConfig, "training": TrainingConfig, "run": RunConfig}
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "run": RunConfig,
+    "distillation": DistillationConfig,
+}
 FIELDS = {
     field.name: (section, field)
     for section, config in SECTIONS.items()
@@ -71,7 +83,7 @@ def resolve(
 
 
 def read_settings(file: Path) -> Settings:
-    """A TOML file with sections [model], [training] and [run], or the config.json of a run.
+    """A TOML file with the SECTIONS, or the config.json of a run.
 
     InputError names the file, the key and its value, and for an unknown key the nearest known one.
     """

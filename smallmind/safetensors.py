@@ -11,8 +11,10 @@ digest itself as zeros. `read` checks it; files of other writers do without.
 import hashlib
 import json
 import math
+import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any, BinaryIO, NamedTuple
 
@@ -75,29 +77,76 @@ def read(
     """
     # Not mapped: a mapped file can change after its digest was checked, and where it is cut short
     # meanwhile, the process dies of SIGBUS.
+    with _explained(path), durable.open_regular(path, follow=not strict) as file:
+        before = os.fstat(file.fileno())
+        head, entries, metadata = _read_head(file, before.st_size)
+        digits = _pop_digest(metadata, strict)
+        digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
+        tensors = {}
+        for entry in entries:
+            tensors[entry.name] = _read_tensor(file, entry)
+            if digits:
+                digest.update(_bytes(tensors[entry.name]))
+        _check_unchanged(before, os.fstat(file.fileno()))
+        _check_digest(digest.hexdigest(), digits)
+    return tensors, metadata
+
+
+def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The same, strict, for a file larger than memory: read-only tensors that lie in the file.
+
+    Pages come from the disk as they are used. Nobody may write to the file meanwhile; `write`
+    does not, it puts another in its place.
+    """
+    with _explained(path), durable.open_regular(path, follow=False) as file:
+        before = os.fstat(file.fileno())
+        head, entries, metadata = _read_head(file, before.st_size)
+        digits = _pop_digest(metadata, strict=True)
+        digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        digest.update(memoryview(data)[len(head) :])
+        _check_unchanged(before, os.fstat(file.fileno()))
+        _check_digest(digest.hexdigest(), digits)
+        tensors = {
+            entry.name: np.frombuffer(
+                data, entry.dtype, math.prod(entry.shape), len(head) + entry.begin
+            ).reshape(entry.shape)
+            for entry in entries
+        }
+    return tensors, metadata
+
+
+def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
+    """The metadata alone, at once whatever the size of the file; its digest is not checked."""
+    with _explained(path), durable.open_regular(path) as file:
+        _, _, metadata = _read_head(file, os.fstat(file.fileno()).st_size)
+        _pop_digest(metadata, strict=False)
+    return metadata
+
+
+@contextmanager
+def _explained(path: str | PathLike[str]) -> Iterator[None]:
+    """What goes wrong with the file within the block is an InputError of one line."""
     try:
-        with durable.open_regular(path, follow=not strict) as file:
-            before = os.fstat(file.fileno())
-            head, header = _read_header(file, before.st_size)
-            metadata = _metadata(header.pop("__metadata__", {}))
-            entries = _entries(header, before.st_size - len(head))
-            digits = _pop_digest(metadata, strict)
-            digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
-            tensors = {}
-            for entry in entries:
-                tensors[entry.name] = _read_tensor(file, entry)
-                if digits:
-                    digest.update(_bytes(tensors[entry.name]))
-            _check_unchanged(before, os.fstat(file.fileno()))
-        if digits and digest.hexdigest() != digits:
-            raise ValueError("it does not match its SHA-256, so it is damaged or was changed")
+        yield
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except MemoryError:
         raise InputError(f"{path} does not fit into memory") from None
     except ValueError as error:
         raise InputError(f"{path} is not a sound safetensors file: {error}") from None
-    return tensors, metadata
+
+
+def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
+    """-> length and header as they stand in the file, the tensors by place, the metadata."""
+    head, header = _read_header(file, size)
+    metadata = _metadata(header.pop("__metadata__", {}))
+    return head, _entries(header, size - len(head)), metadata
+
+
+def _check_digest(found: str, digits: str) -> None:
+    if digits and found != digits:
+        raise ValueError("it does not match its SHA-256, so it is damaged or was changed")
 
 
 def to_json(value: Any) -> str:

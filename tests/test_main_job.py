@@ -1,4 +1,4 @@
-"""The main jobs as users run them, from end to end: python -m pytest -m slow (two minutes)."""
+"""The main jobs as users run them, from end to end: python -m pytest -m slow (five minutes)."""
 
 import json
 import re
@@ -36,3 +36,14 @@ def test_shakespeare_is_learnt_as_well_as_by_nanogpt(tmp_path):
     _, records = train(tmp_path / "run", str(SHAKESPEARE), "--no-bias", "--tie-weights")
     assert records[-1]["step"] == 2000
     assert records[-1]["val_loss"] <= 1.92
+
+
+def test_a_student_of_one_layer_learns_more_with_a_teacher_of_four(tmp_path):
+    train(tmp_path / "teacher", "--val-every", "0")
+    for seed in ("1337", "1", "2"):
+        student = ["--n-layer", "1", "--steps", "1000", "--seed", seed]
+        _, alone = train(tmp_path / f"alone-{seed}", *student)
+        teacher = ["--teacher", str(tmp_path / "teacher"), "--temperature", "1", "--alpha", "0.9"]
+        _, taught = train(tmp_path / f"taught-{seed}", *student, *teacher)
+        assert alone[-1]["step"] == taught[-1]["step"] == 1000
+        assert taught[-1]["val_loss"] < alone[-1]["val_loss"] - 0.03, seed

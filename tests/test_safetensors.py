@@ -211,3 +211,45 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         safetensors.write(path, {"bad": np.zeros(3, np.complex64)}, {})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_mapped_file_holds_what_was_written_and_cannot_be_written_to(tmp_path):
+    safetensors.write(tmp_path / "file", TENSORS, {"note": "häß"})
+    tensors, metadata = safetensors.read_mapped(tmp_path / "file")
+    assert_same(tensors, TENSORS)
+    assert metadata == {"note": "häß"} == safetensors.read_metadata(tmp_path / "file")
+    with pytest.raises(ValueError, match="read-only"):
+        next(x for x in tensors.values() if x.size)[...] = 0
+    # What is replaced stays as it was for those who hold it.
+    safetensors.write(tmp_path / "file", {}, {})
+    assert_same(tensors, TENSORS)
+
+
+def test_mapping_takes_no_memory(tmp_path):
+    path = tmp_path / "large"
+    safetensors.write(path, {"x": np.ones(2_000_000, np.float32)}, {})
+    tracemalloc.start()
+    try:
+        tensors, _ = safetensors.read_mapped(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 200_000 and tensors["x"].sum() == 2_000_000
+
+
+def test_what_is_damaged_is_not_mapped(tmp_path):
+    path = tmp_path / "file"
+    safetensors.write(path, TENSORS, {"note": "häß"})
+    data = path.read_bytes()
+    for place in (*range(0, len(data), 7), len(data) - 1):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        with pytest.raises(InputError):
+            safetensors.read_mapped(path)
+    for length in range(0, len(data), 5):
+        path.write_bytes(data[:length])
+        for read in (safetensors.read_mapped, safetensors.read_metadata):
+            with pytest.raises(InputError):
+                read(path)
+    path.unlink()
+    with pytest.raises(InputError, match="cannot read"):
+        safetensors.read_mapped(path)

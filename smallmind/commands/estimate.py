@@ -9,18 +9,21 @@ from smallmind.console import Console, megabytes
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.memory.estimate import Teacher
     from smallmind.memory.plan import Plan
 
 NEARLY = 0.9  # share of the free memory above which a run is warned of
 
 
-def make_plan(model: ModelConfig, training: TrainingConfig, run: RunConfig) -> "Plan":
+def make_plan(
+    model: ModelConfig, training: TrainingConfig, run: RunConfig, teacher: "Teacher | None"
+) -> "Plan":
     """The run as train would start it."""
     from smallmind.memory.plan import Plan
     from smallmind.nn.transformer import resolved
 
     precision = resolved(training.storage, run.backend)
-    return Plan(model, dataclasses.replace(training, precision=precision), run)
+    return Plan(model, dataclasses.replace(training, precision=precision), run, teacher)
 
 
 def check_memory(console: Console, plan: "Plan") -> None:
@@ -47,6 +50,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
     parts = [
         [name.replace("_", " ").replace("program", "the program itself"), megabytes(nbytes)]
         for name, nbytes in vars(estimate).items()
+        if nbytes or name != "teacher"
     ]
     console.table("Memory", [*parts, ["total", megabytes(estimate.total)]])
     fits = estimate.total <= memory
@@ -60,7 +64,8 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
     """The most windows at once and how they make up the target batch, or what to change."""
     from smallmind.memory.estimate import largest_at_once
 
-    most = largest_at_once(plan.model, plan.training, memory, plan.run.threads or 1)
+    threads = plan.run.threads or 1
+    most = largest_at_once(plan.model, plan.training, memory, threads, plan.teacher)
     if not most:
         _show_ways(console, plan, memory)
         return

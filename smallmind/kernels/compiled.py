@@ -3,6 +3,7 @@
 from smallmind.kernels.adamw import adamw
 from smallmind.kernels.attention import attention, attention_backward
 from smallmind.kernels.cross_entropy import cross_entropy
+from smallmind.kernels.distillation import distillation, top_k_logits
 from smallmind.kernels.dropout import dropout
 from smallmind.kernels.embedding import embedding, embedding_backward
 from smallmind.kernels.gelu import gelu_backward
@@ -16,6 +17,7 @@ __all__ = [
     "attention_backward",
     "column_sum",
     "cross_entropy",
+    "distillation",
     "dropout",
     "embedding",
     "embedding_backward",
@@ -27,4 +29,5 @@ __all__ = [
     "matmul_transpose_a",
     "matmul_transpose_b",
     "sum_of_squares",
+    "top_k_logits",
 ]

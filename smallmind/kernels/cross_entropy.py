@@ -50,15 +50,16 @@ def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first):
             s = _exponentials(logits, r - 1, m)
             losses[r - 1] = np.log(s) + (m - target_logit)
         if r < last:
-            m = _row_maximum(logits, r, targets[r])
+            m = row_maximum(logits, r, targets[r])
         if r >= first + 2:
             # backward: d loss / d logit = softmax - onehot
             logits[r - 2, targets[r - 2]] -= s_before
-            _scale_row(dlogits, logits, r - 2, inverse)
+            scale_row(dlogits, logits, r - 2, inverse)
 
 
 @jit
-def _row_maximum(logits, r, target):
+def row_maximum(logits, r, target):
+    """The largest of row r, or what stands at target where that is NaN."""
     V = logits.shape[1]
     row, tail = r * V, V % LANES
     whole = V - tail
@@ -89,7 +90,8 @@ def _exponentials(logits, r, m):
 
 
 @jit
-def _scale_row(out, x, r, factor):
+def scale_row(out, x, r, factor):
+    """Row r of x times factor -> row r of out."""
     V = x.shape[1]
     row, tail = r * V, V % LANES
     whole = V - tail

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.half import rounded
+from smallmind.kernels.half import rounded, to_float32
 
 
 def _add(y, *terms):
@@ -187,6 +187,47 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
     losses[...] = np.log(sums[:, 0]) + (top[:, 0] - logits[rows, targets])
     exponentials[rows, targets] -= sums[:, 0]
     dlogits[...] = exponentials * (scale / sums)
+
+
+def distillation(
+    losses, dlogits, dtemperatures, logits, teacher_logits, targets, alpha, temperature, scale
+):
+    """logits, teacher_logits (R, V), targets (R,) -> losses (R,) of a student, in nats.
+
+    losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
+    both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
+    (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
+    derivative of losses by the temperature. What becomes of logits is undefined.
+    """
+    rows, T = np.arange(len(targets)), temperature
+    hard, soft, teacher = map(_log_softmax, (logits, logits / T, teacher_logits / T))
+    p, q = np.exp(teacher), np.exp(soft)
+    divergence = (p * (teacher - soft)).sum(axis=1)
+    losses[...] = (1 - alpha) * -hard[rows, targets] + alpha * T**2 * divergence
+    # forward: teacher = log softmax(u / T), soft = log softmax(z / T); by 1 / T they change by
+    # their logits less the mean of these under p and q.
+    du = teacher_logits - (p * teacher_logits).sum(axis=1, keepdims=True)
+    dz = logits - (q * logits).sum(axis=1, keepdims=True)
+    by_inverse = (p * du * (teacher - soft) - p * dz).sum(axis=1)
+    dtemperatures[...] = alpha * (2 * T * divergence - by_inverse)
+    gradient = (1 - alpha) * np.exp(hard) + alpha * T * (q - p)
+    gradient[rows, targets] -= 1 - alpha
+    dlogits[...] = scale * gradient
+
+
+def _log_softmax(logits):
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def top_k_logits(logits, indices, log_probabilities):
+    """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
+
+    Those of the K indices of a row are its first K log-probabilities; all others are the last one.
+    """
+    log_probabilities = to_float32(log_probabilities)
+    logits[...] = log_probabilities[:, -1:]
+    np.put_along_axis(logits, indices.astype(np.int64), log_probabilities[:, :-1], axis=1)
 
 
 def sum_of_squares(x):

@@ -19,6 +19,14 @@ PROGRAM = 130 * 2**20
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """What a student learns from; top_k where its logits are read from a cache."""
+
+    model: ModelConfig
+    top_k: int | None = None
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
     """What a run of training will hold. Units: bytes."""
 
@@ -28,33 +36,36 @@ class MemoryEstimate:
     moments: int
     activations: int  # all that the pool holds: kept for the backward pass, gradients, batches
     scratch: int  # of kernels, in all threads
+    teacher: int = 0  # its weights; what it rents is among the activations
     program: int = PROGRAM
 
     @property
     def total(self) -> int:
         return (
             self.weights + self.working_weights + self.gradients + self.moments
-            + self.activations + self.scratch + self.program
+            + self.activations + self.scratch + self.teacher + self.program
         )  # fmt: skip
 
 
 def estimate(
-    model: ModelConfig, training: TrainingConfig, batch_size: int, threads: int = 1
+    model: ModelConfig,
+    training: TrainingConfig,
+    batch_size: int,
+    threads: int = 1,
+    teacher: Teacher | None = None,
 ) -> MemoryEstimate:
     """The memory of training on batches of batch_size windows of model.block_size tokens.
 
     training.storage must not be AUTO, which depends on the CPU.
     """
-    elements = ALIGNMENT // 4
-    shapes = model.parameter_shapes().values()
-    weights = 4 * sum(-(-math.prod(shape) // elements) * elements for shape in shapes)
+    weights = _weights(model)
     halves = training.storage in (Precision.FLOAT16, Precision.BFLOAT16)
     pool = _Ledger()
     pool.rent(batch_size * model.block_size)  # ids
     pool.rent(batch_size * model.block_size)  # targets
     # Groups of one size take turns in the same arrays: each size counts once.
     for windows in set(group_sizes(batch_size, model.block_size, training.windows_at_once)):
-        _rehearse(pool, model, training, windows, size=2 if halves else 4)
+        _rehearse(pool, model, training, windows, 2 if halves else 4, teacher)
     return MemoryEstimate(
         weights=weights,
         working_weights=weights // 2 if halves else 0,
@@ -62,17 +73,31 @@ def estimate(
         moments=2 * weights,
         activations=pool.held,
         scratch=_scratch(model, threads),
+        # Its gradients are never touched, so they take no memory.
+        teacher=_weights(teacher.model) if teacher and not teacher.top_k else 0,
     )
 
 
+def _weights(model: ModelConfig) -> int:
+    """Bytes of a vector of all parameters."""
+    elements = ALIGNMENT // 4
+    shapes = model.parameter_shapes().values()
+    return 4 * sum(-(-math.prod(shape) // elements) * elements for shape in shapes)
+
+
 def largest_at_once(
-    model: ModelConfig, training: TrainingConfig, memory: int, threads: int = 1
+    model: ModelConfig,
+    training: TrainingConfig,
+    memory: int,
+    threads: int = 1,
+    teacher: Teacher | None = None,
 ) -> int:
     """The most windows that can be in memory at once, in batches of them; 0: not one fits."""
 
     def fits(windows: int) -> bool:
         settings = {**vars(training), "windows_at_once": windows}
-        return estimate(model, TrainingConfig(**settings), windows, threads).total <= memory
+        config = TrainingConfig(**settings)
+        return estimate(model, config, windows, threads, teacher).total <= memory
 
     if not fits(1):
         return 0
@@ -106,7 +131,12 @@ class _Ledger:
 
 
 def _rehearse(
-    pool: _Ledger, model: ModelConfig, training: TrainingConfig, windows: int, size: int
+    pool: _Ledger,
+    model: ModelConfig,
+    training: TrainingConfig,
+    windows: int,
+    size: int,
+    teacher: Teacher | None,
 ) -> None:
     """Rents and releases what a pass of training does, in its order; activations of `size` bytes.
 
@@ -174,8 +204,11 @@ def _rehearse(
     logits, losses = pool.rent(R * V), pool.rent(R)
     if size < 4:
         dlogits = rows(V)
+        _rehearse_teacher(pool, teacher, R)
         pool.release(logits)
         logits = dlogits
+    else:
+        _rehearse_teacher(pool, teacher, R)
     dnormed = rows(C)
     pool.release(logits)
     dx = rows(C)
@@ -194,6 +227,30 @@ def _rehearse(
             backward(kept)
             pool.release(x)
     pool.release(dx, losses)
+
+
+def _rehearse_teacher(pool: _Ledger, teacher: Teacher | None, R: int) -> None:
+    """The same of a teacher's pass over R tokens, or of a cache that stands for it."""
+    if not teacher:
+        return
+    C, V, H, K = (
+        teacher.model.n_embd, teacher.model.vocab_size, teacher.model.n_head, teacher.top_k
+    )  # fmt: skip
+    if K:
+        logits, K = pool.rent(R * V), min(K, V)
+        pool.release(logits, pool.rent(R * K), pool.rent(R * (K + 1), 2), pool.rent(R))
+        return
+    x = pool.rent(R * C)
+    for _ in range(teacher.model.n_layer):
+        norms = [pool.rent(n) for n in (R * C, R, R) * 2]
+        kept = [pool.rent(R * n) for n in (3 * C, C, H, C, 4 * C, 4 * C)]
+        y = pool.rent(R * C)
+        pool.release(x, *norms, *kept)
+        x = y
+    norm = [pool.rent(n) for n in (R * C, R, R)]
+    logits = pool.rent(R * V)
+    pool.release(x, *norm)
+    pool.release(logits, pool.rent(R))
 
 
 def _scratch(model: ModelConfig, threads: int) -> int:

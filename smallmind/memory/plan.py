@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.memory.estimate import MemoryEstimate, estimate
+from smallmind.memory.estimate import MemoryEstimate, Teacher, estimate
 
 HALVES: dict[str, Any] = {"precision": Precision.FLOAT16.value}
 RECOMPUTE: dict[str, Any] = {
@@ -31,11 +31,12 @@ class Plan:
     model: ModelConfig
     training: TrainingConfig
     run: RunConfig
+    teacher: Teacher | None = None
 
     @property
     def estimate(self) -> MemoryEstimate:
         threads = self.run.threads or 1
-        return estimate(self.model, self.training, self.run.batch_size, threads)
+        return estimate(self.model, self.training, self.run.batch_size, threads, self.teacher)
 
     def changed(self, **settings: Any) -> "Plan":
         """The same with other values of these fields, whichever of the configs has them."""
@@ -44,7 +45,8 @@ class Plan:
             names = {field.name for field in dataclasses.fields(config)} & settings.keys()
             return dataclasses.replace(config, **{name: settings[name] for name in names})
 
-        return Plan(replaced(self.model), replaced(self.training), replaced(self.run))
+        model, training, run = map(replaced, (self.model, self.training, self.run))
+        return Plan(model, training, run, self.teacher)
 
     def way(self, **settings: Any) -> Way:
         """The change to these settings."""

@@ -1,8 +1,10 @@
 """The whole model: embedding, blocks, final norm, head; and the same way back."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
@@ -23,9 +25,13 @@ from smallmind.nn.layernorm import LayerNorm
 from smallmind.nn.linear import Linear
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import CheckpointManager, Segment
-from smallmind.nn.workspace import Workspace
+from smallmind.nn.workspace import Kernel, Workspace
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
+
+# What cross_entropy is called with, and before it which windows of the batch these are:
+# objective(windows, losses, dlogits, logits, targets, scale).
+Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
 
 
 def groups(ids: np.ndarray, windows_at_once: int | None) -> Iterator[slice]:
@@ -162,9 +168,22 @@ class TransformerModel:
         ids = self._checked(ids)
         logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
         for group in groups(ids, self.windows_at_once):
-            with self.workspace.one_pass(), self.workspace.profile("Forward"):
-                logits[group] = self._forward(ids[group]).reshape(logits[group].shape)
+            with self.logits(ids[group]) as rows:
+                logits[group] = rows.reshape(logits[group].shape)
         return logits
+
+    @contextmanager
+    def logits(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+        """ids (B, T) -> logits (B T, V), rented for the length of the block, and nothing else.
+
+        The whole batch goes through the model at once. Nothing is dropped out.
+        """
+        ids = self._checked(ids)
+        with self.workspace.one_pass():
+            with self.workspace.profile("Forward"):
+                logits = self._forward(ids)
+            self.workspace.release_all_but({id(logits)})
+            yield logits
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
@@ -182,10 +201,17 @@ class TransformerModel:
                     self._cross_entropy(losses[group], logits, targets[group])
         return losses
 
-    def loss_and_gradients(self, ids: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> float:
+    def loss_and_gradients(
+        self,
+        ids: np.ndarray,
+        targets: np.ndarray,
+        scale: float = 1.0,
+        objective: Objective | None = None,
+    ) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
 
         What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
+        An objective writes other losses than the cross-entropy, and their gradient.
         """
         ids, targets = self._checked_pair(ids, targets)
         total = 0.0
@@ -196,8 +222,9 @@ class TransformerModel:
                     logits = self._forward(ids[group])
                 with self.workspace.profile("Loss"):
                     losses = self.workspace.rent_exact(*ids[group].shape)
+                    kernel = objective and functools.partial(objective, group)
                     dlogits = self._cross_entropy(
-                        losses, logits, targets[group], scale / targets.size
+                        losses, logits, targets[group], scale / targets.size, kernel
                     )
                     total += float(losses.sum())  # in its own precision: another takes a buffer
                 with self.workspace.profile("Backward"):
@@ -279,18 +306,23 @@ class TransformerModel:
         workspace.release(dx)
 
     def _cross_entropy(
-        self, losses: np.ndarray, logits: np.ndarray, targets: np.ndarray, scale: float = 1.0
+        self,
+        losses: np.ndarray,
+        logits: np.ndarray,
+        targets: np.ndarray,
+        scale: float = 1.0,
+        kernel: Kernel | None = None,
     ) -> np.ndarray:
         """logits (B T, V), targets (B, T) -> losses (B, T), and the gradient of logits.
 
-        It takes their place, or, where gradients are stored in 16 bits, is rented.
+        It takes their place, or, where gradients are stored in 16 bits, is rented. A kernel stands
+        for that of the cross-entropy.
         """
         workspace = self.workspace
         in_place = workspace.storage is workspace.dtype
         dlogits = logits if in_place else workspace.rent(*logits.shape)
-        workspace.kernels.cross_entropy(
-            losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale
-        )
+        kernel = kernel or workspace.kernels.cross_entropy
+        kernel(losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale)
         if not in_place:
             workspace.release(logits)
         return dlogits

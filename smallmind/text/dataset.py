@@ -45,6 +45,7 @@ class Dataset:
     """The tokens of a text, the last tenth held out, and batches of windows from either part.
 
     A batch is a function of the seed and its number: it does not matter which were drawn before.
+    Its windows of the training part begin at multiples of `stride`, 1 unless it is set.
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
@@ -62,21 +63,34 @@ class Dataset:
         self.block_size = block_size
         self.batch_size = batch_size
         self.seed = seed
+        self.stride = 1
 
     def batch(self, number: int, out: Batch | None = None) -> Batch:
         """number -> ids, targets, int32 (B, T): windows of the training part, in `out` if given."""
-        return self._windows(self.train, 0, number, out)
+        return self._windows(self.train, 0, number, out, self.stride)
+
+    def starts(self, number: int) -> np.ndarray:
+        """number -> where in the training part the windows of that batch begin, (B,)."""
+        return np.array(self._starts(self.train, 0, number, self.block_size, self.stride))
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
         """part "train" or "held_out", number -> ids, targets: the same at every evaluation."""
         return self._windows(getattr(self, part), 1 + (part == "train"), number, None)
 
-    def _windows(self, tokens: np.ndarray, stream: int, number: int, out: Batch | None) -> Batch:
+    def _starts(
+        self, tokens: np.ndarray, stream: int, number: int, T: int, stride: int
+    ) -> list[int]:
+        places = (len(tokens) - T - 1) // stride + 1
+        rows = range(self.batch_size)
+        return [mix(self.seed, stream, number, row) % places * stride for row in rows]
+
+    def _windows(
+        self, tokens: np.ndarray, stream: int, number: int, out: Batch | None, stride: int = 1
+    ) -> Batch:
         # A held-out part shorter than a window still counts, in shorter windows.
         B, T = self.batch_size, min(self.block_size, len(tokens) - 1)
         ids, targets = out or (np.empty((B, T), np.int32), np.empty((B, T), np.int32))
-        for row in range(B):
-            start = mix(self.seed, stream, number, row) % (len(tokens) - T)
+        for row, start in enumerate(self._starts(tokens, stream, number, T, stride)):
             ids[row] = tokens[start : start + T]
             targets[row] = tokens[start + 1 : start + T + 1]
         return ids, targets

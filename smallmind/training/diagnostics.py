@@ -319,7 +319,8 @@ def _calling_layer(kernel: str) -> tuple[str, str]:
         if isinstance(caller, TransformerModel):
             # What the model does by itself, before the first layer and after the last.
             part = "head" if kernel.startswith("matmul") else "embedding"
-            return "loss" if kernel == "cross_entropy" else part, direction
+            of_loss = kernel in ("cross_entropy", "distillation", "top_k_logits")
+            return "loss" if of_loss else part, direction
         if hasattr(caller, "name"):
             return caller.name, direction
     raise RuntimeError(f"{kernel} is not called by a model")

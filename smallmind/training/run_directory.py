@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from smallmind import durable, safetensors
-from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig, __version__
+from smallmind.config import (
+    DistillationConfig,
+    InputError,
+    ModelConfig,
+    RunConfig,
+    TrainingConfig,
+    __version__,
+)
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Checkpoint, newest
@@ -93,13 +100,21 @@ class RunDirectory:
         return cls(path)
 
     def save_config(
-        self, model: ModelConfig, training: TrainingConfig, run: RunConfig, text_sha256: str
+        self,
+        model: ModelConfig,
+        training: TrainingConfig,
+        run: RunConfig,
+        text_sha256: str,
+        distillation: DistillationConfig | None = None,
+        teacher_sha256: str | None = None,
     ) -> None:
         config = {
             "model": dataclasses.asdict(model),
             "training": dataclasses.asdict(training),
             "run": dataclasses.asdict(run),
+            "distillation": dataclasses.asdict(distillation or DistillationConfig()),
             "text_sha256": text_sha256,
+            "teacher_sha256": teacher_sha256,
             "smallmind": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -151,7 +166,9 @@ class RunDirectory:
                 "model": ModelConfig(**config["model"]),
                 "training": TrainingConfig(**config["training"]),
                 "run": RunConfig(**config["run"]),
+                "distillation": DistillationConfig(**config["distillation"]),
                 "text_sha256": str(config["text_sha256"]),
+                "teacher_sha256": config["teacher_sha256"],
             }
         except OSError:
             raise InputError(f"{self.path} holds no run: cannot read its {CONFIG}") from None
@@ -160,15 +177,19 @@ class RunDirectory:
 
     def load_model(self, backend: str = "numba") -> tuple[TransformerModel, Tokenizer]:
         """The model and its tokenizer. InputError where there is none."""
-        path = self.path / MODEL
         if not self.path.is_dir():
             raise InputError(f"{self.path} is not the directory of a run")
-        model = TransformerModel.load(path, backend)
-        _, metadata = safetensors.read(path)
-        try:
-            tokenizer = Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
-        if tokenizer.vocab_size != model.config.vocab_size:
-            raise InputError(f"{path}: tokenizer and model have different vocabularies")
-        return model, tokenizer
+        return load_model(self.path / MODEL, backend)
+
+
+def load_model(path: Path, backend: str = "numba") -> tuple[TransformerModel, Tokenizer]:
+    """The model and its tokenizer that a run has left in a file. InputError where it has not."""
+    model = TransformerModel.load(path, backend)
+    metadata = safetensors.read_metadata(path)
+    try:
+        tokenizer = Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise InputError(f"{path}: tokenizer and model have different vocabularies")
+    return model, tokenizer

@@ -26,6 +26,7 @@ from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Checkpoint
 from smallmind.training.diagnostics import HealthRecord, checked_update, not_finite, watched
+from smallmind.training.distillation import Distillation
 from smallmind.training.profiler import TrainingProfiler
 
 
@@ -96,8 +97,10 @@ class Progress:
 class Training:
     """Trains model on text, whose last tenth is held out.
 
-    Batches of batch_size windows of block_size tokens are drawn by seed. InputError where the text
-    is shorter than a window or has characters that the tokenizer does not know.
+    Batches of batch_size windows of block_size tokens are drawn by seed. With distillation the
+    model learns from its teacher too, and the loss of a step is that of Distillation. InputError
+    where the text is shorter than a window or has characters that the tokenizer does not know, or
+    the teacher is none for this model.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Training:
         block_size: int | None = None,
         batch_size: int = 12,
         seed: int = 1337,
+        distillation: Distillation | None = None,
     ) -> None:
         run = RunConfig(batch_size=batch_size, seed=seed)
         self.model = model
@@ -123,6 +127,9 @@ class Training:
                 f"vocab_size={model.config.vocab_size}"
             )
         self.dataset = Dataset(tokenizer.encode(text), block_size, run.batch_size, run.seed)
+        self.distillation = distillation
+        if distillation:
+            distillation.prepare(model, self.dataset)
         # Those of the last run.
         self.progress = Progress()
         self.config = TrainingConfig()
@@ -181,6 +188,8 @@ class Training:
             "model": dataclasses.asdict(model.config),
             "data": {"batch_size": self.dataset.batch_size, "seed": self.dataset.seed},
             "tokenizer": self.tokenizer.state(),
+            "teacher": self.distillation and self.distillation.settings(),
+            "temperature": self.distillation and self.distillation.state(),
             "smallmind": __version__,
         }
         return Checkpoint(self.progress.step, tensors, state)
@@ -204,7 +213,7 @@ class Training:
     def _restore(self, checkpoint: Checkpoint) -> None:
         tensors, state, model = checkpoint.tensors, checkpoint.state, self.model
         here = self.checkpoint()
-        for key in ("model", "data", "tokenizer", "config"):
+        for key in ("model", "data", "tokenizer", "config", "teacher"):
             if safetensors.to_json(state.get(key)) != safetensors.to_json(here.state[key]):
                 raise InputError(f"the checkpoint of step {checkpoint.step} has another {key}")
         if {name: value.shape for name, value in tensors.items()} != {
@@ -220,6 +229,8 @@ class Training:
             self.schedule.load_state(state["schedule"])
             if self.scaler:
                 self.scaler.load_state(state["scaler"])
+            if self.distillation:
+                self.distillation.load_state(state["temperature"])
             self.progress = Progress(**state["progress"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the checkpoint of step {checkpoint.step} lacks {error}") from None
@@ -245,6 +256,8 @@ class Training:
             rate = optimizer.learning_rate = self.schedule.lr(step - 1)
             with checked_update(self.model, config, step, rate, batch, self.scaler) as health:
                 norm = self._update(config.max_grad_norm or None)
+            if self.distillation and norm is not None:
+                self.distillation.step(rate, config.grad_accum_steps)
             progress.step = step
             now = time.perf_counter()
             progress.seconds = now - start
@@ -336,6 +349,8 @@ class Training:
         """
         scale = (self.scaler.scale if self.scaler else 1.0) / batches
         total, passes = 0.0, self.model.passes
+        if self.distillation:
+            self.distillation.zero_gradient()  # that of a step that was stopped, or overflowed
         for i in range(batches):
             if self._stopping:
                 self.model.zero_gradients()
@@ -343,5 +358,14 @@ class Training:
                 return None
             with self.model.workspace.profile("GetBatch"):
                 ids, targets = self.dataset.batch((step - 1) * batches + i, batch)
-            total += self.model.loss_and_gradients(ids, targets, scale)
+            total += self._loss_and_gradients((step - 1) * batches + i, ids, targets, scale)
         return total / batches
+
+    def _loss_and_gradients(
+        self, number: int, ids: np.ndarray, targets: np.ndarray, scale: float
+    ) -> float:
+        """Adds the gradients of scale times the loss of a batch -> the loss."""
+        if not self.distillation:
+            return self.model.loss_and_gradients(ids, targets, scale)
+        starts = self.dataset.starts(number)
+        return self.distillation.loss_and_gradients(self.model, ids, targets, scale, starts)

@@ -202,6 +202,51 @@ def test_cross_entropy_of_logits_of_all_sizes():
     assert_close(pairs[:2])
 
 
+@pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
+@pytest.mark.parametrize("R", [1, 3, 65])
+def test_distillation(random, R, V):
+    targets = random.integers(0, V, R).astype(np.int32)
+    for alpha, temperature in ((0.0, 1.0), (0.3, 2.0), (1.0, 0.7), (0.9, 10.0)):
+        logits, teacher_logits = 5 * normal(random, R, V), 4 * normal(random, R, V)
+        inputs = (teacher_logits, targets, alpha, temperature, 1 / R)
+        pairs = run_both("distillation", [(R,), (R, V), (R,), logits], *inputs)[:3]
+        # Terms of size 1 may cancel in losses and their slopes; temperature^2 of them in losses.
+        assert_close(pairs[:1], 1e-5, least_scale=max(1, temperature**2))
+        assert_close(pairs[1:2], 1e-5)
+        assert_close(pairs[2:], 1e-5, least_scale=1)
+        losses, dtemperatures = np.empty(R, np.float32), np.empty(R, np.float32)
+        compiled.distillation(losses, logits, dtemperatures, logits, *inputs)  # in their place
+        for actual, (expected, _) in zip((losses, logits, dtemperatures), pairs, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_distillation_from_a_teacher_that_is_nearly_the_student(random):
+    teacher_logits = 5 * normal(random, 9, 65)
+    logits = teacher_logits + np.float32(1e-2) * normal(random, 9, 65)
+    outputs = [(9,), (9, 65), (9,), logits]
+    pairs = run_both("distillation", outputs, teacher_logits, np.zeros(9, "i"), 1.0, 4.0, 1.0)
+    # The loss is a ten-thousandth of its terms.
+    np.testing.assert_allclose(*pairs[0], atol=3e-6)
+    np.testing.assert_allclose(*pairs[1], atol=3e-6)
+    np.testing.assert_allclose(*pairs[2], atol=3e-6)
+
+
+def test_distillation_of_logits_of_all_sizes():
+    logits = np.array([[-1e4, 0, 200, 500]], np.float32)
+    for teacher_logits in (logits[:, ::-1].copy(), logits):
+        inputs = (teacher_logits, np.array([0], np.int32), 0.5, 2.0, 1.0)
+        assert_close(run_both("distillation", [(1,), (1, 4), (1,), logits], *inputs)[:3])
+
+
+@pytest.mark.parametrize(("V", "K"), [(1, 1), (5, 3), (65, 16), (130, 130)])
+def test_top_k_logits(random, V, K):
+    R = 67
+    indices = np.argsort(random.random((R, V)), axis=1)[:, :K].astype(np.int32)
+    log_probabilities = normal(random, R, K + 1)
+    pairs = run_both("top_k_logits", [(R, V)], indices, log_probabilities)
+    np.testing.assert_array_equal(*pairs[0])
+
+
 def test_attention_after_a_score_of_another_size(random):
     T, D = 5, 4
     qkv = normal(random, T, 3 * D)

@@ -206,6 +206,19 @@ def test_rows(dtype, R, C):
     compiled.cross_entropy(losses, dlogits, logits, targets, 8.0)
     np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
     np.testing.assert_allclose(to_float32(dlogits), expected, rtol=ROUNDING[dtype], atol=1e-5)
+    logits, teacher_logits = normal(random, R, C), normal(random, R, C)
+    others = (teacher_logits, targets, 0.6, 2.0, 8.0)
+    slopes, expected_slopes = np.empty(R, exact), np.empty(R)
+    reference.distillation(
+        expected_losses, expected, expected_slopes, logits.astype(float), *others
+    )
+    compiled.distillation(losses, dlogits, slopes, logits, *others)
+    np.testing.assert_allclose(losses, expected_losses, atol=1e-5)
+    np.testing.assert_allclose(slopes, expected_slopes, atol=1e-5)
+    np.testing.assert_allclose(to_float32(dlogits), expected, rtol=ROUNDING[dtype], atol=1e-5)
+    indices = random.integers(0, C, (R, 1)).astype(np.int32)
+    spread = half(normal(random, R, 2), FLOAT16)
+    assert_half_close("top_k_logits", [((R, C), exact)], indices, spread)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

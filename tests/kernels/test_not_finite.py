@@ -74,6 +74,27 @@ def test_rows_and_channels(random, C, value):
 
 
 @pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("C", [5, 16, 37])
+def test_distillation(random, C, value):
+    R = 9
+    for place in ((3, 0), (3, 1), (3, C - 1)):  # the target, and others
+        for spoilt in range(2):
+            logits, teacher_logits = normal(random, R, C), normal(random, R, C)
+            (logits, teacher_logits)[spoilt][place] = value
+            losses, dlogits, dtemperatures = (np.zeros_like(logits) for _ in range(3))
+            for backend in (compiled, reference):
+                outputs = (losses[:, 0].copy(), dlogits, dtemperatures[:, 0].copy())
+                targets = np.zeros(R, np.int32)
+                inputs = (logits.copy(), teacher_logits, targets, 0.5, 2.0, 1.0)
+                backend.distillation(*outputs, *inputs)
+                assert not np.isfinite(outputs[0][3])
+                for output in outputs:
+                    assert np.isfinite(np.delete(output, 3, axis=0)).all()
+                if value != -np.inf:  # which is a probability of zero
+                    assert np.isnan(dlogits[3]).any()
+
+
+@pytest.mark.parametrize("value", VALUES)
 def test_embedding(random, value):
     ids = np.array([[1, 2, 1], [0, 2, 3]], np.int32)
     token, position, dout = normal(random, 4, 21), normal(random, 3, 21), normal(random, 6, 21)

@@ -171,6 +171,48 @@ def test_cross_entropy_of_equal_logits_is_the_logarithm_of_their_number():
     np.testing.assert_allclose(losses, np.log(10))
 
 
+@pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.4, 2.0), (1.0, 5.0)])
+def test_distillation(random, alpha, temperature):
+    V = 7
+    logits, teacher_logits = 3 * random.standard_normal((R, V)), 2 * random.standard_normal((R, V))
+    targets = random.integers(0, V, R)
+
+    def f(logits, temperature=temperature):
+        losses = nan(R)
+        others = (logits, teacher_logits, targets, alpha, float(temperature), 1.0)
+        reference.distillation(losses, nan(R, V), nan(R), *others)
+        return float(losses.mean())
+
+    dlogits, slopes = nan(R, V), nan(R)
+    others = (logits, teacher_logits, targets, alpha, temperature, 1 / R)
+    reference.distillation(nan(R), dlogits, slopes, *others)
+    gradients = [dlogits, np.array(slopes.mean())]
+    assert_gradients(f, gradients, [logits, np.array(temperature)])
+
+
+def test_distillation_by_hand():
+    logits, teacher_logits = np.log([[0.25, 0.25, 0.5]]), np.log([[0.64, 0.32, 0.04]])
+    losses, dlogits = nan(1), nan(1, 3)
+    reference.distillation(losses, dlogits, nan(1), logits, teacher_logits, [2], 0.25, 2.0, 1.0)
+    # At temperature 2 probabilities become their square roots, and these are made to sum to 1.
+    p, q = np.array([0.8, 0.8 / 2**0.5, 0.2]), np.array([0.5, 0.5, 0.5**0.5])
+    p, q = p / p.sum(), q / q.sum()
+    divergence = (p * np.log(p / q)).sum()
+    np.testing.assert_allclose(losses, 0.75 * np.log(2) + 0.25 * 4 * divergence)
+    hard, soft = np.array([0.25, 0.25, -0.5]), q - p
+    np.testing.assert_allclose(dlogits[0], 0.75 * hard + 0.25 * 2 * soft)
+
+
+def test_a_student_that_is_the_teacher_has_only_the_text_to_learn_from(random):
+    logits, targets = random.standard_normal((R, 7)), random.integers(0, 7, R)
+    losses, dlogits, slopes, usual = nan(R), nan(R, 7), nan(R), nan(R)
+    reference.distillation(losses, dlogits, slopes, logits, logits, targets, 1.0, 3.0, 1.0)
+    np.testing.assert_allclose([np.abs(x).max() for x in (losses, dlogits, slopes)], 0, atol=1e-14)
+    reference.distillation(losses, dlogits, slopes, logits, logits, targets, 0.0, 3.0, 1.0)
+    reference.cross_entropy(usual, nan(R, 7), logits, targets, 1.0)
+    np.testing.assert_allclose(losses, usual)
+
+
 def test_adamw_by_hand():
     p, g, m, v = (np.array(x, np.float64) for x in ([1.0, 1.0], [2.0, 2.0], [0, 0], [0, 0]))
     beta1, beta2, rate, decay = 0.9, 0.99, 0.1, 0.5

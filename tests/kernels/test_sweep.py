@@ -48,6 +48,13 @@ def test_kernels_of_rows_and_channels(random):
         pairs += run_both("column_sum", [weight], x)
         targets = random.integers(0, C, R).astype(np.int32)
         pairs += run_both("cross_entropy", [(R,), (R, C), x.copy()], targets, 1 / R)[:2]
+        logits = normal(random, R, C)
+        outputs = [(R,), (R, C), (R,), logits]
+        of_student = run_both("distillation", outputs, x, targets, 0.4, 2.0, 1 / R)[:3]
+        assert_close(of_student, 5e-6, least_scale=1)
+        indices = np.argsort(x, axis=1)[:, : (C + 1) // 2].astype(np.int32)
+        chosen = normal(random, R, indices.shape[1] + 1)
+        pairs += run_both("top_k_logits", [(R, C)], indices, chosen)
         assert_close(pairs, 5e-6)
 
 

@@ -63,6 +63,9 @@ for count in map(int, sys.argv[1].split(",")):
     digest("layernorm_backward", [empty(R, C), gain.copy(), gain.copy()], y, x, mean, rstd, gain)
     digest("gelu_backward", [empty(R, C), empty(R, C)], y, x)
     digest("cross_entropy", [empty(R), empty(R, C), x.copy()], ids.reshape(-1), 1 / R)
+    outputs = [empty(R), empty(R, C), empty(R), x.copy()]
+    digest("distillation", outputs, y, ids.reshape(-1), 0.4, 2.0, 1 / R)
+    digest("top_k_logits", [empty(R, C)], ids.reshape(R, 1), dy[:, :2].copy())
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
     digest("embedding", [empty(R, C)], *tables, ids)
     digest("embedding_backward", [table.copy() for table in tables], x, ids)
@@ -119,7 +122,7 @@ def test_results_do_not_depend_on_the_number_of_threads(layer):
     assert list(lines) == counts.split(",")
     for count in lines:
         assert lines[count].split() == lines["1"].split(), f"on {count} threads"
-    assert len(lines["1"].split()) >= 21
+    assert len(lines["1"].split()) >= 23
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])

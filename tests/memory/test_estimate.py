@@ -3,11 +3,19 @@
 import numpy as np
 import pytest
 
-from smallmind import AdamW, ModelConfig, Precision, TrainingConfig, TransformerModel
+from smallmind import (
+    AdamW,
+    Distillation,
+    ModelConfig,
+    Precision,
+    TrainingConfig,
+    TransformerModel,
+)
 from smallmind.config import CheckpointStrategy
-from smallmind.memory.estimate import PROGRAM, estimate, largest_at_once
+from smallmind.memory.estimate import PROGRAM, Teacher, estimate, largest_at_once
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.recompute import CheckpointManager
+from smallmind.text.dataset import Dataset
 
 STRATEGIES = [
     {},
@@ -62,6 +70,37 @@ def test_it_is_what_pool_and_vectors_then_hold(
     assert expected.activations == pytest.approx(pool, rel=0.05)
     of_vectors = expected.weights + expected.working_weights + expected.gradients + expected.moments
     assert of_vectors == pytest.approx(vectors, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("top_k", [None, 16, 99])
+@pytest.mark.parametrize(
+    ("student", "teacher"),
+    [
+        (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128)),
+        (ModelConfig(65, 32, 4, 3, 96, dropout=0.1), ModelConfig(65, 64, 2, 1, 32, bias=False)),
+    ],
+)
+def test_a_teacher_is_counted(tmp_path, student, teacher, precision, top_k):
+    config = TrainingConfig(precision=precision)
+    expected = estimate(student, config, 4, teacher=Teacher(teacher, top_k))
+    model, its_teacher = (TransformerModel(**vars(c)) for c in (student, teacher))
+    model.use_precision(config.storage)
+    dataset = Dataset(np.ones(500, np.int32), 32, 4, seed=1)
+    cache = tmp_path / "cache" if top_k else None
+    distillation = Distillation(its_teacher, cache=cache, top_k=top_k or 16)
+    distillation.prepare(model, dataset)
+    with TensorPool() as pool:
+        model.workspace.pool = its_teacher.workspace.pool = pool
+        with pool.borrow((4, 32), np.int32) as ids, pool.borrow((4, 32), np.int32) as targets:
+            dataset.batch(0, (ids, targets))
+            distillation.loss_and_gradients(model, ids, targets, starts=dataset.starts(0))
+        held = pool.statistics().bytes_held
+    assert expected.activations == pytest.approx(held, rel=0.05)
+    assert expected.teacher == (0 if top_k else its_teacher.flat.values.nbytes)
+    alone = estimate(student, config, 4)
+    assert expected.total - alone.total >= expected.teacher > alone.teacher or top_k
+    assert expected.activations > alone.activations
 
 
 def test_the_total_is_the_sum():

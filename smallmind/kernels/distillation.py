@@ -1,0 +1,133 @@
+"""The loss of a student that learns from a teacher's logits as well as from the text."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.cross_entropy import row_maximum, scale_row
+from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.simd import (
+    LANES,
+    broadcast,
+    element,
+    exp,
+    fma,
+    keep_first,
+    lane_sum,
+    load,
+    load_first,
+    store,
+    store_first,
+)
+
+
+def distillation(
+    losses, dlogits, dtemperatures, logits, teacher_logits, targets, alpha, temperature, scale
+):
+    """logits, teacher_logits (R, V), targets (R,) -> losses (R,) of a student, in nats.
+
+    losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
+    both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
+    (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
+    derivative of losses by the temperature. What becomes of logits is undefined.
+    """
+    numbers = (np.float32(alpha), np.float32(temperature), np.float32(scale))
+    _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers)
+
+
+@parallel_jit
+def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers):
+    R = logits.shape[0]
+    for chunk in prange((R + CHUNK - 1) // CHUNK):
+        first = np.int64(chunk) * CHUNK
+        for r in range(first, min(R, first + CHUNK)):
+            losses[r], dtemperatures[r] = _row(
+                dlogits, logits, teacher_logits, targets[r], r, numbers
+            )
+
+
+@jit
+def _row(dlogits, logits, teacher_logits, target, r, numbers):
+    """Row r -> its loss, and the derivative of that by the temperature; writes its gradient."""
+    alpha, T, scale = numbers
+    one = np.float32(1)
+    inverse = one / T
+    V = logits.shape[1]
+    row = r * V
+    # z and u: logits less the largest, q and p: exp(z / T) and exp(u / T).
+    z_top, u_top = row_maximum(logits, r, target), row_maximum(teacher_logits, r, target)
+    target_z = logits[r, target] - z_top
+    zero = broadcast(np.float32(0))
+    sum_e, sum_q, sum_qz, sum_p, sum_pu, sum_pw, sum_puw = zero, zero, zero, zero, zero, zero, zero
+    for v in range(0, V, LANES):
+        count = min(LANES, V - v)
+        z = _load(logits, row + v, count) - z_top
+        u = _load(teacher_logits, row + v, count) - u_top
+        q = keep_first(exp(z * inverse), count)
+        p = keep_first(exp(u * inverse), count)
+        sum_e = sum_e + keep_first(exp(z), count)
+        sum_q = sum_q + q
+        sum_qz = fma(q, z, sum_qz)
+        sum_p = sum_p + p
+        pu, w = p * u, u - z
+        sum_pu = sum_pu + pu
+        # Differences before they are summed: a student near its teacher loses no digits.
+        sum_pw = fma(p, w, sum_pw)
+        sum_puw = fma(pu, w, sum_puw)
+    e, q_total, p_total = lane_sum(sum_e), lane_sum(sum_q), lane_sum(sum_p)
+    u_mean, w_mean = lane_sum(sum_pu) / p_total, lane_sum(sum_pw) / p_total
+    # Of log p - log q = w / T + log(q_total / p_total) the mean under p, and what 1 / T does to it.
+    divergence = w_mean * inverse + np.log(q_total / p_total)
+    covariance = lane_sum(sum_puw) / p_total - u_mean * w_mean
+    by_inverse = covariance * inverse - (u_mean - w_mean - lane_sum(sum_qz) / q_total)
+    # backward: d loss / d logit = (1 - alpha) (softmax - onehot) + alpha T (q - p)
+    of_e, of_q, of_p = (one - alpha) / e, alpha * T / q_total, alpha * T / p_total
+    for v in range(0, V, LANES):
+        count = min(LANES, V - v)
+        z = _load(logits, row + v, count) - z_top
+        u = _load(teacher_logits, row + v, count) - u_top
+        gradient = exp(z) * of_e + (exp(z * inverse) * of_q - exp(u * inverse) * of_p)
+        _store(logits, row + v, gradient, count)
+    logits[r, target] -= one - alpha
+    scale_row(dlogits, logits, r, scale)
+    loss = (one - alpha) * (np.log(e) - target_z) + alpha * T * T * divergence
+    return loss, alpha * (np.float32(2) * T * divergence - by_inverse)
+
+
+@jit
+def _load(x, index, count):
+    if count == LANES:
+        return load(x, index)
+    return load_first(x, index, count)
+
+
+@jit
+def _store(x, index, value, count):
+    if count == LANES:
+        store(x, index, value)
+    else:
+        store_first(x, index, value, count)
+
+
+@parallel_jit
+def top_k_logits(logits, indices, log_probabilities):
+    """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
+
+    Those of the K indices of a row are its first K log-probabilities; all others are the last one.
+    """
+    R = logits.shape[0]
+    for chunk in prange((R + CHUNK - 1) // CHUNK):
+        first = np.int64(chunk) * CHUNK
+        for r in range(first, min(R, first + CHUNK)):
+            _top_k_row(logits, indices, log_probabilities, r)
+
+
+@jit
+def _top_k_row(logits, indices, log_probabilities, r):
+    V, K = logits.shape[1], indices.shape[1]
+    place = r * (K + 1)
+    others = broadcast(element(log_probabilities, place + K))
+    for v in range(0, V, LANES):
+        _store(logits, r * V + v, others, min(LANES, V - v))
+    for i in range(K):
+        logits[r, indices[r, i]] = element(log_probabilities, place + i)

@@ -1,0 +1,295 @@
+"""A student that learns from a teacher: the loss, its gradients, runs that are broken off."""
+
+import numpy as np
+import pytest
+
+from smallmind import (
+    Distillation,
+    InputError,
+    Precision,
+    Tokenizer,
+    Training,
+    TrainingConfig,
+    TransformerModel,
+)
+from smallmind.kernels import compilation
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.training import checkpoint as checkpoints
+from smallmind.training.training import OverflowRecord, SaveRecord
+from tests.gradcheck import assert_gradients
+from tests.training.test_resume import digest, shown
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TOKENIZER = Tokenizer(TEXT)
+V, T = TOKENIZER.vocab_size, 16
+
+
+def new_teacher(seed=1, vocab_size=V, block_size=T, **settings):
+    return TransformerModel(vocab_size, block_size, 32, 2, 2, dropout=0.1, seed=seed, **settings)
+
+
+def new_training(distillation, dropout=0.1, batch_size=3, text=TEXT, **settings):
+    model = TransformerModel(V, T, 24, 1, 2, dropout=dropout, seed=3, **settings)
+    return Training(
+        model, TOKENIZER, text, batch_size=batch_size, seed=5, distillation=distillation
+    )
+
+
+def sharp(teacher):
+    """With weights so large that what it says differs from token to token."""
+    teacher.parameters["token_embedding.weight"][...] *= 20
+    return teacher
+
+
+@pytest.mark.parametrize("windows_at_once", [None, 2])
+def test_the_loss_by_hand(windows_at_once):
+    teacher = sharp(new_teacher())
+    training = new_training(Distillation(teacher, temperature=2.5, alpha=0.3), dropout=0.0)
+    model = training.model
+    model.windows_at_once = windows_at_once
+    ids, targets = training.dataset.batch(0)
+
+    def log_softmax(logits):
+        logits = logits.astype(np.float64)
+        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+    p, q = log_softmax(teacher.forward(ids) / 2.5), log_softmax(model.forward(ids) / 2.5)
+    divergence = (np.exp(p) * (p - q)).sum(axis=-1).mean()
+    expected = 0.7 * model.loss(ids, targets) + 0.3 * 2.5**2 * divergence
+    actual = training.distillation.loss_and_gradients(model, ids, targets)
+    assert actual == pytest.approx(expected, rel=1e-5)
+    assert divergence > 0.1
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_gradients_of_the_whole_loss(learn):
+    settings = {"backend": "numpy", "dtype": np.float64}
+    teacher = sharp(new_teacher(**settings))
+    distillation = Distillation(teacher, 3.0, 0.6, learn_temperature=learn)
+    training = new_training(distillation, dropout=0.0, **settings)
+    model, (ids, targets) = training.model, training.dataset.batch(0)
+    model.windows_at_once = 2
+    distillation.loss_and_gradients(model, ids, targets)
+    gradient, dx = model.flat.gradients.copy(), distillation._dx.copy()
+    x = distillation._x.copy()
+
+    def f(values, x):
+        model.flat.values[...], distillation._x[...] = values, x
+        return distillation.loss_and_gradients(model, ids, targets)
+
+    arrays = [model.flat.values.copy(), x]
+    if learn:
+        assert_gradients(f, [gradient, dx], arrays)
+    else:
+        assert dx == 0
+        assert_gradients(lambda values: f(values, x), [gradient], arrays[:1])
+
+
+def test_alpha_0_is_training_without_a_teacher():
+    alone, taught = (
+        new_training(d).train(6, val_every=3, val_batches=1)
+        for d in (None, Distillation(new_teacher(), alpha=0.0))
+    )
+    assert [getattr(r, "loss", r.step) for r in alone] == pytest.approx(
+        [getattr(r, "loss", r.step) for r in taught], rel=1e-4
+    )
+
+
+def test_a_taught_student_comes_nearer_to_its_teacher():
+    teacher = sharp(new_teacher())
+    distances = []
+    for alpha in (0.0, 0.9):
+        training = new_training(Distillation(teacher, alpha=alpha), dropout=0.0)
+        training.train(60, val_every=0, learning_rate=5e-3, warmup_steps=5)
+        ids, _ = training.dataset.evaluation_batch("held_out", 0)
+        logits = [model.forward(ids) for model in (teacher, training.model)]
+        shares = [np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True) for x in logits]
+        distances.append(np.abs(shares[0] - shares[1]).sum(axis=-1).mean())
+    assert distances[1] < 0.8 * distances[0]
+
+
+def test_the_teacher_keeps_nothing_and_does_not_change():
+    teacher = sharp(new_teacher())
+    before = teacher.flat.values.tobytes()
+    training = new_training(Distillation(teacher))
+    with TensorPool() as pool:
+        teacher.workspace.pool = training.model.workspace.pool = pool
+        steps = training.steps(TrainingConfig(steps=12, log_every=1, val_every=0, save_every=0))
+        for _ in range(3):
+            next(steps)
+        misses = pool.statistics().misses
+        rest = list(steps)
+        assert len(rest) > 8 and pool.statistics().misses == misses
+        assert pool.statistics().bytes_rented == 0
+        with teacher.logits(training.dataset.batch(0)[0]) as logits:
+            # All that a block that only predicts leaves rented.
+            assert len(teacher.workspace.rented()) == 1 and logits.shape == (3 * T, V)
+    assert not teacher.flat.gradients.any() and teacher.passes == 0
+    assert teacher.flat.values.tobytes() == before
+
+
+def test_the_same_bits_on_any_number_of_threads():
+    digests = set()
+    before = compilation.threads()
+    try:
+        for count in {1, compilation.most_threads()}:
+            compilation.set_threads(count)
+            training = new_training(
+                Distillation(sharp(new_teacher()), learn_temperature=True), batch_size=9
+            )
+            training.train(4, val_every=0)
+            digests.add(digest(training))
+    finally:
+        compilation.set_threads(before)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_resumed_equals_unbroken(tmp_path, precision, cached):
+    config = TrainingConfig(
+        steps=12, precision=precision, grad_accum_steps=2, val_every=5, val_batches=1,
+        save_every=5, log_every=1, warmup_steps=2, learning_rate=1e-2,
+    )  # fmt: skip
+
+    def build():
+        cache = tmp_path / "cache" if cached else None
+        teacher = sharp(new_teacher())
+        return new_training(Distillation(teacher, 3.0, 0.5, True, cache, top_k=4))
+
+    unbroken = build()
+    records = list(unbroken.steps(config))
+    first, broken = [], build()
+    for record in broken.steps(config):
+        first.append(record)
+        if isinstance(record, SaveRecord) and record.step == 5:
+            checkpoints.save(tmp_path, broken.checkpoint())
+            break
+    resumed = build()
+    rest = list(resumed.steps(config, checkpoints.newest(tmp_path)[0]))
+    assert shown(first + rest) == shown(records)
+    assert digest(resumed) == digest(unbroken)
+    assert 1 < resumed.distillation.temperature < 2.99  # it was learnt
+
+
+def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
+    distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
+    training = new_training(distillation)
+    seen, honest = [], training._update
+
+    def update(norm):
+        seen.append(distillation.state())
+        if len(seen) == 2:
+            training.model.gradients["final_norm.bias"][0] = np.inf
+        return honest(norm)
+
+    monkeypatch.setattr(training, "_update", update)
+    records = training.train(3, precision="float16", val_every=0, log_every=1)
+    assert [r.step for r in records if isinstance(r, OverflowRecord)] == [2]
+    assert seen[0]["updates"] == 0 and seen[1] == seen[2] and seen[1]["updates"] == 1
+    assert distillation.state()["updates"] == 2
+
+
+def test_a_step_that_was_stopped_leaves_no_gradient_of_the_temperature():
+    config = TrainingConfig(steps=3, grad_accum_steps=2, val_every=0, log_every=1)
+
+    def build():
+        return new_training(Distillation(sharp(new_teacher()), 3.0, learn_temperature=True))
+
+    unbroken, training = build(), build()
+    list(unbroken.steps(config))
+    honest, batches = training.model.loss_and_gradients, []
+
+    def loss_and_gradients(*arguments):
+        batches.append(1)
+        if len(batches) == 3:  # in the second step
+            training.stop()
+        return honest(*arguments)
+
+    training.model.loss_and_gradients = loss_and_gradients
+    list(training.steps(config))
+    assert training.progress.step == 1
+    list(training.steps(config, training.checkpoint()))
+    assert digest(training) == digest(unbroken)
+
+
+def test_a_temperature_that_is_learnt_stays_between_its_bounds():
+    for sign, bound in ((1, 1.0), (-1, 10.0)):
+        distillation = Distillation(new_teacher(), 3.0, learn_temperature=True)
+        assert distillation.temperature == pytest.approx(3.0)
+        for _ in range(3000):
+            distillation._dx[0] = sign
+            distillation.step(0.5)
+        assert distillation.temperature == pytest.approx(bound, rel=1e-3)
+        assert 1 <= distillation.temperature <= 10
+
+
+def test_accumulated_batches_teach_the_temperature_their_mean():
+    states = []
+    for batch_size, accumulated in ((6, 1), (3, 2)):
+        distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
+        training = new_training(distillation, dropout=0.0)
+        ids, targets = new_training(None, batch_size=6).dataset.batch(0)
+        for i in range(accumulated):
+            part = slice(i * batch_size, (i + 1) * batch_size)
+            distillation.loss_and_gradients(training.model, ids[part], targets[part])
+        distillation.step(1e-2, accumulated)
+        states.append(distillation.state())
+    assert states[0] == pytest.approx(states[1], rel=1e-4)
+    assert states[0]["m"] != 0
+
+
+def test_what_does_not_go_together_is_refused():
+    def refused(message, distillation):
+        with pytest.raises(InputError, match=message) as error:
+            new_training(distillation)
+        assert "\n" not in str(error.value)
+
+    refused("the teacher has 9 tokens, the student vocab_size", Distillation(new_teacher(1, 9)))
+    refused("the teacher sees 15 tokens", Distillation(new_teacher(block_size=15)))
+    wide = new_teacher(backend="numpy", dtype=np.float64)
+    refused("another dtype", Distillation(wide))
+    stored = new_teacher()
+    stored.use_precision(Precision.BFLOAT16)
+    refused("stored as bfloat16", Distillation(stored))
+    new_training(Distillation(new_teacher(block_size=T + 1)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, "temperature=0.0 must be at least 0.1"),
+        ({"temperature": np.nan}, "temperature"),
+        ({"alpha": 1.5}, "alpha=1.5 must be at least 0.0 and at most 1.0"),
+        ({"temperature": 1.0, "learn_temperature": True}, "must be above 1.0 and below 10.0"),
+        ({"top_k": 0}, "teacher_top_k=0 must be at least 1"),
+    ],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(InputError, match=message):
+        Distillation(new_teacher(), **settings)
+
+
+def test_a_checkpoint_of_another_teacher_is_refused():
+    config = TrainingConfig(steps=2, val_every=0)
+    training = new_training(Distillation(new_teacher()))
+    list(training.steps(config))
+    saved = training.checkpoint()
+    for other in (None, Distillation(new_teacher(seed=2)), Distillation(new_teacher(), alpha=0.6)):
+        with pytest.raises(InputError, match="has another teacher"):
+            list(new_training(other).steps(config, saved))
+
+
+def test_the_first_nan_of_a_teacher_is_found_in_the_loss():
+    teacher = new_teacher()
+    teacher.parameters["final_norm.bias"][0] = np.nan
+    training = new_training(Distillation(teacher))
+    with pytest.raises(FloatingPointError, match=r"pass of loss \(distillation, training pass 1\)"):
+        training.train(2, val_every=0, detect_anomaly=True)
+
+
+def test_a_profile_names_the_teacher():
+    training = new_training(Distillation(new_teacher()))
+    training.train(2, val_every=0, enable_diagnostics=True)
+    report = training.profiler.report()
+    assert "Teacher" in report and "distillation" in report
