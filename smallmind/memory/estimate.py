@@ -26,6 +26,7 @@ class MemoryEstimate:
     working_weights: int  # their copy in 16 bits
     gradients: int
     moments: int
+    snapshot: int  # of weights and moments, to go back to when the loss spikes
     activations: int  # all that the pool holds: kept for the backward pass, gradients, batches
     scratch: int  # of kernels, in all threads
     program: int = PROGRAM
@@ -34,7 +35,7 @@ class MemoryEstimate:
     def total(self) -> int:
         return (
             self.weights + self.working_weights + self.gradients + self.moments
-            + self.activations + self.scratch + self.program
+            + self.snapshot + self.activations + self.scratch + self.program
         )  # fmt: skip
 
 
@@ -53,14 +54,19 @@ def estimate(
     pool.rent(batch_size * model.block_size)  # ids
     pool.rent(batch_size * model.block_size)  # targets
     # Groups of one size take turns in the same arrays: each size counts once.
-    for windows in set(group_sizes(batch_size, model.block_size, training.windows_at_once)):
+    sizes = set(group_sizes(batch_size, model.block_size, training.windows_at_once))
+    for windows in sizes:
         _rehearse(pool, model, training, windows, size=2 if halves else 4)
+    uneven = _Ledger()
+    if training.epochs and batch_size > 1:  # the last batch of an epoch: at most as large a group
+        _rehearse(uneven, model, training, max(sizes), size=2 if halves else 4)
     return MemoryEstimate(
         weights=weights,
         working_weights=weights // 2 if halves else 0,
         gradients=weights,
         moments=2 * weights,
-        activations=pool.held,
+        snapshot=3 * weights if training.max_rollbacks else 0,
+        activations=pool.held + uneven.held,
         scratch=_scratch(model, threads),
     )
 
