@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +33,11 @@ from smallmind.config import (
 )
 from smallmind.console import Console
 from smallmind.display import (
+    SAMPLE_TOKENS,
     Progress,
     describe,
     show_checks,
+    show_costs,
     show_result,
     show_sample,
     suggested_prompt,
@@ -285,6 +288,7 @@ def _check_writable(flag: str, file: Path) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    start = time.perf_counter()
     if options.profile_json:
         _check_writable("--profile-json", Path(options.profile_json))
     if options.resume:
@@ -312,6 +316,7 @@ def _train(options: argparse.Namespace) -> int:
         training = _training(
             console, model_config, training_config, run_config, text, tokenizer, distillation
         )
+        training_config = training.resolved(training_config)
         if options.dry_run:
             return show_checks(console, training)
         path = Path(run_config.out) if run_config.out else default_directory(name)
@@ -321,12 +326,15 @@ def _train(options: argparse.Namespace) -> int:
             out=str(path),
             text=run_config.text and str(Path(run_config.text).resolve()),
         )
-        directory.save_config(
-            model_config, training_config, run_config, _digest(text),
-            _resolved(distillation_config), distillation.digest if distillation else None,
-        )  # fmt: skip
-        describe(console, name, text, training, training_config, run_config)
         try:
+            if run_config.minutes:
+                end = start + 60 * run_config.minutes
+                training_config = _fitted(console, training, training_config, end, path)
+            directory.save_config(
+                model_config, training_config, run_config, _digest(text),
+                _resolved(distillation_config), distillation.digest if distillation else None,
+            )  # fmt: skip
+            describe(console, name, text, training, training_config, run_config)
             return _train_on(
                 console, options, directory, training, training_config, run_config, text
             )
@@ -334,6 +342,23 @@ def _train(options: argparse.Namespace) -> int:
             # Nothing is lost yet, and the directory is free for another try.
             if not training.progress.step:
                 directory.discard()
+
+
+def _fitted(
+    console: Console, training: "Training", config: TrainingConfig, end: float, directory: Path
+) -> TrainingConfig:
+    """The config of a run that ends at `end`, as time.perf_counter counts; says what it fixed."""
+    from smallmind.training.pace import fitted, measure
+
+    pace = measure(training, config, end - time.perf_counter(), directory, SAMPLE_TOKENS)
+    left = end - time.perf_counter()
+    config = fitted(config, pace, left)
+    console.line(
+        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the {left:.0f} seconds that "
+        f"are left, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
+        f"{pace.end:.1f} s at the end; the warmup takes {config.warmup_steps} of them"
+    )
+    return config
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -528,6 +553,7 @@ def _run(
             directory.log(record)
             progress.show(record)
         progress.show_health_of_run()
+        show_costs(console, training)
         directory.flush()
         directory.save_model(training.model, training.tokenizer)
     if received:
@@ -703,6 +729,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         ["loss", f"{result.loss:.4f} nats a token"],
         ["", f"{result.bits_per_character:.4f} bits a character"],
         ["perplexity", f"{result.perplexity:.4g}"],
+        ["next tokens right", f"{result.accuracy:.1%}"],
     ]
     if is_same and config["run"].text is None:
         from smallmind.text.corpus import entropy_per_character
@@ -731,6 +758,8 @@ def _estimate(options: argparse.Namespace) -> int:
 def _schedule(options: argparse.Namespace) -> None:
     settings = _settings(options)
     config = _config(TrainingConfig, settings)
+    if "steps" not in settings and (config.epochs or settings.get("minutes")):
+        raise InputError("how many steps a run by epochs or minutes has is not known: give --steps")
     if not config.steps:
         raise InputError("steps=0 must be at least 1, or there is no learning rate to show")
     if options.plot:

@@ -187,6 +187,9 @@ class TrainingConfig:
     """How a model learns: length, schedule, optimiser, evaluation."""
 
     steps: int = setting(2000, "updates of the weights", low=0)
+    epochs: int = setting(
+        0, "times through the training text, each window once, instead of steps at random", low=0
+    )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
     # None only until __post_init__ has put a number in its place.
     min_lr: float = setting(
@@ -210,9 +213,12 @@ class TrainingConfig:
     beta1: float = setting(0.9, "AdamW's memory of gradients", low=0.0, below=1.0)
     beta2: float = setting(0.99, "AdamW's memory of squared gradients", low=0.0, below=1.0)
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; 0: never", low=0.0)
+    max_grad_value: float = setting(
+        0.0, "then clip each number of the gradient to this; 0: never", low=0.0
+    )
     grad_accum_steps: int = setting(1, "batches whose gradients make one update", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
-    val_batches: int = setting(20, "batches of an evaluation", low=1)
+    val_batches: int = setting(20, "batches of an evaluation; 0: all held-out text", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints that stay, besides the best", low=1)
     early_stopping_patience: int = setting(
@@ -220,6 +226,9 @@ class TrainingConfig:
     )
     early_stopping_min_delta: float = setting(
         0.0, "nats by which a loss must be lower than the best to count", low=0.0
+    )
+    max_rollbacks: int = setting(
+        3, "times that a run goes back when its loss spikes, before it stops; 0: never", low=0
     )
     log_every: int = setting(10, "steps between records of the loss", low=1)
     use_mixed_precision: bool = setting(False, "the same as --precision float16")
@@ -293,6 +302,9 @@ class RunConfig:
     tokenizer: str = setting("char", "what a token is", choices=("char", "byte"))
     batch_size: int = setting(12, "windows of text a batch", low=1)
     seed: int = setting(1337, "of weights, batches, dropout and samples", low=0, below=2**63)
+    minutes: float | None = setting(
+        None, "end after so long: some steps are measured, then their number is fixed", above=0.0
+    )
     threads: int | None = setting(None, "threads; default: all cores", low=1)
     backend: str = setting("numba", "kernels: compiled, or plain NumPy", choices=("numba", "numpy"))
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.diagnostics import HealthRecord
     from smallmind.training.distillation import Distillation
+    from smallmind.training.records import Record, RollbackRecord, StepRecord
     from smallmind.training.run_directory import RunDirectory
     from smallmind.training.saving import SaveFailedRecord
-    from smallmind.training.training import Record, StepRecord, Training
+    from smallmind.training.training import Training
 
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
+MUCH_CLIPPED, MUCH_EVALUATED = 0.1, 0.2  # shares of the steps and of the time, worth a word
 FINDINGS_SHOWN = 3  # of one kind at one step
 
 
@@ -98,8 +100,9 @@ def _describe_run(
     windows = run.batch_size * training.grad_accum_steps
     tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
     chosen = " (auto)" if training.storage == Precision.AUTO else ""
+    epochs = f" ({training.epochs} epochs)" if training.epochs else ""
     rows = [
-        ["steps", f"{training.steps:,}"],
+        ["steps", f"{training.steps:,}{epochs}"],
         ["tokens a step", tokens],
         ["precision", f"{precision}{chosen}"],
     ]
@@ -132,19 +135,26 @@ class Progress:
 
     def show(self, record: "Record | SaveFailedRecord") -> None:
         from smallmind.training.diagnostics import HealthRecord
-        from smallmind.training.saving import SaveFailedRecord
-        from smallmind.training.training import (
+        from smallmind.training.records import (
             EarlyStopRecord,
             EvaluationRecord,
             OverflowRecord,
+            RollbackRecord,
             StepRecord,
         )
+        from smallmind.training.saving import SaveFailedRecord
 
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"
         if isinstance(record, EvaluationRecord):
             losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
-            self.console.line(f"{place}  {losses}")
+            self.console.line(
+                f"{place}  {losses}: {record.bits_per_character:.3f} bits a character, perplexity "
+                f"{record.perplexity:.4g}, {record.accuracy:.1%} right"
+            )
+            return
+        if isinstance(record, RollbackRecord):
+            self._show_rollback(record)
             return
         if isinstance(record, EarlyStopRecord):
             self.console.line(
@@ -194,10 +204,40 @@ class Progress:
             if (more := len(alike) - FINDINGS_SHOWN) > 0:
                 self.console.warning(f"{place}: {problem} {more} times more, all in metrics.jsonl")
 
+    def _show_rollback(self, record: "RollbackRecord") -> None:
+        loss, average = record.spike_loss, record.average_loss
+        what = "is not finite" if loss is None else f"rose to {loss:.4f}"
+        before = "" if average is None else f", where {average:.4f} was usual"
+        self.console.warning(
+            f"Step {record.spike_step}: the loss {what}{before}. Back to step {record.step}, at "
+            f"{record.lr_factor:g} of the learning rate and without that batch."
+        )
+
     def show_health_of_run(self) -> None:
         """So that who asked for it hears of good health too."""
         if self.looks and not self.known:
             self.console.line(f"Health: nothing found in {self.looks} looks at the run")
+
+
+def show_costs(console: Console, training: "Training") -> None:
+    """What share of the time evaluations took and of the steps was clipped, and what to change."""
+    progress, config = training.progress, training.config
+    seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
+    if evaluating:
+        share = evaluating / seconds
+        text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
+        if share > MUCH_EVALUATED:
+            console.warning(f"{text}: evaluate less often (--val-every) or less (--val-batches)")
+        else:
+            console.line(text)
+    if config.max_grad_norm and training.optimizer.steps:
+        share = progress.clipped / training.optimizer.steps
+        text = f"{share:.1%} of the gradients were clipped to max_grad_norm={config.max_grad_norm}"
+        if share > MUCH_CLIPPED:
+            advice = "lower the learning rate, warm up longer, or raise --max-grad-norm"
+            console.warning(f"{text}: {advice}")
+        else:
+            console.line(text)
 
 
 def show_result(console: Console, training: "Training", of_stories: bool) -> None:
@@ -208,7 +248,8 @@ def show_result(console: Console, training: "Training", of_stories: bool) -> Non
     result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
     console.line(
         f"Whole held-out text: {result.loss:.4f} nats a token, "
-        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}"
+        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}, "
+        f"{result.accuracy:.1%} of the next tokens right"
     )
     if of_stories:
         from smallmind.text.corpus import entropy_per_character

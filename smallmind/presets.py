@@ -33,7 +33,9 @@ FIELDS = {
     for field in dataclasses.fields(config)
 }
 # Not taken from a saved run: they say which text it was, where it wrote and on which machine.
-OF_ONE_RUN = ("vocab_size", "out", "threads")
+OF_ONE_RUN = ("vocab_size", "out", "threads", "minutes")
+# How long a run is: what is set over one of them leaves the others behind.
+LENGTHS = ("steps", "epochs", "minutes")
 
 # Each has about six times the parameters of the one before.
 SIZES: dict[str, Settings] = {
@@ -79,7 +81,15 @@ def resolve(
             raise InputError(
                 f"{flag} would change nothing, as {file} sets all of it; leave one of the two out"
             )
-    return {**named[0], **named[1], **from_file, **(flags or {})}
+    flags = flags or {}
+    if len(given := [name for name in LENGTHS if flags.get(name)]) > 1:
+        raise InputError(f"--{given[0]} and --{given[1]} both say how long the run is; give one")
+    resolved: Settings = {}
+    for source in (*named, from_file, flags):
+        if any(name in source for name in LENGTHS):
+            resolved = {name: value for name, value in resolved.items() if name not in LENGTHS}
+        resolved |= source
+    return resolved
 
 
 def read_settings(file: Path) -> Settings:

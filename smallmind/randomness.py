@@ -1,5 +1,7 @@
 """Random numbers that follow from counters, so that runs resume, recompute and parallelise."""
 
+import numpy as np
+
 _WORD = 2**64 - 1
 
 
@@ -12,3 +14,11 @@ def mix(*words: int) -> int:
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
         x ^= x >> 31
     return x
+
+
+def mixed(words: np.ndarray, key: int) -> np.ndarray:
+    """words (n,), whole numbers -> 64 bits for each that depend on it and on key."""
+    x = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

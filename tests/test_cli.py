@@ -3,18 +3,23 @@
 import csv
 import io
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
-from smallmind import safetensors
+from smallmind import Training, TrainingConfig, safetensors
 from smallmind.cli import main
 from smallmind.config import SCHEDULES
+from smallmind.console import Console
+from smallmind.display import show_costs
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
+from smallmind.training.records import Progress
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SMALL = [
@@ -73,9 +78,12 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert [line["step"] for line in steps] == [1, 10, 20, 30]
     assert [line["step"] for line in evaluations] == [20, 30]
     assert set(steps[0]) == {
-        "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds",
+        "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds", "step_ms",
+        "windows", "precision", "loss_scale", "clip_share", "memory", "peak_memory",
     }  # fmt: skip
-    assert set(evaluations[0]) == {"step", "train_loss", "val_loss"}
+    assert set(evaluations[0]) == {
+        "step", "train_loss", "val_loss", "perplexity", "bits_per_character", "accuracy",
+    }  # fmt: skip
     tensors, metadata = safetensors.read(run / "model.safetensors")
     assert tensors["blocks.0.attention.qkv.weight"].shape == (16, 48)
     assert json.loads(metadata["config"])["n_layer"] == 1
@@ -149,6 +157,73 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
     assert f"The trace is in {trace}" in printed
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
+
+
+def without(flags, name):
+    place = flags.index(name)
+    return flags[:place] + flags[place + 2 :]
+
+
+def test_epochs(text, tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = [*without(SMALL, "--steps"), "--epochs", "2", "--val-batches", "0"]
+    assert main(["train", text, *flags, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    steps = 2 * -(-(2592 - 1) // 16 // 4)
+    assert f"{steps} (2 epochs)" in printed and f"step {steps}/{steps}" in printed
+    config = json.loads((out / "config.json").read_text())["training"]
+    assert config["steps"] == steps and config["epochs"] == 2
+    # The last evaluation was of all that is held out: what the end says again.
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    loss = next(line["val_loss"] for line in reversed(lines) if "val_loss" in line)
+    assert f"Whole held-out text: {loss:.4f} nats a token" in printed
+    assert main(["train", "--resume", str(out)]) == 0
+    assert f"is finished: {steps} steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("norm", "share"), [("1e-6", "100.0%"), ("1e6", "0.0%")])
+def test_the_share_of_clipped_gradients_is_told(text, tmp_path, capsys, norm, share):
+    flags = ["--max-grad-norm", norm, "--max-grad-value", "0.1", "--out", str(tmp_path / "run")]
+    assert main(["train", text, *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    told = f"{share} of the gradients were clipped to max_grad_norm={float(norm)}"
+    assert told in printed
+    assert ("lower the learning rate, warm up longer" in printed) == (share == "100.0%")
+    assert ("Warning" in printed or "⚠️" in printed) == (share == "100.0%")
+
+
+@pytest.mark.parametrize("much", [True, False])
+def test_the_time_of_evaluations_is_told(much, capsys):
+    training = types.SimpleNamespace(
+        progress=Progress(seconds={"total": 50.0, "evaluations": 10.5 if much else 9.5}),
+        config=TrainingConfig(max_grad_norm=0),
+    )
+    show_costs(Console(), training)
+    printed = capsys.readouterr().out
+    assert ("Evaluations took 10.5 of 50.0 seconds (21%)" in printed) == much
+    assert ("Evaluations took 9.5 of 50.0 seconds (19%)\n" in printed) != much
+    assert ("evaluate less often (--val-every) or less (--val-batches)" in printed) == much
+
+
+def test_a_rollback_is_told_and_kept(text, tmp_path, capsys, monkeypatch):
+    honest = Training._accumulate
+
+    def accumulate(self, step, *arguments):
+        loss = honest(self, step, *arguments)
+        return math.nan if step == 25 else loss
+
+    monkeypatch.setattr(Training, "_accumulate", accumulate)
+    out = tmp_path / "run"
+    assert main(["train", text, *SMALL, "--save-every", "12", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "Step 25: the loss is not finite, where " in printed
+    assert "Back to step 24, at 0.5 of the learning rate and without that batch." in printed
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    [kept] = [line for line in lines if "spike_step" in line]
+    assert kept["step"] == 24 and kept["spike_step"] == 25 and kept["spike_loss"] is None
+    assert main(["export-metrics", str(out)]) == 0
+    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert next(row for row in rows if row["step"] == "24")["lr_factor"] == "0.5"
 
 
 HEALTH = ["--check-gradient-health", "--diagnostic-interval", "10"]
@@ -262,6 +337,8 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
     (tmp_path / "empty").touch()
     (tmp_path / "short").write_text("too short " * 3, encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"ab\xfe")
+    (tmp_path / "epochs.toml").write_text("[training]\nepochs = 2\n")
+    epochs = str(tmp_path / "epochs.toml")
     cases = [
         (["train", str(tmp_path / "none")], "does not exist"),
         (["train", str(tmp_path)], "is a directory"),
@@ -271,6 +348,12 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", text, "--out", str(run)], "already holds a run"),
         (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
         (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot be written"),
+        (
+            ["train", text, "--steps", "5", "--epochs", "2"],
+            "--steps and --epochs both say how long",
+        ),
+        (["train", text, "--minutes", "0"], "minutes=0.0 must be above 0"),
+        (["schedule", "--config", epochs], "is not known: give --steps"),
         (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
         (["check", str(tmp_path / "none")], "does not exist"),
         (["check", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
@@ -307,7 +390,7 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
         "--seed", "--tie-weights", "--no-tie-weights", "--bias", "--no-bias", "--threads",
         "--backend", "--tokenizer", "--out", "--log-every", "--schedule", "--lr-decay-factor",
         "--lr-decay-every", "--lr-decay-share", "--plateau-patience", "--size", "--preset",
-        "--config",
+        "--config", "--epochs", "--minutes", "--max-grad-value", "--max-rollbacks",
         "--check-gradient-health",
         "--diagnostic-interval", "--detect-anomaly", "--profile", "--dry-run",
     ):  # fmt: skip
@@ -644,10 +727,10 @@ def test_estimate_adds_up(text, capsys):
     status, cells, lines = estimate_of(capsys, text, *SMALL, "--memory", "1GB")
     assert status == 0
     names = [
-        "weights", "working weights", "gradients", "moments", "activations", "scratch",
+        "weights", "working weights", "gradients", "moments", "snapshot", "activations", "scratch",
         "the program itself",
     ]  # fmt: skip
-    assert list(cells)[:8] == [*names, "total"]
+    assert list(cells)[:9] == [*names, "total"]
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
     assert f"It fits: {total} MB of 1,000.0 MB." in lines
@@ -772,8 +855,8 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
     out = tmp_path / "run"
     flags = [text, "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
-        (170, "of memory and 170.0 MB are free; give --windows-at-once "),
-        (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
+        (180, "of memory and 180.0 MB are free; give --windows-at-once "),
+        (166, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
         (1, "1.0 MB are free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)

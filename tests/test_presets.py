@@ -115,6 +115,21 @@ def test_each_source_wins_over_those_before_it(toml):
         assert got == values, names
 
 
+def test_one_length_of_a_run_leaves_those_before_it_behind(toml):
+    file = toml("[training]\nepochs = 3\n[run]\nseed = 2\n")
+    assert resolve(preset="test", file=file)["epochs"] == 3
+    assert "steps" not in resolve(preset="test", file=file)
+    assert resolve(preset="test", file=file, flags={"steps": 5}).items() >= {
+        ("steps", 5), ("seed", 2), ("warmup_steps", 10),
+    }  # fmt: skip
+    assert "epochs" not in resolve(file=file, flags={"minutes": 5.0})
+    # What is saved of a run by epochs has their steps too.
+    saved = toml("[training]\nepochs = 3\nsteps = 77\n")
+    assert resolve(file=saved).items() >= {("epochs", 3), ("steps", 77)}
+    with pytest.raises(InputError, match="--steps and --minutes both say how long"):
+        resolve(flags={"steps": 5, "minutes": 1.0})
+
+
 def test_values_of_every_type(toml):
     file = toml(
         "[model]\nbias = false\nn_layer = 3\n"

@@ -10,6 +10,8 @@ from smallmind.kernels.simd import (
     fma,
     load,
     load_first,
+    maximum,
+    minimum,
     square_root,
     store,
     store_first,
@@ -21,7 +23,8 @@ _NO_VECTOR = np.empty(0, np.float32)
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
-    g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+    g = gradient_scale * gradients, each number clipped to +-most
+    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
     Only the first `decayed` parameters decay. gradients end as zeros. working (n,), where it is
@@ -31,7 +34,7 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     c = coefficients
     # 1 - beta is rounded once, from the float64: beta itself may round to 1.
     numbers = (c.learning_rate, c.beta1, 1 - c.beta1, c.beta2, 1 - c.beta2, c.epsilon)
-    factors = (c.weight_decay, c.correction1, c.correction2, c.gradient_scale)
+    factors = (c.weight_decay, c.correction1, c.correction2, c.gradient_scale, c.most)
     packed = np.array(numbers + factors, np.float32)
     working = _NO_VECTOR if working is None else working
     _adamw(parameters, gradients, m, v, decayed, packed, working, threads())
@@ -57,6 +60,7 @@ def _adamw_part(parameters, gradients, m, v, working, first, last, shrinkage, co
     epsilon, correction1, correction2, scale = (
         coefficients[5], coefficients[7], coefficients[8], coefficients[9],
     )  # fmt: skip
+    most, least = broadcast(coefficients[10]), broadcast(-coefficients[10])
     keep = broadcast(np.float32(1) - shrinkage)
     for i in range(first, last, LANES):
         count = min(LANES, last - i)
@@ -65,7 +69,7 @@ def _adamw_part(parameters, gradients, m, v, working, first, last, shrinkage, co
         else:
             p, g = load_first(parameters, i, count), load_first(gradients, i, count)
             mi, vi = load_first(m, i, count), load_first(v, i, count)
-        g = g * scale
+        g = minimum(most, maximum(least, g * scale))
         mi = fma(mi, broadcast(beta1), g * rest1)
         vi = fma(vi, broadcast(beta2), g * g * rest2)
         step = mi * (rate * correction1) / (square_root(vi * correction2) + epsilon)

@@ -4,6 +4,7 @@ Same names and arguments as the compiled kernels; any float type. Read a backwar
 its forward function: each quotes the line that it differentiates.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -246,19 +247,21 @@ class AdamWCoefficients(NamedTuple):
     correction1: float  # 1 / (1 - beta1**step)
     correction2: float  # 1 / (1 - beta2**step)
     gradient_scale: float
+    most: float = math.inf  # of a number of the gradient, scaled
 
 
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
-    g = gradient_scale * gradients;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+    g = gradient_scale * gradients, each number clipped to +-most
+    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
     Only the first `decayed` parameters decay. gradients end as zeros. working (n,), where it is
     given, becomes a copy of the parameters, rounded to its dtype.
     """
     c = coefficients
-    g = gradients * c.gradient_scale
+    g = np.clip(gradients * c.gradient_scale, -c.most, c.most)
     m[...] = c.beta1 * m + (1 - c.beta1) * g
     v[...] = c.beta2 * v + (1 - c.beta2) * g**2
     parameters[:decayed] *= 1 - c.learning_rate * c.weight_decay

@@ -34,6 +34,7 @@ class MemoryEstimate:
     working_weights: int  # their copy in 16 bits
     gradients: int
     moments: int
+    snapshot: int  # of weights and moments, to go back to when the loss spikes
     activations: int  # all that the pool holds: kept for the backward pass, gradients, batches
     scratch: int  # of kernels, in all threads
     teacher: int = 0  # its weights; what it rents is among the activations
@@ -43,7 +44,7 @@ class MemoryEstimate:
     def total(self) -> int:
         return (
             self.weights + self.working_weights + self.gradients + self.moments
-            + self.activations + self.scratch + self.teacher + self.program
+            + self.snapshot + self.activations + self.scratch + self.teacher + self.program
         )  # fmt: skip
 
 
@@ -64,14 +65,20 @@ def estimate(
     pool.rent(batch_size * model.block_size)  # ids
     pool.rent(batch_size * model.block_size)  # targets
     # Groups of one size take turns in the same arrays: each size counts once.
-    for windows in set(group_sizes(batch_size, model.block_size, training.windows_at_once)):
-        _rehearse(pool, model, training, windows, 2 if halves else 4, teacher)
+    sizes = set(group_sizes(batch_size, model.block_size, training.windows_at_once))
+    size = 2 if halves else 4
+    for windows in sizes:
+        _rehearse(pool, model, training, windows, size, teacher)
+    uneven = _Ledger()
+    if training.epochs and batch_size > 1:  # the last batch of an epoch: at most as large a group
+        _rehearse(uneven, model, training, max(sizes), size, teacher)
     return MemoryEstimate(
         weights=weights,
         working_weights=weights // 2 if halves else 0,
         gradients=weights,
         moments=2 * weights,
-        activations=pool.held,
+        snapshot=3 * weights if training.max_rollbacks else 0,
+        activations=pool.held + uneven.held,
         scratch=_scratch(model, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=_weights(teacher.model) if teacher and not teacher.top_k else 0,

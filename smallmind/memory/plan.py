@@ -10,6 +10,7 @@ from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConf
 from smallmind.memory.estimate import MemoryEstimate, Teacher, estimate
 
 HALVES: dict[str, Any] = {"precision": Precision.FLOAT16.value}
+NO_SNAPSHOT: dict[str, Any] = {"max_rollbacks": 0}
 RECOMPUTE: dict[str, Any] = {
     "use_gradient_checkpointing": True,
     "checkpoint_strategy": CheckpointStrategy.EVERY_LAYER.value,
@@ -74,9 +75,10 @@ class Plan:
         return ways
 
     def _frugal(self) -> list[dict[str, Any]]:
-        """Storage in 16 bits, recompute, both: what of them the run does not do yet."""
+        """No snapshot; storage in 16 bits, recompute, both: what the run does not do yet."""
         whole = self.training.storage == Precision.FLOAT32 and self.run.backend == "numba"
-        changes = [HALVES] if whole else []
+        changes = [NO_SNAPSHOT] if self.training.max_rollbacks else []
+        changes += [HALVES] if whole else []
         if self.training.recompute != CheckpointStrategy.EVERY_LAYER:
             changes += [RECOMPUTE, {**HALVES, **RECOMPUTE}] if whole else [RECOMPUTE]
         return changes

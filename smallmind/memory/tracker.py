@@ -37,7 +37,7 @@ class MemoryTracker:
         pool = self.pool.statistics()
         snapshot = MemorySnapshot(
             phase=phase,
-            resident=psutil.Process().memory_info().rss,
+            resident=resident_bytes(),
             peak=peak_resident_bytes(),
             pool_held=pool.bytes_held,
             pool_rented=pool.bytes_rented,
@@ -74,6 +74,11 @@ class MemoryTracker:
         """Writes the report to a stream, in ASCII where it cannot show the lines."""
         stream = sys.stdout if stream is None else stream
         stream.write(self.report(ascii_only=not box.can_print(stream)))
+
+
+def resident_bytes() -> int:
+    """The memory of this process that is resident now."""
+    return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:

@@ -189,14 +189,23 @@ class TransformerModel:
         """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
         return float(self.losses(ids, targets).mean(dtype=np.float64))
 
-    def losses(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array."""
+    def losses(
+        self, ids: np.ndarray, targets: np.ndarray, correct: np.ndarray | None = None
+    ) -> np.ndarray:
+        """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array.
+
+        Writes into correct (B, T), where it is given, whether the target has the highest logit.
+        """
         ids, targets = self._checked_pair(ids, targets)
         losses = np.empty(ids.shape, self.workspace.dtype)
         for group in groups(ids, self.windows_at_once):
             with self.workspace.one_pass():
                 with self.workspace.profile("Forward"):
                     logits = self._forward(ids[group])
+                if correct is not None:
+                    correct[group] = (
+                        logits.argmax(axis=1).reshape(ids[group].shape) == targets[group]
+                    )
                 with self.workspace.profile("Loss"):
                     self._cross_entropy(losses[group], logits, targets[group])
         return losses

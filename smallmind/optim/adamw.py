@@ -38,16 +38,23 @@ class AdamW:
         self.m = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
         self.v = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
 
-    def step(self, max_grad_norm: float | None = None, loss_scale: float = 1.0) -> float:
+    def step(
+        self,
+        max_grad_norm: float | None = None,
+        loss_scale: float = 1.0,
+        max_grad_value: float | None = None,
+    ) -> float:
         """One update -> the norm of the gradient before clipping. Clears the gradients.
 
         The gradients are those of loss_scale times the loss. FloatingPointError, and nothing is
         changed, where they are not finite.
 
-        A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013).
+        A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013); then
+        each of its numbers is clipped to +-max_grad_value.
         """
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise InputError(f"max_grad_norm={max_grad_norm} must be above 0, or None")
+        for name, most in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            if most is not None and not most > 0:
+                raise InputError(f"{name}={most} must be above 0, or None")
         flat, workspace = self.model.flat, self.model.workspace
         with workspace.profile("ClipGradients"):
             norm = math.sqrt(workspace.kernels.sum_of_squares(flat.gradients)) / loss_scale
@@ -65,6 +72,7 @@ class AdamW:
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
             gradient_scale=scale / loss_scale,
+            most=max_grad_value or math.inf,
         )
         with workspace.profile("OptimizerStep"):
             workspace.kernels.adamw(

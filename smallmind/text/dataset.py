@@ -1,12 +1,13 @@
 """Texts from files, their split, and the batches that are drawn from them."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 
 from smallmind import durable
 from smallmind.config import InputError
-from smallmind.randomness import mix
+from smallmind.randomness import mix, mixed
 
 HELD_OUT = 0.1  # the share at the end of a text that is never trained on
 
@@ -45,7 +46,11 @@ class Dataset:
     """The tokens of a text, the last tenth held out, and batches of windows from either part.
 
     A batch is a function of the seed and its number: it does not matter which were drawn before.
-    Its windows of the training part begin at multiples of `stride`, 1 unless it is set.
+
+    Windows are drawn at random by `batch`; by `epoch_batch` the training part is cut into
+    `epoch_windows` of them, and each comes once an epoch, in an order of its own for each. An
+    update never takes from two epochs, so that its last batches may be uneven. All begin at
+    multiples of `stride`, 1 unless it is set.
     """
 
     def __init__(self, tokens: np.ndarray, block_size: int, batch_size: int, seed: int) -> None:
@@ -64,33 +69,76 @@ class Dataset:
         self.batch_size = batch_size
         self.seed = seed
         self.stride = 1
+        self.epoch_windows = (len(self.train) - 1) // block_size
+        self._order = -1, np.empty(0, np.int64)  # an epoch, and where its windows start
 
     def batch(self, number: int, out: Batch | None = None) -> Batch:
         """number -> ids, targets, int32 (B, T): windows of the training part, in `out` if given."""
-        return self._windows(self.train, 0, number, out, self.stride)
+        return _windows(self.train, self.block_size, self.starts(number), out)
 
     def starts(self, number: int) -> np.ndarray:
         """number -> where in the training part the windows of that batch begin, (B,)."""
-        return np.array(self._starts(self.train, 0, number, self.block_size, self.stride))
+        return self._random_starts(self.train, 0, number, self.block_size, self.stride)
+
+    def epoch_steps(self, batches: int) -> int:
+        """How many updates, of so many batches each, an epoch has."""
+        return math.ceil(self.epoch_windows / (batches * self.batch_size))
+
+    def windows_of(self, step: int, batches: int, by_epoch: bool) -> int:
+        """How many windows the update of a step, from 1, has: the last of an epoch has the rest."""
+        most = batches * self.batch_size
+        if not by_epoch:
+            return most
+        return min(most, self.epoch_windows - (step - 1) % self.epoch_steps(batches) * most)
+
+    def epoch_batch(self, number: int, batches: int, out: Batch | None = None) -> Batch:
+        """number, from 0, of the batches of a run with so many an update -> ids, targets (b, T).
+
+        They are the first rows of `out` if given; b is at most B, less where an epoch ends, or 0.
+        """
+        return _windows(self.train, self.block_size, self.epoch_starts(number, batches), out)
+
+    def epoch_starts(self, number: int, batches: int) -> np.ndarray:
+        """Where in the training part the windows of epoch_batch begin, (b,)."""
+        epoch, place = divmod(number, self.epoch_steps(batches) * batches)
+        if self._order[0] != epoch:
+            self._order = epoch, self._shuffled(epoch)
+        return self._order[1][place * self.batch_size : (place + 1) * self.batch_size]
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        """The starts of an epoch's windows. What they leave of the text changes with the epoch."""
+        order = np.argsort(mixed(np.arange(self.epoch_windows), mix(self.seed, 3, epoch)))
+        left = len(self.train) - 1 - self.epoch_windows * self.block_size
+        first = mix(self.seed, 4, epoch) % (left // self.stride + 1) * self.stride
+        return order * self.block_size + first
+
+    @property
+    def held_out_batches(self) -> int:
+        """How many batches have as many tokens as the held-out part."""
+        return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
         """part "train" or "held_out", number -> ids, targets: the same at every evaluation."""
-        return self._windows(getattr(self, part), 1 + (part == "train"), number, None)
+        tokens = getattr(self, part)
+        # A held-out part shorter than a window still counts, in shorter windows.
+        T = min(self.block_size, len(tokens) - 1)
+        starts = self._random_starts(tokens, 1 + (part == "train"), number, T, 1)
+        return _windows(tokens, T, starts, None)
 
-    def _starts(
+    def _random_starts(
         self, tokens: np.ndarray, stream: int, number: int, T: int, stride: int
-    ) -> list[int]:
+    ) -> np.ndarray:
         places = (len(tokens) - T - 1) // stride + 1
         rows = range(self.batch_size)
-        return [mix(self.seed, stream, number, row) % places * stride for row in rows]
+        return np.array([mix(self.seed, stream, number, row) % places * stride for row in rows])
 
-    def _windows(
-        self, tokens: np.ndarray, stream: int, number: int, out: Batch | None, stride: int = 1
-    ) -> Batch:
-        # A held-out part shorter than a window still counts, in shorter windows.
-        B, T = self.batch_size, min(self.block_size, len(tokens) - 1)
-        ids, targets = out or (np.empty((B, T), np.int32), np.empty((B, T), np.int32))
-        for row, start in enumerate(self._starts(tokens, stream, number, T, stride)):
-            ids[row] = tokens[start : start + T]
-            targets[row] = tokens[start + 1 : start + T + 1]
-        return ids, targets
+
+def _windows(tokens: np.ndarray, T: int, starts: np.ndarray, out: Batch | None) -> Batch:
+    """starts (b,) -> ids, targets (b, T), the first rows of `out` if given."""
+    if out is None:
+        out = np.empty((len(starts), T), np.int32), np.empty((len(starts), T), np.int32)
+    ids, targets = out[0][: len(starts)], out[1][: len(starts)]
+    for row, start in enumerate(starts):
+        ids[row] = tokens[start : start + T]
+        targets[row] = tokens[start + 1 : start + T + 1]
+    return ids, targets

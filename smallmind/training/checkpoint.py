@@ -106,6 +106,30 @@ def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
     return [(path, _fault(path)) for path in _files(_folder(directory))]
 
 
+def copied(checkpoint: Checkpoint, copies: dict[str, np.ndarray]) -> Checkpoint:
+    """The same, in arrays of its own: those in copies, which hold it until they are used again."""
+    for name in copies.keys() - checkpoint.tensors.keys():
+        del copies[name]
+    for name, tensor in checkpoint.tensors.items():
+        copy = copies.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = copies[name] = np.empty(tensor.shape, tensor.dtype)
+        np.copyto(copy, tensor)
+    state = safetensors.from_json(safetensors.to_json(checkpoint.state))
+    return Checkpoint(checkpoint.step, copies, state)
+
+
+def new_directory(directory: str | PathLike[str]) -> Path:
+    """Makes the directory of a run that is to start, where there is none yet.
+
+    InputError where it holds checkpoints already; OSError where it cannot be made.
+    """
+    if found := _files(_folder(directory)):
+        raise InputError(f"{found[0].parent} holds checkpoints of another run; choose another")
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    return Path(directory)
+
+
 class BackgroundSaver:
     """Saves the checkpoints of the run in `directory` while the run goes on.
 
@@ -131,7 +155,7 @@ class BackgroundSaver:
         failure = self.wait()
         with self._lock:
             self._pending = None  # an interrupt may leave the copies half done
-            self._pending = self._snapshot(checkpoint), best
+            self._pending = copied(checkpoint, self._copies), best
         threading.Thread(target=self._work, name="checkpoint").start()
         return failure
 
@@ -145,17 +169,6 @@ class BackgroundSaver:
         failure = self.wait()
         if failure:
             raise failure
-
-    def _snapshot(self, checkpoint: Checkpoint) -> Checkpoint:
-        for name in self._copies.keys() - checkpoint.tensors.keys():
-            del self._copies[name]
-        for name, tensor in checkpoint.tensors.items():
-            copy = self._copies.get(name)
-            if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-                copy = self._copies[name] = np.empty(tensor.shape, tensor.dtype)
-            np.copyto(copy, tensor)
-        state = safetensors.from_json(safetensors.to_json(checkpoint.state))
-        return Checkpoint(checkpoint.step, self._copies, state)
 
     def _work(self) -> None:
         """Saves the snapshot that is pending, if any: in whichever thread comes first."""

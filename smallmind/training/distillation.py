@@ -99,9 +99,10 @@ class Distillation:
         ids: np.ndarray,
         targets: np.ndarray,
         scale: float = 1.0,
+        share: float = 1.0,
         starts: np.ndarray | None = None,
     ) -> float:
-        """model.loss_and_gradients of this loss; adds the temperature's gradient for scale = 1.
+        """model.loss_and_gradients of this loss; adds share times the temperature's gradient.
 
         With a cache, starts (B,) are the places of the windows in the training part.
         """
@@ -117,7 +118,7 @@ class Distillation:
                     losses, dlogits, dtemperatures, logits, teacher_logits, group_targets,
                     self.config.alpha, self.temperature, group_scale,
                 )  # fmt: skip
-                self._dx += float(dtemperatures.sum()) * self._slope() / np.size(ids)
+                self._dx += share * float(dtemperatures.sum()) * self._slope() / np.size(ids)
 
         return model.loss_and_gradients(ids, targets, scale, objective)
 
@@ -125,15 +126,15 @@ class Distillation:
         """Forgets the temperature's gradient, as model.zero_gradients does the model's."""
         self._dx[0] = 0
 
-    def step(self, learning_rate: float, batches: int = 1) -> None:
-        """One update of a temperature that is learnt, by the mean gradient of so many batches."""
+    def step(self, learning_rate: float) -> None:
+        """One update of a temperature that is learnt."""
         if self.config.learn_temperature:
             self._updates += 1
             beta1, beta2 = 0.9, 0.99
             coefficients = reference.AdamWCoefficients(
                 learning_rate=learning_rate, beta1=beta1, beta2=beta2, epsilon=1e-8,
                 weight_decay=0.0, correction1=1 / (1 - beta1**self._updates),
-                correction2=1 / (1 - beta2**self._updates), gradient_scale=1 / batches,
+                correction2=1 / (1 - beta2**self._updates), gradient_scale=1.0,
             )  # fmt: skip
             reference.adamw(self._x, self._dx, self._m, self._v, 0, coefficients)
         self.zero_gradient()

@@ -23,8 +23,8 @@ from smallmind.config import (
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Checkpoint, newest
+from smallmind.training.records import Record
 from smallmind.training.saving import SaveFailedRecord
-from smallmind.training.training import Record
 
 CONFIG, METRICS, MODEL, SAMPLES = (
     "config.json",

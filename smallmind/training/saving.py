@@ -3,10 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
+from typing import TYPE_CHECKING
 
 from smallmind.config import TrainingConfig
 from smallmind.training.checkpoint import BackgroundSaver, Checkpoint
-from smallmind.training.training import Record, SaveRecord, Training
+from smallmind.training.records import Record, SaveRecord
+
+if TYPE_CHECKING:
+    from smallmind.training.training import Training
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class SaveFailedRecord:
 
 
 def saved_steps(
-    training: Training,
+    training: "Training",
     config: TrainingConfig,
     directory: str | PathLike[str],
     checkpoint: Checkpoint | None = None,

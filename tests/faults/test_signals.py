@@ -69,9 +69,9 @@ def signal_at(patch, owner, name, call, number):
     ("owner", "name", "call", "steps"),
     [
         (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
-        (TransformerModel, "loss", 2, 7),
+        (TransformerModel, "losses", 2, 7),
         (Training, "evaluate", 2, 14),
-        (Training, "checkpoint", 3, 10),  # while the state is taken down
+        (Training, "checkpoint", 3, 5),  # while the state is taken down
         (durable.Files, "replace", 4, None),  # while it is written
         (evaluation, "evaluate", 1, 20),
         (generation, "choose", 5, 20),

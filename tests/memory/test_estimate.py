@@ -105,9 +105,13 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, precision, top_k):
 
 def test_the_total_is_the_sum():
     total = estimate(ModelConfig(), TrainingConfig(), 12)
-    parts = (total.weights, total.gradients, total.moments, total.activations, total.scratch)
+    parts = (
+        total.weights, total.gradients, total.moments, total.snapshot, total.activations,
+        total.scratch,
+    )  # fmt: skip
     assert total.total == sum(parts) + PROGRAM
-    assert total.gradients == total.weights == total.moments / 2
+    assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
+    assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == 0
     assert total.working_weights == 0
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from smallmind.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.memory.estimate import PROGRAM, estimate
-from smallmind.memory.plan import HALVES, RECOMPUTE, Plan
+from smallmind.memory.plan import HALVES, NO_SNAPSHOT, RECOMPUTE, Plan
 
 MODEL = ModelConfig(block_size=512)
 
@@ -51,8 +51,8 @@ def test_what_fits_where_one_window_does_not():
     ways = {tuple(sorted(way.settings)): way for way in plan().ways_to_fit(one - 1)}
     once = {"windows_at_once": 1}
     expected = [
-        once | HALVES, once | RECOMPUTE, once | HALVES | RECOMPUTE, once | {"block_size": 256},
-        once | {"n_embd": 64},
+        once | NO_SNAPSHOT, once | HALVES, once | RECOMPUTE, once | HALVES | RECOMPUTE,
+        once | {"block_size": 256}, once | {"n_embd": 64},
     ]  # fmt: skip
     assert [way.settings for way in ways.values()] == expected
     for way in ways.values():
@@ -70,6 +70,7 @@ def test_what_fits_where_one_window_does_not():
     ],
 )
 def test_nothing_is_advised_that_is_done_already_or_cannot_be(settings, first):
+    settings = {**NO_SNAPSHOT, **settings}
     one = plan(windows_at_once=1, **settings).estimate.total
     ways = [way.settings for way in plan(**settings).ways_to_fit(one - 1)]
     assert ways[0] == {"windows_at_once": 1, **first}

@@ -12,9 +12,24 @@ from smallmind import InputError
 from smallmind.training.metrics import read_metrics
 from smallmind.training.training import EvaluationRecord, OverflowRecord, StepRecord
 
-STEPS = [StepRecord(n, 4.0 / n, 1e-3, 0.1 + 0.2, 1e5 / 3, 0.01 * n) for n in (1, 10, 20)]
-EVALUATIONS = [EvaluationRecord(15, 2.5, 2.75), EvaluationRecord(20, 2.0, 2.25)]
-STEP_COLUMNS = ["step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds"]
+STEPS = [
+    StepRecord(
+        n, 4.0 / n, 1e-3, 0.1 + 0.2, 1e5 / 3, 0.01 * n, 7.5, 12, "float16", 65536.0, 0.25, 10**8,
+        2 * 10**8,
+    )
+    for n in (1, 10, 20)
+]  # fmt: skip
+EVALUATIONS = [
+    EvaluationRecord(15, 2.5, 2.75, 15.6, 3.97, 0.4),
+    EvaluationRecord(20, 2.0, 2.25, 9.49, 3.25, 0.5),
+]
+STEP_COLUMNS = [
+    "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds", "step_ms",
+    "windows", "precision", "loss_scale", "clip_share", "memory", "peak_memory",
+]  # fmt: skip
+EVALUATION_COLUMNS = [
+    "train_loss", "val_loss", "perplexity", "bits_per_character", "accuracy",
+]  # fmt: skip
 
 
 def write(directory, records, end=""):
@@ -25,7 +40,10 @@ def write(directory, records, end=""):
 def read_csv(text):
     """The header of a CSV and its rows by step, without the cells that are empty."""
     reader = csv.DictReader(io.StringIO(text))
-    rows = [{name: float(cell) for name, cell in row.items() if cell} for row in reader]
+    rows = [
+        {name: cell if name == "precision" else float(cell) for name, cell in row.items() if cell}
+        for row in reader
+    ]
     return reader.fieldnames, {row["step"]: row for row in rows}
 
 
@@ -33,7 +51,7 @@ def test_a_row_a_step_with_evaluations_beside_it(tmp_path):
     write(tmp_path, [*STEPS[:2], EVALUATIONS[0], STEPS[2], EVALUATIONS[1]])
     table = read_metrics(tmp_path)
     header, rows = read_csv(table.to_csv())
-    assert header == [*STEP_COLUMNS, "train_loss", "val_loss"]
+    assert header == [*STEP_COLUMNS, *EVALUATION_COLUMNS]
     assert list(rows) == [1, 10, 15, 20] and table.unreadable == []
     for record in STEPS[:2]:
         assert rows[record.step] == dataclasses.asdict(record)  # every bit of every number
@@ -43,14 +61,17 @@ def test_a_row_a_step_with_evaluations_beside_it(tmp_path):
 
 def test_the_order_of_columns_does_not_depend_on_what_came_first(tmp_path):
     write(tmp_path, [OverflowRecord(1, 32768.0), EVALUATIONS[0], *STEPS[1:]])
-    assert read_metrics(tmp_path).columns == [*STEP_COLUMNS, "train_loss", "val_loss", "loss_scale"]
+    assert read_metrics(tmp_path).columns == [*STEP_COLUMNS, *EVALUATION_COLUMNS]
 
 
 def test_the_header_is_the_first_line_and_numbers_stay_numbers(tmp_path):
     write(tmp_path, STEPS[:1])
     first, second, rest = read_metrics(tmp_path).to_csv().split("\n")
     assert first == ",".join(STEP_COLUMNS) and rest == ""
-    assert second == "1,4.0,0.001,0.30000000000000004,33333.333333333336,0.01"
+    assert second == (
+        "1,4.0,0.001,0.30000000000000004,33333.333333333336,0.01,7.5,12,float16,65536.0,0.25,"
+        "100000000,200000000"
+    )
 
 
 @pytest.mark.parametrize("end", ['{"step": 30, "loss": 1.2', '{"step": 3', "{", "1", '{"lr": 1}\n'])
@@ -85,7 +106,7 @@ def test_what_another_version_wrote_is_kept_behind(tmp_path):
     write(tmp_path, STEPS, '{"step": 30, "zeta": 1, "alpha": null}\n')
     table = read_metrics(tmp_path)
     assert table.columns == [*STEP_COLUMNS, "alpha", "zeta"]
-    assert table.to_csv().endswith("\n30,,,,,,,1\n")
+    assert table.to_csv().endswith("\n30" + "," * len(STEP_COLUMNS) + ",1\n")
 
 
 def test_a_loss_that_is_no_number_is_shown_as_such(tmp_path):

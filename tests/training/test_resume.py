@@ -149,13 +149,13 @@ def test_an_evaluation_that_was_broken_off_comes_again(monkeypatch):
     config = TrainingConfig(steps=9, **EVERYTHING)
     records, unbroken, _ = run(config)
     training = new_training()
-    honest = training.model.loss
+    honest = training.model.losses
 
-    def loss(*arguments):
+    def losses(*arguments):
         training.stop()
         return honest(*arguments)
 
-    monkeypatch.setattr(training.model, "loss", loss)
+    monkeypatch.setattr(training.model, "losses", losses)
     first = list(training.steps(config))
     assert training.progress.step == 7 and training.progress.evaluated == 0
     rest, resumed, _ = run(config, checkpoint=training.checkpoint())
@@ -172,7 +172,7 @@ def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
     training = new_training()
 
     def evaluate(step, _):
-        return EvaluationRecord(step, 1.0, next(losses))
+        return EvaluationRecord(step, 1.0, next(losses), 1.0, 1.0, 0.5)
 
     monkeypatch.setattr(training, "evaluate", evaluate)
     records = list(training.steps(config))

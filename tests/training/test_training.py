@@ -145,6 +145,23 @@ def test_adamw_returns_the_norm_and_clips_to_it():
     np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.parametrize("loss_scale", [1.0, 1024.0])
+def test_adamw_clips_by_value_after_unscaling_and_after_the_norm(loss_scale):
+    model = TransformerModel(5, 4, 8, 1, 2)
+    random = np.random.default_rng(0)
+    for gradient in model.gradients.values():
+        gradient[...] = random.standard_normal(gradient.shape)
+    gradients = model.flat.gradients.copy()
+    norm = np.linalg.norm(gradients)
+    model.flat.gradients *= loss_scale
+    optimizer = smallmind.AdamW(model, betas=(0.0, 0.99))
+    measured = optimizer.step(2.0, loss_scale, 0.01)
+    assert measured == pytest.approx(norm, rel=1e-6)
+    expected = np.clip(gradients * (2.0 / norm), -0.01, 0.01)
+    assert 0.1 < (np.abs(expected) == 0.01).mean() < 0.99
+    np.testing.assert_allclose(optimizer.m, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("planted", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(planted):
     model = TransformerModel(5, 4, 8, 1, 2)
@@ -158,28 +175,30 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(planted):
 
 
 def test_every_setting_reaches_the_optimiser(monkeypatch):
-    made, steps = [], []
+    made, steps, limits = [], [], []
 
     class Recorder(smallmind.AdamW):
         def __init__(self, *arguments, **settings):
             super().__init__(*arguments, **settings)
             made.append(self)
 
-        def step(self, max_grad_norm=None):
+        def step(self, max_grad_norm=None, loss_scale=1.0, max_grad_value=None):
+            limits.append(max_grad_value)
             steps.append((self.learning_rate, max_grad_norm, self.model.passes))
-            return super().step(max_grad_norm)
+            return super().step(max_grad_norm, loss_scale, max_grad_value)
 
     monkeypatch.setattr("smallmind.training.training.AdamW", Recorder)
     training = small_training()
     training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
     config = TrainingConfig(
         steps=3, grad_accum_steps=4, learning_rate=2e-3, min_lr=1e-3, warmup_steps=1, beta1=0.8,
-        beta2=0.7, weight_decay=0.3, max_grad_norm=0.5, val_every=0, log_every=1,
+        beta2=0.7, weight_decay=0.3, max_grad_norm=0.5, max_grad_value=0.1, val_every=0,
+        log_every=1,
     )  # fmt: skip
     records = [record for record in training.steps(config) if isinstance(record, StepRecord)]
     assert made[-1].betas == (0.8, 0.7) and made[-1].weight_decay == 0.3
     assert [passes for _, _, passes in steps] == [4, 8, 12]
-    assert {norm for _, norm, _ in steps} == {0.5}
+    assert {norm for _, norm, _ in steps} == {0.5} and set(limits) == {0.1}
     expected = [schedule(config).lr(step) for step in range(3)]
     assert [rate for rate, _, _ in steps] == [record.lr for record in records] == expected
     assert records[0].grad_norm < 1e3
@@ -188,7 +207,9 @@ def test_every_setting_reaches_the_optimiser(monkeypatch):
 
 def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
     training = small_training()
-    monkeypatch.setattr(training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, 2.0))
+    monkeypatch.setattr(
+        training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, 2.0, 7.4, 2.9, 0.3)
+    )
     config = TrainingConfig(
         steps=8, schedule="plateau", plateau_patience=1, lr_decay_factor=0.5, warmup_steps=0,
         val_every=2, log_every=1,
@@ -203,6 +224,40 @@ def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
                 rates.append(record.lr)
         assert rates == [1e-3] * 4 + [5e-4] * 2 + [2.5e-4] * 2
         assert reductions == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_record_tells_of_the_step(precision):
+    settings = {
+        "steps": 30, "log_every": 1, "grad_accum_steps": 2, "learning_rate": 1e-2,
+        "precision": precision,
+    }  # fmt: skip
+    norms = [record.grad_norm for record in small_training().train(val_every=0, **settings)]
+    training, limit, previous, clipped = small_training(), float(np.median(norms)), 0.0, 0
+    records = training.train(max_grad_norm=limit, val_every=10, val_batches=1, **settings)
+    steps = [record for record in records if isinstance(record, StepRecord)]
+    for number, record in enumerate(steps, 1):
+        clipped += record.grad_norm > limit
+        assert record.clip_share == clipped / number
+        assert record.windows == 8 and record.precision == precision
+        assert record.loss_scale == (1.0 if precision == "float32" else 65536.0)
+        assert 10**7 < record.memory <= record.peak_memory < 10**11
+        assert record.elapsed_seconds > previous
+        assert record.tokens_per_second * record.step_ms == pytest.approx(1000 * 8 * 16)
+        # Of one step: less than passed since the record before, for evaluations do not count.
+        assert record.step_ms <= 1000 * (record.elapsed_seconds - previous) * (1 + 1e-9)
+        previous = record.elapsed_seconds
+    assert 0 < clipped < 30
+    seconds = training.progress.seconds
+    assert 0 < seconds["evaluations"] < seconds["total"]
+    spent = seconds["evaluations"] + sum(record.step_ms for record in steps) / 1000
+    assert spent == pytest.approx(seconds["total"], rel=0.05)
+
+
+def test_without_a_limit_nothing_is_clipped():
+    training = small_training()
+    records = training.train(steps=3, log_every=1, val_every=0, max_grad_norm=0)
+    assert [record.clip_share for record in records] == [0, 0, 0]
 
 
 def test_train_and_held_out_losses_are_not_confused():
@@ -227,10 +282,11 @@ def test_adamw_refuses_what_cannot_work(settings):
         smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2), **settings)
 
 
-@pytest.mark.parametrize("norm", [-1.0, 0.0, float("nan")])
-def test_adamw_refuses_to_clip_to_no_norm(norm):
-    with pytest.raises(InputError, match="max_grad_norm"):
-        smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2)).step(max_grad_norm=norm)
+@pytest.mark.parametrize("limit", ["max_grad_norm", "max_grad_value"])
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("nan")])
+def test_adamw_refuses_to_clip_to_nothing(limit, value):
+    with pytest.raises(InputError, match=f"{limit}={value} must be above 0, or None"):
+        smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2)).step(**{limit: value})
 
 
 class CountingModel:
@@ -240,7 +296,8 @@ class CountingModel:
         self.config = dataclasses.make_dataclass("C", ["block_size"])(block_size)
         self.seen = []
 
-    def losses(self, ids, targets):
+    def losses(self, ids, targets, correct):
+        correct[...] = np.arange(ids.shape[1]) % 2
         np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
         self.seen += [list(row) for row in targets]
         return np.tile(np.arange(ids.shape[1], dtype=np.float32), (len(ids), 1))

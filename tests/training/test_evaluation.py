@@ -1,0 +1,84 @@
+"""What an evaluation in the course of a run says, and of which tokens."""
+
+import math
+
+import numpy as np
+import pytest
+
+from smallmind import Tokenizer, Training, TransformerModel
+from smallmind.training.evaluation import evaluate
+
+TEXT = "the cät sat on the mat. the dög sat on the log. " * 40
+
+
+def small_training(kind="char", **settings):
+    tokenizer = Tokenizer(TEXT, kind)
+    model = TransformerModel(tokenizer.vocab_size, 16, 16, 1, 2, seed=1, **settings)
+    training = Training(model, tokenizer, TEXT, batch_size=3, seed=1)
+    training.train(steps=30, val_every=0, learning_rate=1e-2)
+    return training
+
+
+@pytest.mark.parametrize("kind", ["char", "byte"])
+def test_fixed_windows(kind):
+    training = small_training(kind)
+    record = training.evaluate(30, 4)
+    batches = [training.dataset.evaluation_batch("held_out", i) for i in range(4)]
+    ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    loss = float(training.model.losses(ids, targets).mean(dtype=np.float64))
+    assert record.val_loss == pytest.approx(loss, rel=1e-6)
+    assert record.perplexity == pytest.approx(math.exp(loss), rel=1e-6)
+    held_out = training.dataset.held_out
+    characters = len(training.tokenizer.decode(held_out)) / len(held_out)
+    assert (characters < 1) == (kind == "byte")
+    assert record.bits_per_character == pytest.approx(loss / math.log(2) / characters, rel=1e-6)
+    right = training.model.forward(ids).argmax(axis=-1) == targets
+    assert record.accuracy == right.mean() and 0.1 < record.accuracy < 1
+    assert training.evaluate(31, 4).val_loss == record.val_loss  # the windows do not move
+
+
+def test_all_of_the_held_out_part():
+    training = small_training()
+    held_out = training.dataset.held_out
+    record = training.evaluate(30, 0)
+    whole = evaluate(training.model, held_out, len(held_out), batch_size=3)
+    assert record.val_loss == whole.loss and whole.tokens == len(held_out) - 1
+    assert record.accuracy == whole.accuracy
+    assert record.bits_per_character == whole.bits_per_character
+    assert record.val_loss != pytest.approx(training.evaluate(30, 4).val_loss, rel=1e-4)
+    # As many windows of the text that was trained on.
+    batches = math.ceil(len(held_out) / (3 * 16))
+    assert record.train_loss == training.evaluate(30, batches).train_loss
+
+
+def test_a_stop_ends_the_evaluation_of_all_too(monkeypatch):
+    training = small_training()
+    honest, calls = training.model.losses, []
+
+    def losses(*arguments):
+        calls.append(1)
+        if len(calls) == training.dataset.held_out_batches + 2:
+            training.stop()
+        return honest(*arguments)
+
+    monkeypatch.setattr(training.model, "losses", losses)
+    assert training.evaluate(30, 0) is None
+    assert len(calls) == training.dataset.held_out_batches + 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("windows_at_once", [None, 2])
+def test_the_likeliest_token_is_the_one_with_the_highest_logit(precision, windows_at_once):
+    model = TransformerModel(11, 16, 16, 1, 2, seed=2)
+    model.flat.values *= 10
+    model.use_precision(precision)
+    model.windows_at_once = windows_at_once
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 11, (5, 16)).astype(np.int32)
+    targets = model.forward(ids).argmax(axis=-1).astype(np.int32)
+    wrong = random.random((5, 16)) < 0.5
+    targets[wrong] = (targets[wrong] + 1) % 11
+    correct = np.ones((5, 16), bool)
+    losses = model.losses(ids, targets, correct)
+    np.testing.assert_array_equal(correct, ~wrong)
+    np.testing.assert_array_equal(losses, model.losses(ids, targets))

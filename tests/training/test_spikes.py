@@ -1,0 +1,197 @@
+"""A loss that spikes: told from noise, undone, and the run that goes on is one to the bit."""
+
+import math
+
+import numpy as np
+import pytest
+
+from smallmind import AdamW, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.text.corpus import built_in_text
+from smallmind.training import checkpoint as checkpoints
+from smallmind.training.records import RollbackRecord, SaveRecord, StepRecord
+from smallmind.training.spikes import Spikes
+from tests.training.test_resume import digest
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+
+
+@pytest.fixture(autouse=True)
+def _snapshots_every_4_steps(monkeypatch):
+    monkeypatch.setattr("smallmind.training.training.SNAPSHOT_EVERY", 4)
+
+
+def spiking_training(at):
+    """A training whose loss is at[step] where that says so."""
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 16, 2, 2, dropout=0.1, seed=3)
+    training = Training(model, tokenizer, TEXT, batch_size=3, seed=5)
+    honest = training._accumulate
+
+    def accumulate(step, *arguments):
+        loss = honest(step, *arguments)
+        return loss if loss is None else at.get(step, loss)
+
+    training._accumulate = accumulate
+    return training
+
+
+def config(**settings):
+    return TrainingConfig(
+        **{"steps": 12, "val_every": 0, "save_every": 0, "log_every": 1, **settings}
+    )
+
+
+@pytest.mark.parametrize("loss", [1e3, math.nan, math.inf])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_back_to_the_last_good_state_at_half_the_rate_without_the_batch(loss, precision):
+    training, seen, kept = spiking_training({7: loss}), [], None
+    for record in training.steps(config(precision=precision)):
+        if record.step == 4 and not kept:
+            kept = True
+        if isinstance(record, StepRecord) and record.step == 5 and kept is True:
+            kept = training.spikes.good
+            assert kept.step == 4
+            expected = {name: value.copy() for name, value in kept.tensors.items()}
+        if isinstance(record, StepRecord) and record.step == 6 and training.scaler:
+            training.scaler.update(overflowed=True)
+        if isinstance(record, RollbackRecord):
+            assert record.step == 4 and record.spike_step == 7 and record.lr_factor == 0.5
+            assert record.spike_loss == (loss if math.isfinite(loss) else None)
+            now = training.checkpoint()
+            assert now.step == 4 and now.state["optimizer"]["steps"] == training.model.passes == 4
+            assert now.state["scaler"] == kept.state["scaler"]
+            for name, value in expected.items():
+                np.testing.assert_array_equal(now.tensors[name], value, name)
+            assert not training.model.flat.gradients.any()
+            assert training.spikes.average == kept.state["spikes"]["average"] != record.average_loss
+        seen.append(record)
+    steps = [record for record in seen if isinstance(record, StepRecord)]
+    assert [record.step for record in steps] == [1, 2, 3, 4, 5, 6, 5, 6, 8, 9, 10, 11, 12]
+    assert sum(isinstance(record, RollbackRecord) for record in seen) == 1
+    assert steps[6].lr == steps[4].lr / 2 and steps[6].loss == steps[4].loss
+    assert steps[-1].lr == training.schedule.lr(11) / 2
+    assert training.optimizer.steps == 11  # the skipped step made no update
+
+
+def test_resumed_equals_unbroken_also_between_snapshots(tmp_path):
+    settings = config(save_every=5, val_every=6, val_batches=1)
+    whole = spiking_training({7: 1e3, 9: math.nan})
+    records = list(whole.steps(settings))
+    assert [r.step for r in records if isinstance(r, RollbackRecord)] == [6, 8]
+    for stop in (2, 5, 7, 9, 11):
+        first = spiking_training({7: 1e3, 9: math.nan})
+        for record in first.steps(settings):
+            if isinstance(record, StepRecord) and record.step == stop - 1:
+                first.stop()
+            if isinstance(record, SaveRecord) and record.step == 5:
+                assert not any("snapshot" in name for name in first.checkpoint().tensors)
+        directory = tmp_path / str(stop)
+        directory.mkdir()
+        checkpoints.save(directory, first.checkpoint())
+        rest = spiking_training({7: 1e3, 9: math.nan})
+        list(rest.steps(settings, checkpoints.newest(directory)[0]))
+        assert digest(rest) == digest(whole), stop
+
+
+def test_a_snapshot_between_two_goes_into_the_checkpoint(tmp_path):
+    first = spiking_training({})
+    for record in first.steps(config()):
+        if record.step == 6:
+            break
+    saved = first.checkpoint()
+    assert saved.state["snapshot"]["step"] == 4
+    assert len(saved.tensors) == 2 * len(first.spikes.good.tensors)
+    checkpoints.save(tmp_path, saved)
+    whole, rest = spiking_training({7: 1e3}), spiking_training({7: 1e3})
+    list(whole.steps(config()))
+    records = list(rest.steps(config(), checkpoints.newest(tmp_path)[0]))
+    assert isinstance(records[0], RollbackRecord) and records[0].step == 4
+    assert digest(rest) == digest(whole)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_after_the_last_rollback_the_run_stops_with_a_reason(most):
+    training = spiking_training(dict.fromkeys(range(5, 99), 1e3))
+    records = []
+    message = rf"rose to 1000, from 2\.\d+, at step {5 + most} after {most} rollbacks?: lower"
+    with pytest.raises(FloatingPointError, match=message):
+        for record in training.steps(config(max_rollbacks=most)):
+            records.append(record)
+    assert [r.lr_factor for r in records if isinstance(r, RollbackRecord)] == [
+        0.5**i for i in range(1, most + 1)
+    ]
+
+
+def test_without_rollbacks_nothing_is_held_and_a_loss_that_is_not_finite_is_an_error():
+    training = spiking_training({5: 1e3, 6: math.nan})
+    with pytest.raises(FloatingPointError, match="became nan at step 6: lower the learning rate"):
+        list(training.steps(config(max_rollbacks=0)))
+    assert training.spikes.good is None and training.progress.step == 5
+
+
+def test_a_last_loss_that_is_not_finite_is_an_error():
+    """No later step could show that the batch was all that was wrong."""
+    with pytest.raises(FloatingPointError, match="loss became nan at step 12: lower"):
+        list(spiking_training({12: math.nan}).steps(config()))
+    records = list(spiking_training({12: 1e3}).steps(config()))
+    assert any(isinstance(record, RollbackRecord) for record in records)
+
+
+@pytest.mark.parametrize("step", [4, 12])  # of a snapshot; the last one
+def test_a_state_that_is_not_finite_is_none_to_go_back_to(step, monkeypatch):
+    honest = AdamW.step
+
+    def spoilt(self, *arguments):
+        norm = honest(self, *arguments)
+        if self.steps == step:
+            self.model.parameters["final_norm.weight"][0] = math.nan
+        return norm
+
+    monkeypatch.setattr(AdamW, "step", spoilt)
+    training = spiking_training({})
+    with pytest.raises(FloatingPointError) as error:
+        list(training.steps(config()))
+    if step == 12:
+        assert "model.final_norm.weight has NaN or Inf after step 12" in str(error.value)
+    assert all(np.isfinite(value).all() for value in training.spikes.good.tensors.values())
+    assert training.spikes.good.step == {4: 0, 12: 8}[step]
+
+
+def test_the_threshold_is_three_times_the_average():
+    spikes = Spikes(3)
+    assert not spikes.is_spike(1e9)  # of nothing
+    for _ in range(10):
+        spikes.observe(2.0)
+    assert not spikes.is_spike(5.99) and spikes.is_spike(6.01)
+    for loss in (math.nan, math.inf):
+        assert spikes.is_spike(loss)
+    for _ in range(200):
+        spikes.observe(0.5)
+    assert spikes.is_spike(1.6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_false_alarm_in_5000_steps_of_noise(seed):
+    """Losses that fall as they do, with far more noise than a batch has; and of a text known by
+    heart, where single batches are ten times above their like."""
+    random = np.random.default_rng(seed)
+    falling = 1.4 + 2.8 * np.exp(-np.arange(5000) / 400)
+    learnt = 0.01 + random.exponential(0.02, 5000)
+    for losses in (falling * np.exp(0.2 * random.standard_normal(5000)), learnt):
+        spikes = Spikes(3)
+        alarms = 0
+        for loss in losses:
+            alarms += spikes.is_spike(loss)
+            spikes.observe(float(loss))
+        assert alarms == 0
+
+
+@pytest.mark.slow
+def test_no_false_alarm_in_5000_steps_of_training():
+    text = built_in_text()
+    tokenizer = Tokenizer(text)
+    model = TransformerModel(tokenizer.vocab_size, 32, 32, 2, 2)
+    training = Training(model, tokenizer, text, batch_size=2)  # small batches: much noise
+    records = training.train(steps=5000, val_every=0, learning_rate=3e-3)
+    assert training.progress.step == 5000
+    assert not any(isinstance(record, RollbackRecord) for record in records)

@@ -1,0 +1,100 @@
+"""The guide's way to train: its arguments, its files, and its quick start as the README has it."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.training import checkpoint as checkpoints
+from smallmind.training.records import EvaluationRecord, SaveRecord, StepRecord
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+README = Path(__file__).parents[2] / "README.md"
+
+
+def small_training():
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 16, 1, 2, seed=3)
+    return Training(model, tokenizer, TEXT, batch_size=3, seed=5)
+
+
+def test_arguments_win_over_the_config(tmp_path):
+    given = {
+        "steps": 6, "learning_rate": 2e-3, "log_every": 2, "save_every": 3, "grad_accum_steps": 2,
+        "warmup_steps": 1, "val_every": 4, "val_batches": 1, "min_lr": 1e-5,
+    }  # fmt: skip
+    training, told = small_training(), []
+    config = TrainingConfig(steps=99, beta1=0.8, min_lr=1e-4)
+    records = training.train_optimized(
+        checkpoint_dir=tmp_path / "saved", config=config, on_record=told.append, **given
+    )
+    for name, value in given.items():
+        assert getattr(training.config, name) == value, name
+    assert training.config.beta1 == 0.8
+    assert records == told and not any(isinstance(record, SaveRecord) for record in records)
+    assert [r.step for r in records if isinstance(r, StepRecord)] == [1, 2, 4, 6]
+    assert [r.step for r in records if isinstance(r, EvaluationRecord)] == [4, 6]
+    checkpoint, _ = checkpoints.newest(tmp_path / "saved")
+    assert checkpoint.step == 6
+    same = small_training()
+    same.train(beta1=0.8, **given)
+    assert same.model.flat.values.tobytes() == training.model.flat.values.tobytes()
+
+
+def test_in_the_order_of_the_guide():
+    training = small_training()
+    training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)
+    assert training.config == TrainingConfig(
+        steps=2, learning_rate=6e-4, log_every=1, save_every=0, val_every=0, grad_accum_steps=2,
+        warmup_steps=1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("min_lr", "expected"), [(None, 5e-5), (1e-6, 1e-6)], ids=["a tenth", "set"]
+)
+def test_the_least_rate_is_a_tenth_of_the_peak_unless_it_is_set(min_lr, expected):
+    training = small_training()
+    config = TrainingConfig(val_every=0, min_lr=min_lr)
+    training.train_optimized(steps=1, learning_rate=5e-4, config=config)
+    assert training.config.min_lr == pytest.approx(expected)
+
+
+def test_checkpoints_of_another_run_are_left_alone(tmp_path):
+    config = TrainingConfig(steps=3, val_every=0)
+    small_training().train_optimized(checkpoint_dir=tmp_path, config=config)
+    [path] = (tmp_path / "checkpoints").iterdir()
+    before = path.read_bytes()
+    training = small_training()
+    with pytest.raises(InputError, match="holds checkpoints of another run; choose another"):
+        training.train_optimized(steps=2, checkpoint_dir=tmp_path, config=config)
+    assert training.progress.step == 0 and path.read_bytes() == before
+
+
+def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
+    """As it is written, but for a stop after two of its updates."""
+    section = README.read_text(encoding="utf-8").split("\n## Quick start\n")[1]
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    (tmp_path / "data.txt").write_text(TEXT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    honest = Training._accumulate
+
+    def accumulate(self, step, *arguments):
+        if step > 2:
+            self.stop()
+        return honest(self, step, *arguments)
+
+    monkeypatch.setattr(Training, "_accumulate", accumulate)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
+    training = names["training"]
+    config = training.config
+    assert (config.steps, config.grad_accum_steps, config.val_batches) == (2000, 4, 10)
+    assert config.use_mixed_precision and config.checkpoint_strategy == "sqrt_layers"
+    assert training.progress.step == 2
+    assert os.listdir("checkpoints/checkpoints") == ["step-00000002.safetensors"]
+    printed = capsys.readouterr().out
+    assert "StepRecord(step=1, " in printed and "HealthRecord(step=1, " in printed
+    assert "TRAINING PERFORMANCE REPORT" in printed
