@@ -28,8 +28,10 @@ LONG = 32768  # tokens
 PRECISIONS = ("float32", "float16", "bfloat16")
 STRATEGIES = ("none", "every_layer", "sqrt_layers")
 LIMIT = 10**9  # bytes
-VECTORS = ("weights", "working_weights", "gradients", "moments")
-HELD = ("weights", "working_weights", "activations", "gradients", "moments", "scratch")
+VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
+HELD = (
+    "weights", "working_weights", "activations", "gradients", "moments", "snapshot", "scratch",
+)  # fmt: skip
 
 
 def _settings(precision: str, strategy: str, at_once: int | None = None) -> Settings:

@@ -63,6 +63,7 @@ def _held(training: smallmind.Training) -> dict[str, int]:
         "working_weights": 0 if flat.working is None else flat.working.nbytes,
         "gradients": flat.gradients.nbytes,
         "moments": optimizer.m.nbytes + optimizer.v.nbytes,
+        "snapshot": training.spikes.held_bytes,
         "scratch": scratch_bytes(),
         "peak": peak_resident_bytes(),
     }

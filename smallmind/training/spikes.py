@@ -85,6 +85,11 @@ class Spikes:
         return self.good
 
     @property
+    def held_bytes(self) -> int:
+        """What the copy takes."""
+        return sum(copy.nbytes for copy in self._copies.values())
+
+    @property
     def lr_factor(self) -> float:
         return 0.5**self.rollbacks
 
