@@ -123,8 +123,9 @@ def _step(rehearsal: Training, config: TrainingConfig, seconds: float) -> float:
 @contextmanager
 def _rehearsal(training: Training) -> Iterator[Training]:
     """Within the block a training on the same model, which is then as it was."""
-    model = training.model
+    model, distillation = training.model, training.distillation
     values, passes = model.flat.values.copy(), model.passes
+    temperature = distillation and distillation.state()
     try:
         yield copy.copy(training)
     finally:
@@ -132,6 +133,9 @@ def _rehearsal(training: Training) -> Iterator[Training]:
         model.flat.refresh()
         model.zero_gradients()
         model.passes = passes
+        if distillation and temperature:
+            distillation.load_state(temperature)
+            distillation.zero_gradient()
 
 
 @contextmanager

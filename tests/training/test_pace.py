@@ -5,10 +5,18 @@ import json
 
 import pytest
 
-from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind import (
+    Distillation,
+    InputError,
+    Tokenizer,
+    Training,
+    TrainingConfig,
+    TransformerModel,
+)
 from smallmind.cli import main
 from smallmind.training import pace
 from smallmind.training.pace import Pace, fitted, measure
+from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
@@ -57,6 +65,15 @@ def test_measuring_changes_nothing(tmp_path):
     list(plain.steps(config))
     list(measured.steps(config))
     assert digest(measured) == digest(plain)
+
+
+def test_measuring_teaches_no_temperature(tmp_path):
+    distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
+    training, before = new_training(distillation), distillation.state()
+    measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2, tmp_path)
+    assert distillation.state() == before
+    training.train(1, val_every=0)
+    assert distillation.state()["updates"] == 1
 
 
 def test_what_is_fixed_is_said_and_kept(tmp_path, monkeypatch, capsys):
