@@ -86,7 +86,9 @@ def _share(out, activated, a, b, bias, plus, variant, scratch, worker, workers):
     right = min(N, vectors * (j + 1) // across * LANES)
     blocks = max(1, pieces(K, DEPTH))
     depth = pieces(K, blocks)
-    strip = min(STRIP, STRIP_SIZE // _strip_row(depth + 16) // TILE_ROWS * TILE_ROWS)
+    most = min(STRIP, STRIP_SIZE // _strip_row(_elements(a, depth) + 16) // TILE_ROWS * TILE_ROWS)
+    # Even strips: b is packed for each of them, be it of few rows.
+    strip = round_up(pieces(last - first, pieces(last - first, most)), TILE_ROWS)
     # Sums that are complete after one block need room for one panel only.
     width = right - left if blocks == 1 else (SUMS_SIZE // strip - 16) // LANES * LANES
     for row in range(first, last, strip):
@@ -102,6 +104,10 @@ def _strip_row(depth):
     At a round distance the rows of a tile would fall into few sets of the cache.
     """
     return round_up(depth, 16) + 16
+
+
+def _elements(a, depth):
+    """How many elements of scratch a row of a takes that is packed."""
 
 
 def _pack_a(scratch, place, a, variant, start, end, first, last):
@@ -121,6 +127,17 @@ def _multiply(a, *operands):
 
 def _is_paired(array):
     return ISA.pairs and array.dtype == types.int16
+
+
+@overload(_elements)
+def _elements_of(a, depth):
+    def converted(a, depth):
+        return depth
+
+    def paired(a, depth):
+        return pieces(depth, 2)
+
+    return paired if _is_paired(a) else converted
 
 
 @overload(_pack_a)

@@ -13,8 +13,9 @@ from numba.extending import intrinsic
 
 from smallmind.kernels.compilation import jit, native
 from smallmind.kernels.panels import packed_tile, pieces
-from smallmind.kernels.simd import HOST, LANES, at, transpose_tile
+from smallmind.kernels.simd import HOST, LANES, at, prefetch, transpose_tile
 from smallmind.kernels.tile import (
+    FETCHED_AHEAD,
     PANEL_SIGNATURE,
     TILE_ROWS,
     advance,
@@ -133,6 +134,10 @@ def pack_word_rows(scratch, b, start, end, column, last, width):
     N = b.shape[1]
     for k in range(pieces(end - start, 2)):
         row = (start + 2 * k) * N
+        for j in range(0, width, 2 * LANES):  # a cache line
+            # Rows of b lie too far apart for the CPU to guess the next.
+            prefetch(b, row + FETCHED_AHEAD * N + column + j)
+            prefetch(b, row + (FETCHED_AHEAD + 1) * N + column + j)
         for j in range(0, width, LANES):
             upper = row + N + column + j if start + 2 * k + 1 < end else -1
             _interleave(scratch, k * width + j, b, row + column + j, upper, last - column - j)
