@@ -189,6 +189,9 @@ def main() -> None:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         plot.draw(results, options.plot)
+    # Only now: what was measured is kept.
+    if options.command == "step" and (wrong := step.disagreements(results)):
+        sys.exit("\n".join(wrong))
     if options.command == "faults" and any(row["lost"] for row in results):
         sys.exit(1)
 

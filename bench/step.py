@@ -36,7 +36,7 @@ PEERS = {
 }
 COMPARED = 20  # first steps, whose losses must agree
 AGREEMENT = 1e-3  # nats
-AGREEMENT_OF_HALVES = 5e-2  # rounding to 8 bits comes to 0.01 to 0.03 in that many steps
+AGREEMENT_OF_HALVES = 2e-2
 TURN = 5  # steps
 SIZES = [
     Sizes(12, 64, 128, 4, 4),
@@ -179,7 +179,7 @@ def show(record: dict[str, Any]) -> None:
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
-    """Measures and prints; returns the records. Ends with an error where losses disagree."""
+    """Measures and prints; returns the records."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     peers = [name for name in installed() if not _is_half(name)]
     peers = peers if options.peers is None else options.peers
@@ -192,10 +192,15 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         record = measure(sizes, peers, options.steps, int(str(machine["threads"])))
         records.append(record)
         show(record)
-        for name, result in record["contestants"].items():
-            allowed = AGREEMENT_OF_HALVES if _is_half(name) else AGREEMENT
-            if not result["worst_difference"] <= allowed:
-                raise SystemExit(
-                    f"{name}'s losses differ by {result['worst_difference']:.1e} from ours"
-                )
     return records
+
+
+def disagreements(records: list[dict[str, Any]]) -> list[str]:
+    """A line for every contestant whose losses are not ours: its speed does not count."""
+    return [
+        f"{Sizes(**record['sizes']).name}: {name}'s losses differ by "
+        f"{result['worst_difference']:.1e} from ours"
+        for record in records
+        for name, result in record["contestants"].items()
+        if not result["worst_difference"] <= (AGREEMENT_OF_HALVES if _is_half(name) else AGREEMENT)
+    ]

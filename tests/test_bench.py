@@ -127,6 +127,25 @@ def test_a_step_beside_its_peers(tmp_path, peers):
     assert losses[-1] < losses[0]
 
 
+def test_losses_that_are_not_ours_are_named():
+    record = {
+        "sizes": {"B": 3, "T": 5, "n_embd": 8, "n_layer": 2, "n_head": 1},
+        "contestants": {
+            name: {"worst_difference": difference}
+            for name, difference in {
+                "ours": 0.0, "torch": 1.1e-3, "jax": 0.9e-3, "ours float16": 0.019,
+                "torch compile bfloat16": 0.021, "ours bfloat16": float("nan"),
+            }.items()
+        },
+    }  # fmt: skip
+    assert step.disagreements([record]) == [
+        f"B3 T5 2x8 1 heads: {name}'s losses differ by {difference} from ours"
+        for name, difference in (
+            ("torch", "1.1e-03"), ("torch compile bfloat16", "2.1e-02"), ("ours bfloat16", "nan"),
+        )
+    ]  # fmt: skip
+
+
 def test_the_step_of_the_peers_job_is_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
     # By hand: 6 a parameter and token; QK^T and PV forward, twice that backward, half of T x T.
