@@ -15,7 +15,7 @@ from smallmind import (
 from smallmind.kernels import compilation
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.training import OverflowRecord, SaveRecord
+from smallmind.training.training import OverflowRecord, SaveRecord, StepRecord
 from tests.gradcheck import assert_gradients
 from tests.training.test_resume import digest, shown
 
@@ -239,6 +239,26 @@ def test_accumulated_batches_teach_the_temperature_their_mean():
         states.append(distillation.state())
     assert states[0] == pytest.approx(states[1], rel=1e-4)
     assert states[0]["m"] != 0
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
+    states, losses = [], []
+    for batch_size, accumulated in ((6, 1), (2, 3)):
+        distillation = Distillation(
+            sharp(new_teacher()), 3.0, learn_temperature=True, top_k=V,
+            cache=tmp_path / "said" if cached else None,
+        )  # fmt: skip
+        training = new_training(distillation, 0.0, batch_size, TEXT[: 16 * 24])
+        config = training.resolved(
+            TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)
+        )
+        records = [r for r in training.steps(config) if isinstance(r, StepRecord)]
+        assert records[-1].windows % 2  # the last update is not even whole batches of two
+        losses.append([record.loss for record in records])
+        states.append(distillation.state())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert states[0] == pytest.approx(states[1], rel=1e-3)
 
 
 def test_what_does_not_go_together_is_refused():
