@@ -14,7 +14,7 @@ from bench.ceilings import multiply_add, multiply_pairs
 from bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
-from smallmind.kernels.half import BFLOAT16, rounded, to_float32
+from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.isa import ISA
 
 try:
@@ -192,7 +192,7 @@ def matmul_transpose_b(M: int, K: int, N: int) -> Case:
 def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
     """A product of matrices of these shapes in bfloat16; of gradients of weights float32."""
     exact_result = name == "matmul_transpose_a"
-    a, b = (rounded(_normal(*shape), BFLOAT16) for shape in shapes)
+    a, b = (round_to(_normal(*shape), BFLOAT16) for shape in shapes)
     out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
     fast, plain = getattr(compiled, name), getattr(reference, name)
     at, bt = (torch and torch.from_numpy(x).view(torch.bfloat16) for x in (a, b))

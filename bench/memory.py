@@ -17,7 +17,7 @@ from tabulate import tabulate
 from bench.step import ROOT, environment
 from bench.trial import ALPHABET
 from smallmind.config import ModelConfig, TrainingConfig
-from smallmind.memory.estimate import MemoryEstimate, estimate, largest_at_once
+from smallmind.training.memory_estimate import MemoryEstimate, estimate, largest_at_once
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
@@ -39,7 +39,7 @@ def _settings(precision: str, strategy: str, at_once: int | None = None) -> Sett
         "precision": precision,
         "use_gradient_checkpointing": strategy != "none",
         "checkpoint_strategy": strategy,
-        "windows_at_once": at_once,
+        "micro_batch_size": at_once,
     }
 
 
@@ -99,7 +99,7 @@ def _example(threads: int, steps: int) -> list[Record]:
         records += _measure(threads, EXAMPLE, BATCH, at_once, steps)
     rows = [
         [
-            r["precision"], r["checkpoint_strategy"], r["windows_at_once"] or "default",
+            r["precision"], r["checkpoint_strategy"], r["micro_batch_size"] or "default",
             *(_mb(r[name]) for name in HELD),
             _mb(r["peak"]), _mb(r["estimate"]["total"]), f"{r['error'] * 100:+.1f} %",
             f"{r['seconds'] * 1e3:.0f}", f"{r['times_none']:.2f}",
@@ -143,13 +143,13 @@ def _limit(threads: int, _steps: int) -> list[Record]:
         settings = _settings(precision, strategy)
         config = ModelConfig(len(ALPHABET), **EXAMPLE)
         windows = largest_at_once(config, TrainingConfig(**settings), LIMIT, threads)
-        expected = _estimate(EXAMPLE, {**settings, "windows_at_once": windows}, windows, threads)
+        expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2
         run, more = (
             _trial(
-                threads, model=EXAMPLE, batch_size=n, settings=[{**settings, "windows_at_once": n}],
-                steps=2, capacity=capacity,
+                threads, model=EXAMPLE, batch_size=n,
+                settings=[{**settings, "micro_batch_size": n}], steps=2, capacity=capacity,
             )
             for n in (windows, larger)
         )  # fmt: skip

@@ -59,9 +59,9 @@ def _held(training: smallmind.Training) -> dict[str, int]:
     flat, optimizer = training.model.flat, training.optimizer
     assert optimizer
     return {
-        "weights": flat.values.nbytes,
+        "weights": flat.data.nbytes,
         "working_weights": 0 if flat.working is None else flat.working.nbytes,
-        "gradients": flat.gradients.nbytes,
+        "gradients": flat.grad.nbytes,
         "moments": optimizer.m.nbytes + optimizer.v.nbytes,
         "snapshot": training.spikes.held_bytes,
         "scratch": scratch_bytes(),

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.diagnostics import GradientDiagnostics
     from smallmind.training.distillation import Distillation
+    from smallmind.training.loop import Training
     from smallmind.training.profiler import TrainingProfiler
-    from smallmind.training.training import Training
 
-_HOMES = {
+_EXPORTS = {
     "AdamW": "smallmind.optim.adamw",
     "CheckpointManager": "smallmind.nn.recompute",
     "CheckpointStrategy": "smallmind.config",
@@ -54,7 +54,7 @@ _HOMES = {
     "RunConfig": "smallmind.config",
     "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
-    "Training": "smallmind.training.training",
+    "Training": "smallmind.training.loop",
     "TrainingConfig": "smallmind.config",
     "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",
@@ -93,8 +93,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Importing a name only when it is used keeps `smallmind --help` quick.
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'smallmind' has no attribute {name!r}")
 
 

@@ -9,7 +9,7 @@ import enum
 import math
 import numbers
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,7 +169,7 @@ class ModelConfig:
         return shapes
 
 
-def group_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
+def micro_batch_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
     """A batch of windows of so many tokens -> how many go through a model together, evenly.
 
     At most at_once; without it 2048 tokens, which are as fast as more of them.
@@ -235,7 +235,7 @@ class TrainingConfig:
     precision: str | None = setting(
         None, "storage of weights and activations; default: float32", choices=tuple(Precision)
     )
-    windows_at_once: int | None = setting(
+    micro_batch_size: int | None = setting(
         None, "windows of a batch in memory at once; default: 2048 tokens of them", low=1
     )
     enable_diagnostics: bool = setting(False, "show at the end where time and memory went")
@@ -281,7 +281,7 @@ class TrainingConfig:
             )
 
     @property
-    def storage(self) -> Precision:
+    def requested_precision(self) -> Precision:
         """What use_mixed_precision and precision come to."""
         default = Precision.FLOAT16 if self.use_mixed_precision else Precision.FLOAT32
         return Precision(self.precision or default)
@@ -361,3 +361,68 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         _check(self)
+
+
+# Fields that had another name in files of earlier versions: old name -> name now.
+RENAMED = {"windows_at_once": "micro_batch_size"}
+
+
+def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by name, as any version wrote them -> the same under today's names."""
+    return {RENAMED.get(name, name): value for name, value in fields.items()}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that describes a run: the model, its training, the run itself, a teacher."""
+
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    run: RunConfig = RunConfig()
+    distillation: DistillationConfig = DistillationConfig()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
+        """Fields of the four configs by name, which are distinct -> settings; others are ignored.
+
+        InputError for the first value that is out of range.
+        """
+        return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
+        """What `to_dict` returned, or an earlier version of it, whose missing fields are defaults.
+
+        KeyError, TypeError or ValueError where it is something else.
+        """
+        return cls(
+            **{name: kind(**current_names(saved.get(name, {}))) for name, kind in SECTIONS.items()}
+        )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Section -> field -> value, fit for JSON."""
+        return {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+
+    def replace(self, **fields: Any) -> "Settings":
+        """The same with other values of these fields, whichever of the configs has them."""
+        return Settings(
+            **{
+                name: dataclasses.replace(config, **_own(type(config), fields))
+                for name in SECTIONS
+                for config in [getattr(self, name)]
+            }
+        )
+
+
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "training": TrainingConfig,
+    "run": RunConfig,
+    "distillation": DistillationConfig,
+}
+
+
+def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the fields that a config of this kind has."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in fields.items() if name in names}

@@ -7,7 +7,7 @@ import numpy as np
 
 from smallmind.config import GenerationConfig, InputError
 from smallmind.nn.transformer import TransformerModel
-from smallmind.randomness import mix
+from smallmind.randomness import hash64
 from smallmind.text.tokenizer import Tokenizer
 
 
@@ -49,7 +49,7 @@ def _sample(
     for i in range(config.max_tokens):
         logits = model.forward(context[None])[0, -1, :vocab_size]
         # Counted, not drawn: token i of a seed is the same whatever was drawn before.
-        token = choose(logits, config, uniform=(mix(config.seed, i) >> 11) / 2**53)
+        token = choose(logits, config, uniform=(hash64(config.seed, i) >> 11) / 2**53)
         yield token
         context = np.append(context, np.int32(token))[-window:]
 

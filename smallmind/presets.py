@@ -1,6 +1,6 @@
 """Where the settings of a run come from: named sizes, named runs, a file, and flags over all.
 
-Settings are a dictionary of fields, whose names are distinct over the four configs.
+Fields are a dictionary of fields, whose names are distinct over the four configs.
 """
 
 import dataclasses
@@ -10,23 +10,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import (
-    DistillationConfig,
-    InputError,
-    ModelConfig,
-    RunConfig,
-    TrainingConfig,
-    check,
-)
+from smallmind.config import SECTIONS, InputError, check
 
-Settings = dict[str, Any]
+Fields = dict[str, Any]
 
-SECTIONS: dict[str, Any] = {
-    "model": ModelConfig,
-    "training": TrainingConfig,
-    "run": RunConfig,
-    "distillation": DistillationConfig,
-}
 FIELDS = {
     field.name: (section, field)
     for section, config in SECTIONS.items()
@@ -38,7 +25,7 @@ OF_ONE_RUN = ("vocab_size", "out", "threads", "minutes")
 LENGTHS = ("steps", "epochs", "minutes")
 
 # Each has about six times the parameters of the one before.
-SIZES: dict[str, Settings] = {
+SIZES: dict[str, Fields] = {
     "nano": {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "batch_size": 12},
     "tiny": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
     "small": {"n_layer": 6, "n_head": 4, "n_embd": 256, "block_size": 128, "batch_size": 12},
@@ -49,7 +36,7 @@ SIZES: dict[str, Settings] = {
     },
 }  # fmt: skip
 
-PRESETS: dict[str, Settings] = {
+PRESETS: dict[str, Fields] = {
     # Every part of a run at work (warmup, accumulation, evaluation), over in seconds.
     "test": {
         "steps": 100, "warmup_steps": 10, "batch_size": 2, "grad_accum_steps": 2,
@@ -67,8 +54,8 @@ def resolve(
     size: str | None = None,
     preset: str | None = None,
     file: Path | None = None,
-    flags: Settings | None = None,
-) -> Settings:
+    flags: Fields | None = None,
+) -> Fields:
     """What is set by size, preset, file and flags, each over the one before it.
 
     What none of them sets is left to the defaults of the configs. InputError for a file that is
@@ -84,7 +71,7 @@ def resolve(
     flags = flags or {}
     if len(given := [name for name in LENGTHS if flags.get(name)]) > 1:
         raise InputError(f"--{given[0]} and --{given[1]} both say how long the run is; give one")
-    resolved: Settings = {}
+    resolved: Fields = {}
     for source in (*named, from_file, flags):
         if any(name in source for name in LENGTHS):
             resolved = {name: value for name, value in resolved.items() if name not in LENGTHS}
@@ -92,12 +79,12 @@ def resolve(
     return resolved
 
 
-def read_settings(file: Path) -> Settings:
+def read_settings(file: Path) -> Fields:
     """A TOML file with the SECTIONS, or the config.json of a run.
 
     InputError names the file, the key and its value, and for an unknown key the nearest known one.
     """
-    settings: Settings = {}
+    settings: Fields = {}
     for section, keys in _sections(file).items():
         try:
             settings |= _checked(section, keys)
@@ -133,7 +120,7 @@ def _of_saved_run(config: Any) -> dict[str, Any]:
     return sections
 
 
-def _checked(section: str, keys: Any) -> Settings:
+def _checked(section: str, keys: Any) -> Fields:
     """The settings of a section; InputError for the first that is unknown or wrong."""
     if section in SECTIONS and not isinstance(keys, dict):
         raise InputError(f"{section}={keys!r} must be a section, [{section}]")

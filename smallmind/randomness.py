@@ -5,7 +5,7 @@ import numpy as np
 _WORD = 2**64 - 1
 
 
-def mix(*words: int) -> int:
+def hash64(*words: int) -> int:
     """Some integers -> 64 bits that depend on all of them (SplitMix64; Steele et al. 2014)."""
     x = 0
     for word in words:
@@ -16,7 +16,7 @@ def mix(*words: int) -> int:
     return x
 
 
-def mixed(words: np.ndarray, key: int) -> np.ndarray:
+def hash_words(words: np.ndarray, key: int) -> np.ndarray:
     """words (n,), whole numbers -> 64 bits for each that depend on it and on key."""
     x = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

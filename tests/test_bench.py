@@ -190,7 +190,7 @@ def test_memory_by_precision_and_strategy(monkeypatch, capsys):
     records = memory.run(options, {"threads": 1})
     assert list(records) == ["example", "layers", "limit", "long"]
     held = {
-        (r["precision"], r["checkpoint_strategy"], r["windows_at_once"]): r
+        (r["precision"], r["checkpoint_strategy"], r["micro_batch_size"]): r
         for r in records["example"]
     }
     assert len(held) == 12

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
-from smallmind.memory.estimate import estimate
 from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, read_settings, resolve
 from smallmind.text.corpus import built_in_text
+from smallmind.training.memory_estimate import estimate
 
 README = Path(__file__).parents[1] / "README.md"
 

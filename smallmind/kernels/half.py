@@ -27,7 +27,7 @@ def to_float32(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def rounded(values: np.ndarray, dtype: Any) -> np.ndarray:
+def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
     """values float32 -> an array of dtype, rounded to nearest, ties to even."""
     if dtype == FLOAT16:
         with np.errstate(over="ignore"):  # what is too large becomes infinite

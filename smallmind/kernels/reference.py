@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.half import rounded, to_float32
+from smallmind.kernels.half import round_to, to_float32
 
 
 def _add(y, *terms):
@@ -268,4 +268,4 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     parameters -= c.learning_rate * (m * c.correction1) / (np.sqrt(v * c.correction2) + c.epsilon)
     gradients[...] = 0
     if working is not None:
-        working[...] = rounded(parameters, working.dtype)
+        working[...] = round_to(parameters, working.dtype)

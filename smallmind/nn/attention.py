@@ -27,7 +27,7 @@ class Attention:
         self.x = x
         self.qkv = self.qkv_linear.forward(x)
         self.heads = self.workspace.rent(R, C)
-        self.logsumexp = self.workspace.rent_exact(R // T, self.n_head, T)
+        self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
         self.workspace.kernels.attention(self.heads, self.logsumexp, self.qkv, *self._dropout())
         return self.projection.forward(self.heads, residual)
 

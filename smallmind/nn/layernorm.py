@@ -12,17 +12,20 @@ class LayerNorm:
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
         self.workspace = workspace
         self.name = name
-        self.weight = parameters.used[f"{name}.weight"]
-        self.dweight = parameters.gradient[f"{name}.weight"]
-        self.bias = parameters.used.get(f"{name}.bias")
-        self.dbias = parameters.gradient.get(f"{name}.bias")
+        self.weight = parameters.compute[f"{name}.weight"]
+        self.dweight = parameters.grad_views[f"{name}.weight"]
+        self.bias = parameters.compute.get(f"{name}.bias")
+        self.dbias = parameters.grad_views.get(f"{name}.bias")
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> y (R, C); keeps x, y, and the mean and 1/deviation of each row."""
         R, C = x.shape
         self.x = x
         self.y = self.workspace.rent(R, C)
-        self.mean, self.rstd = self.workspace.rent_exact(R), self.workspace.rent_exact(R)
+        self.mean, self.rstd = (
+            self.workspace.rent_full_precision(R),
+            self.workspace.rent_full_precision(R),
+        )
         self.workspace.kernels.layernorm(self.y, self.mean, self.rstd, x, self.weight, self.bias)
         return self.y
 

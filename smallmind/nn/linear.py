@@ -12,16 +12,16 @@ class Linear:
     def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
         self.workspace = workspace
         self.name = name
-        self.weight = parameters.used[f"{name}.weight"]
-        self.dweight = parameters.gradient[f"{name}.weight"]
-        self.bias = parameters.used.get(f"{name}.bias")
-        self.dbias = parameters.gradient.get(f"{name}.bias")
+        self.weight = parameters.compute[f"{name}.weight"]
+        self.dweight = parameters.grad_views[f"{name}.weight"]
+        self.bias = parameters.compute.get(f"{name}.bias")
+        self.dbias = parameters.grad_views.get(f"{name}.bias")
 
     def forward(
         self, x: np.ndarray, plus: np.ndarray | None = None, exact: bool = False
     ) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ plus]; exact: not rounded to 16 bits."""
-        rent = self.workspace.rent_exact if exact else self.workspace.rent
+        rent = self.workspace.rent_full_precision if exact else self.workspace.rent
         y = rent(len(x), self.weight.shape[1])
         self.workspace.kernels.matmul(y, x, self.weight, self.bias, plus)
         return y

@@ -7,18 +7,18 @@ from types import MappingProxyType
 import numpy as np
 
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
-from smallmind.kernels.half import rounded
+from smallmind.kernels.half import round_to
 
 ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
 
 
 class Parameters:
-    """name -> shape becomes two flat vectors, `values` and `gradients`, and views of them by name.
+    """name -> shape becomes two flat vectors, `data` and `grad`, and views of them by name.
 
     Matrices lie before vectors, so that the ones that weight decay applies to are the first
     `decayed` elements. Saving, clipping, stepping and hashing are then one line each.
 
-    A model reads the views in `used`: those of `values`, or after `store_working_copy` those of
+    A model reads the views in `compute`: those of `data`, or after `store_working_copy` those of
     `working`, a copy in 16 bits.
     """
 
@@ -32,14 +32,14 @@ class Parameters:
             size += -(-math.prod(shape) // ALIGNED) * ALIGNED
             if len(shape) >= 2:
                 self.decayed = size
-        self.values: np.ndarray = aligned_zeros(size, dtype)
-        self.gradients: np.ndarray = aligned_zeros(size, dtype)
+        self.data: np.ndarray = aligned_zeros(size, dtype)
+        self.grad: np.ndarray = aligned_zeros(size, dtype)
         self.count = sum(math.prod(shape) for shape in shapes.values())
 
-        self.value = self._views(self.values)
-        self.gradient = self._views(self.gradients)
+        self.views = self._views(self.data)
+        self.grad_views = self._views(self.grad)
         self.working: np.ndarray | None = None
-        self.used = self.value
+        self.compute = self.views
 
     def _views(self, flat: np.ndarray) -> Mapping[str, np.ndarray]:
         return MappingProxyType(
@@ -50,15 +50,15 @@ class Parameters:
         )
 
     def store_working_copy(self, dtype: type | None) -> None:
-        """From now on `used` are views of a copy in dtype, or, for None, of the values themselves.
+        """From now on `compute` views a copy in dtype or, for None, the values themselves.
 
         The optimiser keeps the copy up to date; whoever else writes to the values calls `refresh`.
         """
-        self.working = None if dtype is None else aligned_zeros(self.values.size, dtype)
-        self.used = self.value if self.working is None else self._views(self.working)
+        self.working = None if dtype is None else aligned_zeros(self.data.size, dtype)
+        self.compute = self.views if self.working is None else self._views(self.working)
         self.refresh()
 
     def refresh(self) -> None:
         """Rounds the values to the working copy, where there is one."""
         if self.working is not None:
-            self.working[...] = rounded(self.values, self.working.dtype)
+            self.working[...] = round_to(self.data, self.working.dtype)

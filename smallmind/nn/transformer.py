@@ -16,7 +16,7 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     RunConfig,
-    group_sizes,
+    micro_batch_sizes,
 )
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.block import DROPOUT_SITES, Block
@@ -34,19 +34,19 @@ INITIAL_DEVIATION = 0.02  # GPT-2's
 Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
 
 
-def groups(ids: np.ndarray, windows_at_once: int | None) -> Iterator[slice]:
+def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[slice]:
     """The parts of a batch, ids (B, T), that go through the model one after another.
 
     So that memory does not grow with the batch. What is summed in which order depends on nothing
     but these numbers.
     """
     end = 0
-    for windows in group_sizes(len(ids), ids.shape[1], windows_at_once):
+    for windows in micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size):
         start, end = end, end + windows
         yield slice(start, end)
 
 
-def resolved(precision: Precision, backend: str) -> Precision:
+def resolve_precision(precision: Precision, backend: str) -> Precision:
     """The same, AUTO resolved. InputError for 16 bits with the NumPy backend."""
     if precision == Precision.AUTO:
         if backend == "numpy":
@@ -103,12 +103,12 @@ class TransformerModel:
         self.seed = RunConfig(seed=seed).seed
         self.backend = backend
         self.flat = Parameters(self.config.parameter_shapes(), dtype)
-        self.parameters = self.flat.value
-        self.gradients = self.flat.gradient
+        self.parameters = self.flat.views
+        self.gradients = self.flat.grad_views
         self._initialise(seed)
         self.workspace = Workspace(backend, dtype, dropout, seed)
         self.passes = 0  # forward passes of training so far: the counter of dropout
-        self.windows_at_once: int | None = (
+        self.micro_batch_size: int | None = (
             None  # that go through the model; None: about 2048 tokens
         )
         self.checkpointing = CheckpointManager(enabled=False)
@@ -143,11 +143,11 @@ class TransformerModel:
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
         InputError for 16 bits with the NumPy backend.
         """
-        precision = resolved(precision, self.backend)
+        precision = resolve_precision(precision, self.backend)
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
         self.precision = precision
         self.flat.store_working_copy(dtype)
-        self.workspace.storage = self.workspace.dtype if dtype is None else dtype
+        self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
         self._build()
         return precision
 
@@ -167,7 +167,7 @@ class TransformerModel:
         """
         ids = self._checked(ids)
         logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
-        for group in groups(ids, self.windows_at_once):
+        for group in micro_batches(ids, self.micro_batch_size):
             with self.logits(ids[group]) as rows:
                 logits[group] = rows.reshape(logits[group].shape)
         return logits
@@ -198,7 +198,7 @@ class TransformerModel:
         """
         ids, targets = self._checked_pair(ids, targets)
         losses = np.empty(ids.shape, self.workspace.dtype)
-        for group in groups(ids, self.windows_at_once):
+        for group in micro_batches(ids, self.micro_batch_size):
             with self.workspace.one_pass():
                 with self.workspace.profile("Forward"):
                     logits = self._forward(ids[group])
@@ -224,13 +224,13 @@ class TransformerModel:
         """
         ids, targets = self._checked_pair(ids, targets)
         total = 0.0
-        for group in groups(ids, self.windows_at_once):
+        for group in micro_batches(ids, self.micro_batch_size):
             with self.workspace.one_pass(self.passes):
                 self.passes += 1
                 with self.workspace.profile("Forward"):
                     logits = self._forward(ids[group])
                 with self.workspace.profile("Loss"):
-                    losses = self.workspace.rent_exact(*ids[group].shape)
+                    losses = self.workspace.rent_full_precision(*ids[group].shape)
                     kernel = objective and functools.partial(objective, group)
                     dlogits = self._cross_entropy(
                         losses, logits, targets[group], scale / targets.size, kernel
@@ -242,7 +242,7 @@ class TransformerModel:
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero."""
-        self.flat.gradients[:] = 0
+        self.flat.grad[:] = 0
 
     def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
         """Writes parameters and config to a safetensors file, replacing it whole or not at all."""
@@ -272,9 +272,9 @@ class TransformerModel:
         kernels, workspace = self.workspace.kernels, self.workspace
         B, T = ids.shape
         self.ids = ids
-        rent = workspace.rent_exact if self.embedding_dropout.on else workspace.rent
+        rent = workspace.rent_full_precision if self.embedding_dropout.on else workspace.rent
         x = rent(B * T, self.config.n_embd)
-        used = self.flat.used
+        used = self.flat.compute
         kernels.embedding(x, used["token_embedding.weight"], used["position_embedding.weight"], ids)
         if self.embedding_dropout.on:
             embedded, x = x, workspace.rent(*x.shape)
@@ -285,7 +285,7 @@ class TransformerModel:
         self.normed = self.final_norm.forward(x)
         if self.head:
             return self.head.forward(self.normed, exact=True)
-        logits = workspace.rent_exact(B * T, self.config.vocab_size)
+        logits = workspace.rent_full_precision(B * T, self.config.vocab_size)
         kernels.matmul_transpose_b(logits, self.normed, used["token_embedding.weight"])
         return logits
 
@@ -299,7 +299,7 @@ class TransformerModel:
             dnormed = self.head.backward_input(dlogits)
         else:
             dnormed = workspace.rent(*self.normed.shape)
-            kernels.matmul(dnormed, dlogits, self.flat.used["token_embedding.weight"])
+            kernels.matmul(dnormed, dlogits, self.flat.compute["token_embedding.weight"])
             kernels.matmul_transpose_a(dtoken, dlogits, self.normed, dtoken)
         workspace.release(dlogits)
         dx = workspace.rent(*dnormed.shape)
@@ -328,7 +328,7 @@ class TransformerModel:
         for that of the cross-entropy.
         """
         workspace = self.workspace
-        in_place = workspace.storage is workspace.dtype
+        in_place = workspace.activation_dtype is workspace.dtype
         dlogits = logits if in_place else workspace.rent(*logits.shape)
         kernel = kernel or workspace.kernels.cross_entropy
         kernel(losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale)

@@ -11,7 +11,7 @@ import numpy as np
 
 from smallmind.kernels import reference
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.randomness import mix
+from smallmind.randomness import hash64
 
 Kernel = Callable[..., Any]
 
@@ -31,7 +31,7 @@ class Workspace:
         self.profile: Callable[[str], AbstractContextManager[None]] = no_profile
         self.pool = TensorPool.shared
         self.dtype = dtype
-        self.storage = self.dtype  # of activations and their gradients
+        self.activation_dtype = self.dtype  # of activations and their gradients
         self.dropout = dropout
         self.seed = seed
         self._busy = threading.Lock()
@@ -40,9 +40,9 @@ class Workspace:
 
     def rent(self, *shape: int) -> np.ndarray:
         """shape -> an array for activations, of stale contents, until it is released."""
-        return self._rent(shape, self.storage)
+        return self._rent(shape, self.activation_dtype)
 
-    def rent_exact(self, *shape: int) -> np.ndarray:
+    def rent_full_precision(self, *shape: int) -> np.ndarray:
         """The same for what is never rounded to 16 bits: sums, losses, logits."""
         return self._rent(shape, self.dtype)
 
@@ -106,7 +106,7 @@ class Workspace:
 
     def dropout_key(self, site: int) -> int:
         """The key of one place in the model: the same in the forward and backward of a pass."""
-        return mix(self.seed, self.pass_number or 0, site)
+        return hash64(self.seed, self.pass_number or 0, site)
 
 
 class _WrappedKernels:

@@ -35,8 +35,8 @@ class AdamW:
         self.eps = eps
         self.weight_decay = weight_decay
         self.steps = 0
-        self.m = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
-        self.v = aligned_zeros(model.flat.values.size, model.flat.values.dtype)
+        self.m = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
+        self.v = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
 
     def step(
         self,
@@ -57,7 +57,7 @@ class AdamW:
                 raise InputError(f"{name}={most} must be above 0, or None")
         flat, workspace = self.model.flat, self.model.workspace
         with workspace.profile("ClipGradients"):
-            norm = math.sqrt(workspace.kernels.sum_of_squares(flat.gradients)) / loss_scale
+            norm = math.sqrt(workspace.kernels.sum_of_squares(flat.grad)) / loss_scale
         if not math.isfinite(norm):
             raise FloatingPointError(f"the norm of the gradient is {norm}; nothing was updated")
         scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
@@ -76,7 +76,7 @@ class AdamW:
         )
         with workspace.profile("OptimizerStep"):
             workspace.kernels.adamw(
-                flat.values, flat.gradients, self.m, self.v, flat.decayed, coefficients,
+                flat.data, flat.grad, self.m, self.v, flat.decayed, coefficients,
                 flat.working,
             )  # fmt: skip
         return norm

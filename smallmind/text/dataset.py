@@ -7,7 +7,7 @@ import numpy as np
 
 from smallmind import durable
 from smallmind.config import InputError
-from smallmind.randomness import mix, mixed
+from smallmind.randomness import hash64, hash_words
 
 HELD_OUT = 0.1  # the share at the end of a text that is never trained on
 
@@ -107,9 +107,9 @@ class Dataset:
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         """The starts of an epoch's windows. What they leave of the text changes with the epoch."""
-        order = np.argsort(mixed(np.arange(self.epoch_windows), mix(self.seed, 3, epoch)))
+        order = np.argsort(hash_words(np.arange(self.epoch_windows), hash64(self.seed, 3, epoch)))
         left = len(self.train) - 1 - self.epoch_windows * self.block_size
-        first = mix(self.seed, 4, epoch) % (left // self.stride + 1) * self.stride
+        first = hash64(self.seed, 4, epoch) % (left // self.stride + 1) * self.stride
         return order * self.block_size + first
 
     @property
@@ -130,7 +130,7 @@ class Dataset:
     ) -> np.ndarray:
         places = (len(tokens) - T - 1) // stride + 1
         rows = range(self.batch_size)
-        return np.array([mix(self.seed, stream, number, row) % places * stride for row in rows])
+        return np.array([hash64(self.seed, stream, number, row) % places * stride for row in rows])
 
 
 def _windows(tokens: np.ndarray, T: int, starts: np.ndarray, out: Batch | None) -> Batch:

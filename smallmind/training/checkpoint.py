@@ -106,7 +106,7 @@ def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
     return [(path, _fault(path)) for path in _files(_folder(directory))]
 
 
-def copied(checkpoint: Checkpoint, copies: dict[str, np.ndarray]) -> Checkpoint:
+def copy_into(checkpoint: Checkpoint, copies: dict[str, np.ndarray]) -> Checkpoint:
     """The same, in arrays of its own: those in copies, which hold it until they are used again."""
     for name in copies.keys() - checkpoint.tensors.keys():
         del copies[name]
@@ -155,7 +155,7 @@ class BackgroundSaver:
         failure = self.wait()
         with self._lock:
             self._pending = None  # an interrupt may leave the copies half done
-            self._pending = copied(checkpoint, self._copies), best
+            self._pending = copy_into(checkpoint, self._copies), best
         threading.Thread(target=self._work, name="checkpoint").start()
         return failure
 

@@ -4,16 +4,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smallmind.training.records import Progress
+from smallmind.training.records import RunProgress
 
 
 class StepClock:
     """Adds the time that passes to progress.seconds, and tells how fast the last steps were."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: RunProgress) -> None:
         self.restart(progress)
 
-    def restart(self, progress: Progress) -> None:
+    def restart(self, progress: RunProgress) -> None:
         """From now on for a run that is there; what was not told of yet is forgotten."""
         self._progress = progress
         self._tick = time.perf_counter()

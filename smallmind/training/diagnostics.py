@@ -250,7 +250,7 @@ def checked_update(
 
 
 @contextmanager
-def watched(
+def instrument(
     model: TransformerModel, config: TrainingConfig, profiler: TrainingProfiler
 ) -> Iterator[None]:
     """Within the block the model is measured and traced as config asks."""
@@ -302,7 +302,7 @@ def _report_anomaly(model: TransformerModel, kernel: str, array: np.ndarray) -> 
     number = model.workspace.pass_number
     where = "an evaluation" if number is None else f"training pass {number + 1}"
     place = f"the first {what} is in the {direction} pass of {layer} ({kernel}, {where})"
-    for name, value in model.flat.used.items():
+    for name, value in model.flat.compute.items():
         if not _is_finite(value):
             cause = f"{name} is not finite itself; go back to weights that are"
             raise FloatingPointError(f"{place}: {cause}")

@@ -12,7 +12,7 @@ from smallmind.nn.transformer import INITIAL_DEVIATION, TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.diagnostics import check_model
-from smallmind.training.training import Training
+from smallmind.training.loop import Training
 
 FIRST_LOSS_SLACK = 0.2  # nats: what a batch may be above or below by chance
 SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
@@ -54,7 +54,7 @@ def _copy(model: TransformerModel, backend: str | None = None) -> TransformerMod
     copy = TransformerModel(
         **dataclasses.asdict(model.config), seed=model.seed, backend=backend or model.backend
     )
-    copy.flat.values[:] = model.flat.values
+    copy.flat.data[:] = model.flat.data
     return copy
 
 

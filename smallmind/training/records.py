@@ -86,7 +86,7 @@ Record = (
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Where a run is, fit for JSON."""
 
     step: int = 0  # updates so far, those that overflowed or were left out included

@@ -10,7 +10,7 @@ from smallmind.training.checkpoint import BackgroundSaver, Checkpoint
 from smallmind.training.records import Record, SaveRecord
 
 if TYPE_CHECKING:
-    from smallmind.training.training import Training
+    from smallmind.training.loop import Training
 
 
 @dataclass(frozen=True)

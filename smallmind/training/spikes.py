@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.config import InputError
-from smallmind.training.checkpoint import Checkpoint, copied
+from smallmind.training.checkpoint import Checkpoint, copy_into
 
 FACTOR = 3.0  # times the moving average, above which a loss is a spike
 MEMORY = 0.95  # share of the average that stays when a loss comes in
@@ -52,7 +52,7 @@ class Spikes:
         for name, tensor in checkpoint.tensors.items():
             if not name.startswith(PREFIX) and not np.isfinite(tensor).all():
                 return name
-        self.good = copied(without_snapshot(checkpoint)[0], self._copies)
+        self.good = copy_into(without_snapshot(checkpoint)[0], self._copies)
         return None
 
     def with_snapshot(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from smallmind.cli import main
-from smallmind.console import Console
+from smallmind.cli.console import Console
 from tests.faults.runs import FLAGS, status, train
 
 TEXT = "αβγ δεζ 漢字 \U0001f600 é\x1b\x07 the cat.\n" * 100

@@ -5,7 +5,7 @@ import pytest
 
 from smallmind import durable
 from smallmind.kernels import compiled
-from smallmind.kernels.half import rounded
+from smallmind.kernels.half import round_to
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import BEST, CHECKPOINTS, load, newest, verify
@@ -51,7 +51,7 @@ def activation(patch, value):
         calls.append(1)
         # Two layers a pass; evaluations of two batches of two parts come in between.
         if len(calls) > 2 * (STEP - 1 + 4):
-            out[0, 0] = rounded(np.full(1, value, np.float32), out.dtype)[0]
+            out[0, 0] = round_to(np.full(1, value, np.float32), out.dtype)[0]
 
     patch.setattr(compiled, "matmul_gelu", matmul_gelu)
 

@@ -12,7 +12,7 @@ from smallmind import durable, generation
 from smallmind.nn.transformer import TransformerModel
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
-from smallmind.training.training import Training
+from smallmind.training.loop import Training
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
 

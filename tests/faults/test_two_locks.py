@@ -8,13 +8,13 @@ import threading
 import pytest
 
 from smallmind import InputError
-from smallmind.training import run_lock
-from smallmind.training.run_directory import RunDirectory
-from smallmind.training.run_lock import RunLock
+from smallmind.runs import lock as run_lock
+from smallmind.runs.directory import RunDirectory
+from smallmind.runs.lock import RunLock
 
 HOLDER = """
 import os, sys
-from smallmind.training.run_lock import RunLock
+from smallmind.runs.lock import RunLock
 lock = RunLock(sys.argv[1])
 print(os.getpid(), flush=True)
 sys.stdin.read()

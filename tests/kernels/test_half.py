@@ -10,7 +10,7 @@ import pytest
 from numba import njit
 
 from smallmind.kernels import compiled, reference, simd
-from smallmind.kernels.half import BFLOAT16, FLOAT16, rounded, to_float32
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.kernels.isa import ISA
 from tests.guards import Guarded
 
@@ -41,7 +41,7 @@ def stored(values, dtype):
     """What kernels store for values: the CPU's rounding to bfloat16 makes zeros of denormals."""
     if dtype == BFLOAT16 and ISA.bfloat16:
         values = np.where(np.abs(values) < 2.0**-126, np.copysign(np.float32(0), values), values)
-    return rounded(values, dtype)
+    return round_to(values, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,7 +69,7 @@ def test_numbers_are_rounded_to_the_nearest(dtype):
     is_number = ~np.isnan(x)
     np.testing.assert_array_equal(y[is_number], stored(x, dtype)[is_number])
     assert np.isnan(to_float32(y[~is_number])).all()
-    assert np.isnan(to_float32(rounded(x, dtype)[~is_number])).all()
+    assert np.isnan(to_float32(round_to(x, dtype)[~is_number])).all()
     if dtype == FLOAT16:
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(y[is_number], x.astype(np.float16).view(dtype)[is_number])
@@ -77,7 +77,7 @@ def test_numbers_are_rounded_to_the_nearest(dtype):
     finite = x[np.isfinite(x) & (np.abs(x) <= exact[-1])].astype(np.float64)
     place = np.searchsorted(exact, finite).clip(1, len(exact) - 1)
     distance = np.minimum(np.abs(exact[place] - finite), np.abs(exact[place - 1] - finite))
-    chosen = to_float32(rounded(finite.astype(np.float32), dtype))
+    chosen = to_float32(round_to(finite.astype(np.float32), dtype))
     np.testing.assert_array_equal(np.abs(chosen - finite), distance)
 
 
@@ -117,7 +117,7 @@ def normal(random, *shape):
 
 
 def half(values, dtype):
-    return np.ascontiguousarray(rounded(values, dtype))
+    return np.ascontiguousarray(round_to(values, dtype))
 
 
 def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
@@ -157,7 +157,7 @@ def test_products(dtype, M, K, N):
     a, b = normal(random, M, K), normal(random, K, N)
     bias, plus = half(normal(random, N), dtype), normal(random, M, N)
     for stored in (dtype, np.float32):
-        added = rounded(plus, stored)
+        added = round_to(plus, stored)
         out = ((M, N), stored)
         assert_half_close("matmul", [out], half(a, dtype), half(b, dtype), bias, added)
         assert_half_close("matmul_transpose_a", [out], half(a.T, dtype), half(b, dtype), added)
@@ -263,4 +263,4 @@ def test_adamw_writes_the_working_copy(dtype, n):
     working.assert_intact()
     for a, b in zip(plain, copied, strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(working.array, rounded(copied[0], dtype))
+    np.testing.assert_array_equal(working.array, round_to(copied[0], dtype))

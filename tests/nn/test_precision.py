@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from smallmind import CheckpointManager, InputError, Precision, TransformerModel, safetensors
-from smallmind.kernels.half import rounded, to_float32
+from smallmind.kernels.half import round_to, to_float32
 from smallmind.kernels.isa import ISA
 from tests.peaks import rented_at_the_peak
 
-HALVES = [Precision.FLOAT16, Precision.BFLOAT16]
+FLOAT16_SETTINGS = [Precision.FLOAT16, Precision.BFLOAT16]
 SCALE = {Precision.FLOAT16: 65536.0, Precision.BFLOAT16: 1.0}
 # Of the gradient of a small model: some dozens of roundings, each of half a unit.
 ERROR = {Precision.FLOAT16: 3e-3, Precision.BFLOAT16: 3e-2}
@@ -29,12 +29,12 @@ def gradients(model, scale=1.0):
     model.zero_gradients()
     model.passes = 3
     loss = model.loss_and_gradients(*batch(), scale)
-    return loss, model.flat.gradients / np.float32(scale)
+    return loss, model.flat.grad / np.float32(scale)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("tie_weights", [True, False])
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
 def test_gradients_are_those_of_float32_to_rounding(precision, tie_weights, dropout):
     settings = {"tie_weights": tie_weights, "dropout": dropout}
     loss, exact = gradients(small_model(**settings))
@@ -44,7 +44,7 @@ def test_gradients_are_those_of_float32_to_rounding(precision, tie_weights, drop
     assert 1e-5 < error < ERROR[precision]  # and it is not float32 by another name
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
 def test_recompute_changes_no_bit(precision):
     model = small_model(precision, dropout=0.2)
     plain = gradients(model, SCALE[precision])
@@ -54,7 +54,7 @@ def test_recompute_changes_no_bit(precision):
     np.testing.assert_array_equal(plain[1], recomputed[1])
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
 def test_the_working_copy_follows_the_optimiser(precision):
     from smallmind import AdamW
 
@@ -64,11 +64,11 @@ def test_the_working_copy_follows_the_optimiser(precision):
         model.loss_and_gradients(*batch(step), SCALE[precision])
         optimizer.step(1.0, SCALE[precision])
     working = model.flat.working
-    np.testing.assert_array_equal(working, rounded(model.flat.values, working.dtype))
-    assert (to_float32(working) != model.flat.values).any()
+    np.testing.assert_array_equal(working, round_to(model.flat.data, working.dtype))
+    assert (to_float32(working) != model.flat.data).any()
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
 def test_weights_written_by_hand_count_after_refresh(precision):
     model = small_model(precision)
     ids, targets = batch()
@@ -119,9 +119,9 @@ def bytes_at_the_peak(precision, monkeypatch):
     return rented_at_the_peak(monkeypatch, model, lambda model: model.loss_and_gradients(ids, ids))
 
 
-@pytest.mark.parametrize("precision", HALVES)
+@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
 def test_activations_take_half_the_memory(precision, monkeypatch):
     exact = bytes_at_the_peak(Precision.FLOAT32, monkeypatch)
     assert bytes_at_the_peak(precision, monkeypatch) <= 0.52 * exact
     model = small_model(precision)
-    assert model.flat.working.nbytes == model.flat.values.nbytes / 2
+    assert model.flat.working.nbytes == model.flat.data.nbytes / 2

@@ -33,7 +33,7 @@ def gradients(model, manager):
     model.zero_gradients()
     model.passes = 3
     loss = model.loss_and_gradients(*batch())
-    return loss, model.flat.gradients.copy()
+    return loss, model.flat.grad.copy()
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
@@ -53,7 +53,7 @@ def test_another_pass_drops_other_activations():
     _, first = gradients(model, CheckpointManager(1))
     model.zero_gradients()
     model.loss_and_gradients(*batch())
-    assert (model.flat.gradients != first).any()
+    assert (model.flat.grad != first).any()
 
 
 def test_segments():

@@ -131,11 +131,11 @@ def test_a_batch_goes_through_the_model_in_groups(monkeypatch):
     model = small_model(backend="numpy", dtype=np.float64)
     ids, targets = batch(model, B=5)
 
-    def pass_through(windows_at_once):
-        model.windows_at_once = windows_at_once
+    def pass_through(micro_batch_size):
+        model.micro_batch_size = micro_batch_size
         model.zero_gradients()
         loss = model.loss_and_gradients(ids, targets, scale=3.0)
-        results = [loss, model.flat.gradients.copy(), model.losses(ids, targets)]
+        results = [loss, model.flat.grad.copy(), model.losses(ids, targets)]
         return [*results, model.forward(ids)]
 
     whole = pass_through(5)
@@ -147,7 +147,7 @@ def test_a_batch_goes_through_the_model_in_groups(monkeypatch):
         data = batch(model, B=B)
         return rented_at_the_peak(monkeypatch, model, lambda model: model.loss_and_gradients(*data))
 
-    model.windows_at_once = 5
+    model.micro_batch_size = 5
     assert peak(5) == peak(50) > peak(2)
 
 
@@ -155,17 +155,17 @@ def test_scale_multiplies_the_gradients_and_not_the_loss():
     model = small_model(backend="numpy", dtype=np.float64)
     ids, targets = batch(model)
     loss = model.loss_and_gradients(ids, targets)
-    once = model.flat.gradients.copy()
+    once = model.flat.grad.copy()
     model.zero_gradients()
     assert model.loss_and_gradients(ids, targets, scale=0.25) == loss
-    np.testing.assert_allclose(model.flat.gradients, 0.25 * once, atol=1e-15)
+    np.testing.assert_allclose(model.flat.grad, 0.25 * once, atol=1e-15)
 
 
 def test_parameters_and_gradients_are_views_of_one_flat_vector_each():
     model = small_model()
     for mapping, flat in (
-        (model.parameters, model.flat.values),
-        (model.gradients, model.flat.gradients),
+        (model.parameters, model.flat.data),
+        (model.gradients, model.flat.grad),
     ):
         for name, array in mapping.items():
             assert np.shares_memory(array, flat), name
@@ -218,7 +218,7 @@ def test_dropout_is_off_outside_training_and_new_at_every_pass():
 
 
 def test_weights_follow_from_the_seed():
-    values = [small_model(seed=seed).flat.values.tobytes() for seed in (1, 1, 2)]
+    values = [small_model(seed=seed).flat.data.tobytes() for seed in (1, 1, 2)]
     assert values[0] == values[1] != values[2]
 
 
@@ -238,7 +238,7 @@ def test_save_and_load(tmp_path, settings):
     model.save(tmp_path / "model.safetensors")
     loaded = smallmind.TransformerModel.load(tmp_path / "model.safetensors")
     assert loaded.config == model.config
-    assert loaded.flat.values.tobytes() == model.flat.values.tobytes()
+    assert loaded.flat.data.tobytes() == model.flat.data.tobytes()
 
 
 def test_loading_another_file_is_one_clear_line(tmp_path):

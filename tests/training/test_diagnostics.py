@@ -14,7 +14,7 @@ from smallmind.training.diagnostics import (
     detect_anomaly,
     update_ratios,
 )
-from smallmind.training.training import OverflowRecord
+from smallmind.training.loop import OverflowRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 NAN, INF = float("nan"), float("inf")
@@ -143,18 +143,18 @@ def test_a_model_is_looked_at_by_name(name, problem):
 def test_dead_units_are_counted_by_layer(backend):
     model, (ids, targets) = small_model(backend=backend, dropout=0.5)
     model.parameters["blocks.1.mlp.expansion.bias"][5:42] = -100
-    passes, gradients = model.passes, model.flat.gradients.copy()
+    passes, gradients = model.passes, model.flat.grad.copy()
     kernels = model.workspace.kernels
     (finding,) = dead_units(model, ids, targets)
     assert (finding.name, finding.problem) == ("blocks.1.mlp.expansion", "dead")
     assert finding.message.startswith("37 of 128 hidden units are dead")
     assert model.passes == passes and model.workspace.kernels is kernels
-    np.testing.assert_array_equal(model.flat.gradients, gradients)
+    np.testing.assert_array_equal(model.flat.grad, gradients)
 
 
 def test_a_unit_that_one_token_of_many_wakes_is_not_dead():
     model, _ = small_model(backend="numpy")
-    model.windows_at_once = 1
+    model.micro_batch_size = 1
     loud = np.random.default_rng(0).standard_normal(32)
     values = model.parameters
     values["token_embedding.weight"][:2] = -10 * loud, 10 * loud
@@ -210,7 +210,7 @@ def test_a_run_yields_its_health_at_the_interval_and_learns_the_same():
         seen = health(run(training, check_gradient_health=on, diagnostic_interval=3))
         assert [record.step for record in seen] == ([1, 3, 6] if on else [])
         assert training.model.workspace.kernels is kernels
-        bits.append(training.model.flat.values.tobytes())
+        bits.append(training.model.flat.data.tobytes())
     assert bits[0] == bits[1]
 
 

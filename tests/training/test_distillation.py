@@ -15,7 +15,7 @@ from smallmind import (
 from smallmind.kernels import compilation
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.training import OverflowRecord, SaveRecord, StepRecord
+from smallmind.training.loop import OverflowRecord, SaveRecord, StepRecord
 from tests.gradcheck import assert_gradients
 from tests.training.test_resume import digest, shown
 
@@ -41,12 +41,12 @@ def sharp(teacher):
     return teacher
 
 
-@pytest.mark.parametrize("windows_at_once", [None, 2])
-def test_the_loss_by_hand(windows_at_once):
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_the_loss_by_hand(micro_batch_size):
     teacher = sharp(new_teacher())
     training = new_training(Distillation(teacher, temperature=2.5, alpha=0.3), dropout=0.0)
     model = training.model
-    model.windows_at_once = windows_at_once
+    model.micro_batch_size = micro_batch_size
     ids, targets = training.dataset.batch(0)
 
     def log_softmax(logits):
@@ -68,16 +68,16 @@ def test_gradients_of_the_whole_loss(learn):
     distillation = Distillation(teacher, 3.0, 0.6, learn_temperature=learn)
     training = new_training(distillation, dropout=0.0, **settings)
     model, (ids, targets) = training.model, training.dataset.batch(0)
-    model.windows_at_once = 2
+    model.micro_batch_size = 2
     distillation.loss_and_gradients(model, ids, targets)
-    gradient, dx = model.flat.gradients.copy(), distillation._dx.copy()
+    gradient, dx = model.flat.grad.copy(), distillation._dx.copy()
     x = distillation._x.copy()
 
     def f(values, x):
-        model.flat.values[...], distillation._x[...] = values, x
+        model.flat.data[...], distillation._x[...] = values, x
         return distillation.loss_and_gradients(model, ids, targets)
 
-    arrays = [model.flat.values.copy(), x]
+    arrays = [model.flat.data.copy(), x]
     if learn:
         assert_gradients(f, [gradient, dx], arrays)
     else:
@@ -110,7 +110,7 @@ def test_a_taught_student_comes_nearer_to_its_teacher():
 
 def test_the_teacher_keeps_nothing_and_does_not_change():
     teacher = sharp(new_teacher())
-    before = teacher.flat.values.tobytes()
+    before = teacher.flat.data.tobytes()
     training = new_training(Distillation(teacher))
     with TensorPool() as pool:
         teacher.workspace.pool = training.model.workspace.pool = pool
@@ -124,8 +124,8 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
         with teacher.logits(training.dataset.batch(0)[0]) as logits:
             # All that a block that only predicts leaves rented.
             assert len(teacher.workspace.rented()) == 1 and logits.shape == (3 * T, V)
-    assert not teacher.flat.gradients.any() and teacher.passes == 0
-    assert teacher.flat.values.tobytes() == before
+    assert not teacher.flat.grad.any() and teacher.passes == 0
+    assert teacher.flat.data.tobytes() == before
 
 
 def test_the_same_bits_on_any_number_of_threads():
@@ -250,7 +250,7 @@ def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
             cache=tmp_path / "said" if cached else None,
         )  # fmt: skip
         training = new_training(distillation, 0.0, batch_size, TEXT[: 16 * 24])
-        config = training.resolved(
+        config = training.with_step_count(
             TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)
         )
         records = [r for r in training.steps(config) if isinstance(r, StepRecord)]

@@ -73,7 +73,7 @@ def test_uneven_micro_batches_equal_one_large_batch():
     assert [len(ids) for ids, _ in batches] == [4, 4, 3]
     ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
-    np.testing.assert_allclose(training.model.flat.gradients, one.flat.gradients, atol=1e-14)
+    np.testing.assert_allclose(training.model.flat.grad, one.flat.grad, atol=1e-14)
 
 
 def test_a_run_sees_each_window_as_often_as_it_has_epochs(monkeypatch):
@@ -121,4 +121,4 @@ def test_a_run_goes_on_within_an_epoch(step):
         if isinstance(record, SaveRecord) and record.step == step:
             break
     list(rest.steps(config, first.checkpoint()))
-    assert rest.model.flat.values.tobytes() == whole.model.flat.values.tobytes()
+    assert rest.model.flat.data.tobytes() == whole.model.flat.data.tobytes()

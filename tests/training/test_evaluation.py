@@ -67,12 +67,12 @@ def test_a_stop_ends_the_evaluation_of_all_too(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("windows_at_once", [None, 2])
-def test_the_likeliest_token_is_the_one_with_the_highest_logit(precision, windows_at_once):
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_the_likeliest_token_is_the_one_with_the_highest_logit(precision, micro_batch_size):
     model = TransformerModel(11, 16, 16, 1, 2, seed=2)
-    model.flat.values *= 10
+    model.flat.data *= 10
     model.use_precision(precision)
-    model.windows_at_once = windows_at_once
+    model.micro_batch_size = micro_batch_size
     random = np.random.default_rng(0)
     ids = random.integers(0, 11, (5, 16)).astype(np.int32)
     targets = model.forward(ids).argmax(axis=-1).astype(np.int32)

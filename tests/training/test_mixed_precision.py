@@ -8,7 +8,7 @@ import pytest
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.cli import main
 from smallmind.config import Precision
-from smallmind.training.training import OverflowRecord, StepRecord
+from smallmind.training.loop import OverflowRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 
@@ -37,7 +37,7 @@ def spoil(monkeypatch, training, at_passes, name="blocks.1.mlp.expansion.weight"
 
 def state(training):
     optimizer = training.optimizer
-    arrays = (training.model.flat.values, training.model.flat.working, optimizer.m, optimizer.v)
+    arrays = (training.model.flat.data, training.model.flat.working, optimizer.m, optimizer.v)
     return optimizer.steps, [array.copy() for array in arrays]
 
 
@@ -67,7 +67,7 @@ def test_an_overflow_changes_nothing_but_the_scale(monkeypatch):
             assert steps == before[0] == 3
             for array, expected in zip(arrays, before[1], strict=True):
                 np.testing.assert_array_equal(array, expected)
-            assert not training.model.flat.gradients.any()
+            assert not training.model.flat.grad.any()
         if record.step == 5:
             assert isinstance(record, StepRecord) and training.optimizer.steps == 4
     assert training.scaler.scale == 32768
@@ -91,8 +91,8 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
         for record in training.steps(TrainingConfig(steps=99, log_every=1, val_every=0,
                                                     precision="float16")):  # fmt: skip
             if record.step == 2:
-                start = training.model.flat.values.copy()
-    np.testing.assert_array_equal(training.model.flat.values, start)
+                start = training.model.flat.data.copy()
+    np.testing.assert_array_equal(training.model.flat.data, start)
 
 
 def test_finite_gradients_whose_squares_are_not_end_the_run_with_a_reason(monkeypatch):
@@ -101,7 +101,7 @@ def test_finite_gradients_whose_squares_are_not_end_the_run_with_a_reason(monkey
 
     def loss_and_gradients(*arguments):
         loss = honest(*arguments)
-        training.model.flat.gradients[:8] = 1e30
+        training.model.flat.grad[:8] = 1e30
         return loss
 
     monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
@@ -126,10 +126,13 @@ def test_bfloat16_has_no_scaler():
 
 
 def test_what_use_mixed_precision_and_precision_come_to():
-    assert TrainingConfig().storage == Precision.FLOAT32
-    assert TrainingConfig(use_mixed_precision=True).storage == Precision.FLOAT16
-    assert TrainingConfig(precision="bfloat16").storage == Precision.BFLOAT16
-    assert TrainingConfig(use_mixed_precision=True, precision="float16").storage == "float16"
+    assert TrainingConfig().requested_precision == Precision.FLOAT32
+    assert TrainingConfig(use_mixed_precision=True).requested_precision == Precision.FLOAT16
+    assert TrainingConfig(precision="bfloat16").requested_precision == Precision.BFLOAT16
+    assert (
+        TrainingConfig(use_mixed_precision=True, precision="float16").requested_precision
+        == "float16"
+    )
     with pytest.raises(InputError, match="contradicts use_mixed_precision=True"):
         TrainingConfig(use_mixed_precision=True, precision="bfloat16")
     with pytest.raises(InputError, match="must be one of float32, float16, bfloat16, auto"):
@@ -147,7 +150,7 @@ def test_the_command_line_says_that_a_step_was_skipped(tmp_path, monkeypatch, ca
         calls += 1
         loss = honest(self, ids, targets, scale)
         if calls == 2:
-            self.flat.gradients[0] = np.nan
+            self.flat.grad[0] = np.nan
         return loss
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)

@@ -49,12 +49,12 @@ def failed(training):
 def test_a_sound_model_passes_and_stays_as_it_is(settings, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     training = small_training(**settings)
-    values = training.model.flat.values.copy()
+    values = training.model.flat.data.copy()
     checks = list(preflight(training))
     assert len(checks) == (4 if "backend" in settings else 5)
     assert [check for check in checks if not check.passed] == []
-    np.testing.assert_array_equal(training.model.flat.values, values)
-    assert not training.model.flat.gradients.any() and training.model.passes == 0
+    np.testing.assert_array_equal(training.model.flat.data, values)
+    assert not training.model.flat.grad.any() and training.model.passes == 0
     assert not list(Path().iterdir())
 
 
@@ -144,10 +144,10 @@ def test_a_gradient_wrong_by_a_thousandth_fails_under_its_name(monkeypatch):
     for value in model.parameters.values():
         value += 0.3 * random.standard_normal(value.shape)
     data = random.integers(0, 11, (2, 8))
-    before = model.flat.values.copy()
+    before = model.flat.data.copy()
     right = model.loss_and_gradients
     assert max(gradient_errors(model, data[:, :-1], data[:, 1:]).values()) < 1e-6
-    np.testing.assert_array_equal(model.flat.values, before)
+    np.testing.assert_array_equal(model.flat.data, before)
 
     def wrong(*batch):
         loss = right(*batch)

@@ -15,8 +15,8 @@ from smallmind import InputError, Tokenizer, Training, TrainingConfig, Transform
 from smallmind.cli import main
 from smallmind.kernels import compilation
 from smallmind.training import checkpoint as checkpoints
+from smallmind.training.loop import EarlyStopRecord, EvaluationRecord, SaveRecord, StepRecord
 from smallmind.training.saving import saved_steps
-from smallmind.training.training import EarlyStopRecord, EvaluationRecord, SaveRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {

@@ -31,7 +31,7 @@ for count in map(int, sys.argv[1].split(",")):
     precision, steps = sys.argv[2], int(sys.argv[3])
     records = training.train(steps, val_every=steps // 2, val_batches=2, precision=precision)
     digest = hashlib.sha256(repr([getattr(r, "loss", r) for r in records]).encode())
-    for array in (model.flat.values, training.optimizer.m, training.optimizer.v):
+    for array in (model.flat.data, training.optimizer.m, training.optimizer.v):
         digest.update(array.tobytes())
     print(count, digest.hexdigest())
 """
@@ -68,7 +68,7 @@ def test_a_run_equals_the_reference_to_rounding():
         training = small_training(backend)
         records = training.train(steps=50, log_every=1, val_every=0, warmup_steps=10)
         losses.append([record.loss for record in records])
-        weights.append(training.model.flat.values)
+        weights.append(training.model.flat.data)
     np.testing.assert_allclose(*losses, rtol=0, atol=2e-5)
     # Where a gradient is near nothing, Adam's step has the direction of its rounding error.
     assert np.abs(weights[0] - weights[1]).mean() < 1e-5
@@ -100,7 +100,7 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
     monkeypatch.setattr(pool, "rent", rent_poisoned)
     monkeypatch.setattr(scratch._kept, "views", Poisoned())
     training.train(steps=3, val_every=2, val_batches=1, precision=precision)
-    assert training.model.flat.values.tobytes() == expected.model.flat.values.tobytes()
+    assert training.model.flat.data.tobytes() == expected.model.flat.data.tobytes()
 
 
 def test_after_the_first_step_python_allocates_no_array():

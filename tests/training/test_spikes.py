@@ -17,7 +17,7 @@ TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 
 @pytest.fixture(autouse=True)
 def _snapshots_every_4_steps(monkeypatch):
-    monkeypatch.setattr("smallmind.training.training.SNAPSHOT_EVERY", 4)
+    monkeypatch.setattr("smallmind.training.loop.SNAPSHOT_EVERY", 4)
 
 
 def spiking_training(at):
@@ -62,7 +62,7 @@ def test_back_to_the_last_good_state_at_half_the_rate_without_the_batch(loss, pr
             assert now.state["scaler"] == kept.state["scaler"]
             for name, value in expected.items():
                 np.testing.assert_array_equal(now.tensors[name], value, name)
-            assert not training.model.flat.gradients.any()
+            assert not training.model.flat.grad.any()
             assert training.spikes.average == kept.state["spikes"]["average"] != record.average_loss
         seen.append(record)
     steps = [record for record in seen if isinstance(record, StepRecord)]

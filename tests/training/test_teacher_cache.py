@@ -14,7 +14,7 @@ def losses_and_gradients(training, batches=4):
     for number in range(batches):
         ids, targets = training.dataset.batch(number)
         losses.append(training._loss_and_gradients(number, ids, targets, 1.0, 1.0))
-    return np.array(losses), model.flat.gradients.copy()
+    return np.array(losses), model.flat.grad.copy()
 
 
 def live_on_the_same_windows(teacher, **settings):

@@ -40,7 +40,7 @@ def test_arguments_win_over_the_config(tmp_path):
     assert checkpoint.step == 6
     same = small_training()
     same.train(beta1=0.8, **given)
-    assert same.model.flat.values.tobytes() == training.model.flat.values.tobytes()
+    assert same.model.flat.data.tobytes() == training.model.flat.data.tobytes()
 
 
 def test_in_the_order_of_the_guide():

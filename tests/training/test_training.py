@@ -9,7 +9,7 @@ import smallmind
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.optim.schedule import schedule
 from smallmind.training.evaluation import evaluate
-from smallmind.training.training import EvaluationRecord, StepRecord
+from smallmind.training.loop import EvaluationRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
@@ -44,7 +44,7 @@ def test_the_same_seed_gives_the_same_bits():
     for seed in (1, 1, 2):
         training = small_training(seed=seed, dropout=0.1)
         training.train(steps=5, val_every=2, val_batches=1)
-        weights.append(training.model.flat.values.tobytes())
+        weights.append(training.model.flat.data.tobytes())
     assert weights[0] == weights[1] != weights[2]
 
 
@@ -53,7 +53,7 @@ def test_evaluations_do_not_change_what_is_learnt():
     for every in (0, 1):
         training = small_training(dropout=0.1)
         training.train(steps=5, val_every=every, val_batches=2)
-        weights.append(training.model.flat.values.tobytes())
+        weights.append(training.model.flat.data.tobytes())
     assert weights[0] == weights[1]
 
 
@@ -68,7 +68,7 @@ def test_accumulated_batches_equal_one_large_batch():
     batches = [training.dataset.batch(number) for number in range(8, 12)]
     ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
-    np.testing.assert_allclose(four.flat.gradients, one.flat.gradients, atol=1e-14)
+    np.testing.assert_allclose(four.flat.grad, one.flat.grad, atol=1e-14)
 
 
 def test_the_caller_may_stop_and_keep_the_model():
@@ -83,10 +83,10 @@ def test_the_caller_may_stop_and_keep_the_model():
 def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoilt():
     training = small_training()
     training.model.parameters["final_norm.weight"][0] = np.nan
-    before = training.model.flat.values.copy()
+    before = training.model.flat.data.copy()
     with pytest.raises(FloatingPointError, match="loss became nan at step 1: lower the learning"):
         training.train(steps=3)
-    np.testing.assert_array_equal(training.model.flat.values, before)
+    np.testing.assert_array_equal(training.model.flat.data, before)
 
 
 def test_what_does_not_fit_is_refused():
@@ -131,16 +131,16 @@ def test_adamw_returns_the_norm_and_clips_to_it():
     updates = []
     for scale in (1.0, 1000.0):
         model = TransformerModel(5, 4, 8, 1, 2)
-        before = model.flat.values.copy()
+        before = model.flat.data.copy()
         random = np.random.default_rng(0)
         for gradient in model.gradients.values():
             gradient[...] = scale * random.standard_normal(gradient.shape)
-        expected = np.linalg.norm(model.flat.gradients)
+        expected = np.linalg.norm(model.flat.grad)
         optimizer = smallmind.AdamW(model, weight_decay=0.0, eps=1.0)
         assert optimizer.step(max_grad_norm=1.0) == pytest.approx(expected, rel=1e-6)
-        assert not model.flat.gradients.any()
+        assert not model.flat.grad.any()
         assert np.linalg.norm(optimizer.m) == pytest.approx(0.1, rel=1e-4)
-        updates.append(model.flat.values - before)
+        updates.append(model.flat.data - before)
     # Clipped to the same norm, both are the same step.
     np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
 
@@ -151,9 +151,9 @@ def test_adamw_clips_by_value_after_unscaling_and_after_the_norm(loss_scale):
     random = np.random.default_rng(0)
     for gradient in model.gradients.values():
         gradient[...] = random.standard_normal(gradient.shape)
-    gradients = model.flat.gradients.copy()
+    gradients = model.flat.grad.copy()
     norm = np.linalg.norm(gradients)
-    model.flat.gradients *= loss_scale
+    model.flat.grad *= loss_scale
     optimizer = smallmind.AdamW(model, betas=(0.0, 0.99))
     measured = optimizer.step(2.0, loss_scale, 0.01)
     assert measured == pytest.approx(norm, rel=1e-6)
@@ -167,10 +167,10 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(planted):
     model = TransformerModel(5, 4, 8, 1, 2)
     optimizer = smallmind.AdamW(model)
     model.gradients["final_norm.weight"][3] = planted
-    before = model.flat.values.copy()
+    before = model.flat.data.copy()
     with pytest.raises(FloatingPointError, match="nothing was updated"):
         optimizer.step(max_grad_norm=1.0)
-    np.testing.assert_array_equal(model.flat.values, before)
+    np.testing.assert_array_equal(model.flat.data, before)
     assert not optimizer.m.any() and not optimizer.v.any() and optimizer.steps == 0
 
 
@@ -187,7 +187,7 @@ def test_every_setting_reaches_the_optimiser(monkeypatch):
             steps.append((self.learning_rate, max_grad_norm, self.model.passes))
             return super().step(max_grad_norm, loss_scale, max_grad_value)
 
-    monkeypatch.setattr("smallmind.training.training.AdamW", Recorder)
+    monkeypatch.setattr("smallmind.training.loop.AdamW", Recorder)
     training = small_training()
     training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
     config = TrainingConfig(

@@ -12,10 +12,10 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.config import CheckpointStrategy
-from smallmind.memory.estimate import PROGRAM, Teacher, estimate, largest_at_once
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.recompute import CheckpointManager
 from smallmind.text.dataset import Dataset
+from smallmind.training.memory_estimate import PROGRAM, Teacher, estimate, largest_at_once
 
 STRATEGIES = [
     {},
@@ -31,8 +31,8 @@ def held_after_a_step(model_config, training_config, batch_size):
     model = TransformerModel(**settings)
     with TensorPool() as pool:
         model.workspace.pool = pool
-        model.windows_at_once = training_config.windows_at_once
-        model.use_precision(training_config.storage)
+        model.micro_batch_size = training_config.micro_batch_size
+        model.use_precision(training_config.requested_precision)
         model.use_checkpointing(
             CheckpointManager.of(
                 training_config.recompute, model_config.n_layer,
@@ -45,7 +45,7 @@ def held_after_a_step(model_config, training_config, batch_size):
             ids[...] = targets[...] = 1
             model.loss_and_gradients(ids, targets)
         flat = model.flat
-        vectors = [flat.values, flat.gradients, optimizer.m, optimizer.v]
+        vectors = [flat.data, flat.grad, optimizer.m, optimizer.v]
         vectors += [] if flat.working is None else [flat.working]
         return pool.statistics().bytes_held, sum(vector.nbytes for vector in vectors)
 
@@ -53,7 +53,7 @@ def held_after_a_step(model_config, training_config, batch_size):
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.get("checkpoint_strategy", len(s)))
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize(
-    ("model", "batch_size", "windows_at_once"),
+    ("model", "batch_size", "micro_batch_size"),
     [
         (ModelConfig(65, 32, 5, 3, 48), 4, None),
         (ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False), 7, 3),
@@ -62,9 +62,9 @@ def held_after_a_step(model_config, training_config, batch_size):
     ],
 )
 def test_it_is_what_pool_and_vectors_then_hold(
-    model, batch_size, windows_at_once, precision, strategy
+    model, batch_size, micro_batch_size, precision, strategy
 ):
-    training = TrainingConfig(precision=precision, windows_at_once=windows_at_once, **strategy)
+    training = TrainingConfig(precision=precision, micro_batch_size=micro_batch_size, **strategy)
     expected = estimate(model, training, batch_size)
     pool, vectors = held_after_a_step(model, training, batch_size)
     assert expected.activations == pytest.approx(pool, rel=0.05)
@@ -85,7 +85,7 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, precision, top_k):
     config = TrainingConfig(precision=precision)
     expected = estimate(student, config, 4, teacher=Teacher(teacher, top_k))
     model, its_teacher = (TransformerModel(**vars(c)) for c in (student, teacher))
-    model.use_precision(config.storage)
+    model.use_precision(config.requested_precision)
     dataset = Dataset(np.ones(500, np.int32), 32, 4, seed=1)
     cache = tmp_path / "cache" if top_k else None
     distillation = Distillation(its_teacher, cache=cache, top_k=top_k or 16)
@@ -97,7 +97,7 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, precision, top_k):
             distillation.loss_and_gradients(model, ids, targets, starts=dataset.starts(0))
         held = pool.statistics().bytes_held
     assert expected.activations == pytest.approx(held, rel=0.05)
-    assert expected.teacher == (0 if top_k else its_teacher.flat.values.nbytes)
+    assert expected.teacher == (0 if top_k else its_teacher.flat.data.nbytes)
     alone = estimate(student, config, 4)
     assert expected.total - alone.total >= expected.teacher > alone.teacher or top_k
     assert expected.activations > alone.activations
@@ -121,7 +121,7 @@ def test_the_largest_batch_that_fits():
     windows = largest_at_once(model, training, memory)
 
     def total(windows):
-        config = TrainingConfig(windows_at_once=windows)
+        config = TrainingConfig(micro_batch_size=windows)
         return estimate(model, config, windows).total
 
     assert total(windows) <= memory < total(windows + 1)

@@ -14,8 +14,8 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.cli import main
-from smallmind.training import pace
-from smallmind.training.pace import Pace, fitted, measure
+from smallmind.runs import pace
+from smallmind.runs.pace import Pace, fit_steps, measure
 from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
 
@@ -32,7 +32,7 @@ def small_training():
 def test_as_many_steps_as_fit_with_evaluations_and_saves(val_every):
     config = TrainingConfig(val_every=val_every, save_every=50, warmup_steps=100)
     measured = Pace(step=0.01, evaluation=0.2, save=0.05, end=2.0)
-    result = fitted(config, measured, 60)
+    result = fit_steps(config, measured, 60)
     steps = result.steps
     more = dataclasses.replace(result, steps=steps + 1)
     assert measured.total(result) <= 60 * 0.98 < measured.total(more)
@@ -47,19 +47,19 @@ def test_too_little_time_is_refused_with_what_is_needed():
     with pytest.raises(
         InputError, match=r"1\.0 seconds are left, and 10 steps .* take 14\.5: give"
     ):
-        fitted(TrainingConfig(val_every=0, save_every=0), Pace(1.0, 0, 0.2, 4.0), 1.0)
+        fit_steps(TrainingConfig(val_every=0, save_every=0), Pace(1.0, 0, 0.2, 4.0), 1.0)
 
 
 def test_measuring_changes_nothing(tmp_path):
     config = TrainingConfig(steps=6, val_every=3, val_batches=2, precision="float16")
     plain, measured = small_training(), small_training()
     for training in (plain, measured):
-        training.model.use_precision(config.storage)
-    before = measured.model.flat.values.tobytes(), measured.model.flat.working.tobytes()
+        training.model.use_precision(config.requested_precision)
+    before = measured.model.flat.data.tobytes(), measured.model.flat.working.tobytes()
     result = measure(measured, config, 0.2, tmp_path, sample_tokens=20)
-    assert (measured.model.flat.values.tobytes(), measured.model.flat.working.tobytes()) == before
+    assert (measured.model.flat.data.tobytes(), measured.model.flat.working.tobytes()) == before
     assert measured.progress.step == measured.model.passes == 0
-    assert not measured.model.flat.gradients.any()
+    assert not measured.model.flat.grad.any()
     assert list(tmp_path.iterdir()) == []
     assert min(dataclasses.astuple(result)) > 0
     list(plain.steps(config))

@@ -14,7 +14,7 @@ from smallmind.config import InputError, TrainingConfig
 from smallmind.generation import generate
 from smallmind.training.checkpoint import save
 from smallmind.training.records import StepRecord
-from smallmind.training.training import Training
+from smallmind.training.loop import Training
 
 COLD_STEPS = 2  # that wait for kernels and memory, and are not measured
 LEAST_STEPS = 5  # that are
@@ -78,7 +78,7 @@ def measure(
     )
 
 
-def fitted(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
+def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
     """The same with as many steps as fit, and a warmup of at most a tenth of them.
 
     InputError where not one does.
@@ -124,12 +124,12 @@ def _step(rehearsal: Training, config: TrainingConfig, seconds: float) -> float:
 def _rehearsal(training: Training) -> Iterator[Training]:
     """Within the block a training on the same model, which is then as it was."""
     model, distillation = training.model, training.distillation
-    values, passes = model.flat.values.copy(), model.passes
+    values, passes = model.flat.data.copy(), model.passes
     temperature = distillation and distillation.state()
     try:
         yield copy.copy(training)
     finally:
-        model.flat.values[:] = values
+        model.flat.data[:] = values
         model.flat.refresh()
         model.zero_gradients()
         model.passes = passes

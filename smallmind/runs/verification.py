@@ -12,7 +12,7 @@ import numpy as np
 from smallmind import safetensors
 from smallmind.config import InputError, TrainingConfig
 from smallmind.training.checkpoint import NAME, Checkpoint, load, verify
-from smallmind.training.training import Record, Training
+from smallmind.training.loop import Record, Training
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallmind.box import can_print, draw
+from smallmind.cli.console import Console
 from smallmind.config import InputError, TrainingConfig
-from smallmind.console import Console
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -61,7 +61,7 @@ def _table(console: Console, schedules: "dict[str, Schedule]", config: TrainingC
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.plot import draw_curves
+    from smallmind.cli.plot import draw_curves
 
     steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
     curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}

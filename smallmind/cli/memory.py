@@ -4,13 +4,13 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from smallmind.cli.console import Console, megabytes
 from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
-from smallmind.console import Console, megabytes
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.memory.estimate import Teacher
-    from smallmind.memory.plan import Plan
+    from smallmind.training.memory_estimate import Teacher
+    from smallmind.training.memory_plan import Plan
 
 NEARLY = 0.9  # share of the free memory above which a run is warned of
 
@@ -19,10 +19,10 @@ def make_plan(
     model: ModelConfig, training: TrainingConfig, run: RunConfig, teacher: "Teacher | None"
 ) -> "Plan":
     """The run as train would start it."""
-    from smallmind.memory.plan import Plan
-    from smallmind.nn.transformer import resolved
+    from smallmind.nn.transformer import resolve_precision
+    from smallmind.training.memory_plan import Plan
 
-    precision = resolved(training.storage, run.backend)
+    precision = resolve_precision(training.requested_precision, run.backend)
     return Plan(model, dataclasses.replace(training, precision=precision), run, teacher)
 
 
@@ -62,7 +62,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
 
 def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
     """The most windows at once and how they make up the target batch, or what to change."""
-    from smallmind.memory.estimate import largest_at_once
+    from smallmind.training.memory_estimate import largest_at_once
 
     threads = plan.run.threads or 1
     most = largest_at_once(plan.model, plan.training, memory, threads, plan.teacher)
@@ -71,7 +71,7 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
         return
 
     def row(name: str, batch: int, at_once: int, **more: int) -> list[str]:
-        return [name, flags({"batch_size": batch, "windows_at_once": at_once, **more})]
+        return [name, flags({"batch_size": batch, "micro_batch_size": at_once, **more})]
 
     rows = [row("largest batch at once", most, most)]
     update = f"{target} windows an update"
@@ -84,7 +84,7 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
     rows.append(row(f"{update}; accumulation steps: {steps}", batch, batch, grad_accum_steps=steps))
     console.table("What fits", rows)
     console.line(
-        "A batch goes through the model --windows-at-once at a time, by default as many as have "
+        "A batch goes through the model --micro-batch-size at a time, by default as many as have "
         "2048 tokens:\nmemory hardly grows with it, and more windows at once are no faster."
     )
 

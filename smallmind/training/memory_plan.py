@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.memory.estimate import MemoryEstimate, Teacher, estimate
+from smallmind.training.memory_estimate import MemoryEstimate, Teacher, estimate
 
-HALVES: dict[str, Any] = {"precision": Precision.FLOAT16.value}
+FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
 NO_SNAPSHOT: dict[str, Any] = {"max_rollbacks": 0}
 RECOMPUTE: dict[str, Any] = {
     "use_gradient_checkpointing": True,
@@ -60,30 +60,35 @@ class Plan:
         """
         batch = self.run.batch_size
         sizes = {math.ceil(batch / passes) for passes in range(1, batch + 1)}
-        ways = (self.way(windows_at_once=size) for size in sorted(sizes, reverse=True))
-        return next((way.settings["windows_at_once"] for way in ways if way.total <= memory), 0)
+        ways = (self.way(micro_batch_size=size) for size in sorted(sizes, reverse=True))
+        return next((way.settings["micro_batch_size"] for way in ways if way.total <= memory), 0)
 
     def ways_to_fit(self, memory: int) -> list[Way]:
         """What makes the run fit, or comes closer to it: that which costs the least comes first."""
         most = self.most_at_once(memory)
         if most:
-            return [self.way(windows_at_once=most)]
-        ways = [self.way(windows_at_once=1, **change) for change in self._frugal()]
+            return [self.way(micro_batch_size=most)]
+        ways = [self.way(micro_batch_size=1, **change) for change in self._frugal()]
         for name, multiple in (("block_size", 1), ("n_embd", self.model.n_head)):
-            tried = (self.way(windows_at_once=1, **{name: n}) for n in self._halves(name, multiple))
+            tried = (
+                self.way(micro_batch_size=1, **{name: n})
+                for n in self._halved_sizes(name, multiple)
+            )
             ways += [way for way in tried if way.total <= memory][:1]
         return ways
 
     def _frugal(self) -> list[dict[str, Any]]:
         """No snapshot; storage in 16 bits, recompute, both: what the run does not do yet."""
-        whole = self.training.storage == Precision.FLOAT32 and self.run.backend == "numba"
+        whole = (
+            self.training.requested_precision == Precision.FLOAT32 and self.run.backend == "numba"
+        )
         changes = [NO_SNAPSHOT] if self.training.max_rollbacks else []
-        changes += [HALVES] if whole else []
+        changes += [FLOAT16_SETTINGS] if whole else []
         if self.training.recompute != CheckpointStrategy.EVERY_LAYER:
-            changes += [RECOMPUTE, {**HALVES, **RECOMPUTE}] if whole else [RECOMPUTE]
+            changes += [RECOMPUTE, {**FLOAT16_SETTINGS, **RECOMPUTE}] if whole else [RECOMPUTE]
         return changes
 
-    def _halves(self, name: str, multiple: int) -> Iterator[int]:
+    def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
         """A size of the model halved again and again, down to a multiple and in steps of it."""
         size = getattr(self.model, name)
         while size >= 2 * multiple:

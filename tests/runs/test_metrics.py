@@ -9,8 +9,8 @@ import math
 import pytest
 
 from smallmind import InputError
-from smallmind.training.metrics import read_metrics
-from smallmind.training.training import EvaluationRecord, OverflowRecord, StepRecord
+from smallmind.runs.metrics import read_metrics
+from smallmind.training.loop import EvaluationRecord, OverflowRecord, StepRecord
 
 STEPS = [
     StepRecord(

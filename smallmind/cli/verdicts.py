@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from smallmind.cli.console import Console
 from smallmind.config import InputError, TrainingConfig
-from smallmind.console import Console
-from smallmind.training.training import StepRecord, Training
-from smallmind.training.verification import Verdict, verification
+from smallmind.runs.verification import Verdict, verification
+from smallmind.training.loop import StepRecord, Training
 
 
 def show_verification(

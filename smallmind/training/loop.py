@@ -29,7 +29,7 @@ from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Checkpoint, new_directory
 from smallmind.training.clock import StepClock
-from smallmind.training.diagnostics import checked_update, not_finite, watched
+from smallmind.training.diagnostics import checked_update, instrument, not_finite
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import evaluate_parts
 from smallmind.training.profiler import TrainingProfiler
@@ -37,9 +37,9 @@ from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
     OverflowRecord,
-    Progress,
     Record,
     RollbackRecord,
+    RunProgress,
     SaveRecord,
     StepRecord,
 )
@@ -88,7 +88,7 @@ class Training:
         if distillation:
             distillation.prepare(model, self.dataset)
         # Those of the last run.
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.config = TrainingConfig()
         self.optimizer = AdamW(model)
         self.schedule: Schedule = schedule(self.config)
@@ -119,7 +119,7 @@ class Training:
         finite, or in float16 where no scale of the loss keeps it finite; the weights are then those
         before that step. InputError where the checkpoint is another run's.
         """
-        self._begin(self.resolved(config))
+        self._begin(self.with_step_count(config))
         if checkpoint:
             self._restore(checkpoint)
         rows = self.dataset.batch_size
@@ -128,11 +128,11 @@ class Training:
         with (
             pool.borrow(shape, np.int32) as ids,
             pool.borrow(shape, np.int32) as targets,
-            watched(self.model, config, self.profiler),
+            instrument(self.model, config, self.profiler),
         ):
             yield from self._steps((ids, targets), until)
 
-    def resolved(self, config: TrainingConfig) -> TrainingConfig:
+    def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The same with the number of steps that its epochs come to, where it has some."""
         if not config.epochs:
             return config
@@ -167,7 +167,7 @@ class Training:
 
     def _begin(self, config: TrainingConfig) -> None:
         model = self.model
-        self.config, self.progress, self._stopping = config, Progress(), False
+        self.config, self.progress, self._stopping = config, RunProgress(), False
         self.optimizer = AdamW(
             model, config.learning_rate, (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
@@ -175,8 +175,8 @@ class Training:
         model.use_checkpointing(
             CheckpointManager.of(config.recompute, model.config.n_layer, config.checkpoint_interval)
         )
-        model.windows_at_once = config.windows_at_once
-        model.use_precision(config.storage)
+        model.micro_batch_size = config.micro_batch_size
+        model.use_precision(config.requested_precision)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.schedule = schedule(config)
         self.spikes = Spikes(config.max_rollbacks)
@@ -215,7 +215,7 @@ class Training:
             self.scaler.load_state(state["scaler"])
         if self.distillation:
             self.distillation.load_state(state["temperature"])
-        progress = Progress(**state["progress"])
+        progress = RunProgress(**state["progress"])
         self.progress = dataclasses.replace(progress, seconds=dict(progress.seconds))
 
     def _steps(self, batch: Batch, until: int | None) -> Iterator[Record]:

@@ -14,12 +14,12 @@ import pytest
 
 from smallmind import Training, TrainingConfig, safetensors
 from smallmind.cli import main
+from smallmind.cli.console import Console
+from smallmind.cli.display import show_costs
 from smallmind.config import SCHEDULES
-from smallmind.console import Console
-from smallmind.display import show_costs
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
-from smallmind.training.records import Progress
+from smallmind.training.records import RunProgress
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SMALL = [
@@ -195,7 +195,7 @@ def test_the_share_of_clipped_gradients_is_told(text, tmp_path, capsys, norm, sh
 @pytest.mark.parametrize("much", [True, False])
 def test_the_time_of_evaluations_is_told(much, capsys):
     training = types.SimpleNamespace(
-        progress=Progress(seconds={"total": 50.0, "evaluations": 10.5 if much else 9.5}),
+        progress=RunProgress(seconds={"total": 50.0, "evaluations": 10.5 if much else 9.5}),
         config=TrainingConfig(max_grad_norm=0),
     )
     show_costs(Console(), training)
@@ -466,7 +466,7 @@ def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path, text):
 
 
 def test_a_failure_before_the_first_step_leaves_no_directory(tmp_path, text, capsys, monkeypatch):
-    from smallmind.training.training import Training
+    from smallmind.training.loop import Training
 
     def fail(*_):
         raise MemoryError("Unable to allocate 5 TB")
@@ -525,7 +525,7 @@ def test_seed_and_threads_are_those_of_the_flags(tmp_path, text, capsys):
 
 
 def test_a_control_character_never_reaches_a_terminal():
-    from smallmind.console import Console
+    from smallmind.cli.console import Console
 
     stream = io.StringIO()
     console = Console(stream)
@@ -764,7 +764,7 @@ def test_estimate_knows_the_precision_that_train_would_take(capsys):
 def test_estimate_names_flags_that_fit(capsys):
     """Each row of flags, given to estimate, fits in the same memory; one window more does not."""
     given = ["--vocab-size", "65", "--block-size", "512", "--memory", "300MB"]
-    flags = [*given, "--batch-size", "16", "--windows-at-once", "16", "--target-batch", "60"]
+    flags = [*given, "--batch-size", "16", "--micro-batch-size", "16", "--target-batch", "60"]
     status, cells, _ = estimate_of(capsys, *flags)
     assert status == 1
     rows = {name: cell for name, cell in cells.items() if cell.startswith("--")}
@@ -772,7 +772,7 @@ def test_estimate_names_flags_that_fit(capsys):
     for row in rows.values():
         assert estimate_of(capsys, *given, *row.split())[0] == 0
     batch = int(rows["largest batch at once"].split()[1])
-    more = ["--batch-size", str(batch + 1), "--windows-at-once", str(batch + 1)]
+    more = ["--batch-size", str(batch + 1), "--micro-batch-size", str(batch + 1)]
     assert estimate_of(capsys, *given, *more)[0] == 1
     named = {name.split(": ")[0]: (name.split(": ")[-1], row.split()) for name, row in rows.items()}
     passes, (_, windows, _, at_once) = named["60 windows an update; passes"]
@@ -819,7 +819,7 @@ def test_estimate_compares_with_what_is_free(capsys, free):
     [("800MB", 8e8), ("1.5GiB", 1.5 * 2**30), ("2 gb", 2e9), ("512KiB", 2**19), ("7B", 7)],
 )
 def test_sizes_of_memory(size, nbytes):
-    from smallmind.cli import _size
+    from smallmind.cli.program import _size
 
     assert _size(size) == nbytes
 
@@ -855,7 +855,7 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
     out = tmp_path / "run"
     flags = [text, "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
-        (180, "of memory and 180.0 MB are free; give --windows-at-once "),
+        (180, "of memory and 180.0 MB are free; give --micro-batch-size "),
         (166, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
         (1, "1.0 MB are free; no setting makes it fit: free some memory"),
     ]:
@@ -866,10 +866,10 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
 
 def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
     free(150 * 10**6)
-    flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--windows-at-once", "64"]
+    flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
     advice = capsys.readouterr().err.split("; give ")[1].split(" (")[0]
-    assert advice == "--windows-at-once 32"
+    assert advice == "--micro-batch-size 32"
     assert main(["train", *flags, *advice.split(), "--out", str(tmp_path / "run")]) == 0
 
 

@@ -2,20 +2,20 @@
 
 from typing import TYPE_CHECKING, Any
 
+from smallmind.cli.console import Console, duration
 from smallmind.config import CheckpointStrategy, Precision, RunConfig, TrainingConfig
-from smallmind.console import Console, duration
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.nn.transformer import TransformerModel
+    from smallmind.runs.directory import RunDirectory
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.diagnostics import HealthRecord
     from smallmind.training.distillation import Distillation
+    from smallmind.training.loop import Training
     from smallmind.training.records import Record, RollbackRecord, StepRecord
-    from smallmind.training.run_directory import RunDirectory
     from smallmind.training.saving import SaveFailedRecord
-    from smallmind.training.training import Training
 
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
@@ -99,7 +99,7 @@ def _describe_run(
 ) -> None:
     windows = run.batch_size * training.grad_accum_steps
     tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
-    chosen = " (auto)" if training.storage == Precision.AUTO else ""
+    chosen = " (auto)" if training.requested_precision == Precision.AUTO else ""
     epochs = f" ({training.epochs} epochs)" if training.epochs else ""
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
@@ -122,7 +122,7 @@ def _describe_run(
     console.table("Run", [*rows, ["directory", str(run.out)]])
 
 
-class Progress:
+class ProgressDisplay:
     """One line that is rewritten on a terminal; some lines where there is none."""
 
     def __init__(self, console: Console, steps: int) -> None:

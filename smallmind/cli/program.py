@@ -18,11 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smallmind.box import can_print
-from smallmind.commands.estimate import check_memory, make_plan, show_estimate
-from smallmind.commands.schedule import show_schedules
+from smallmind.cli.console import Console
+from smallmind.cli.display import (
+    SAMPLE_TOKENS,
+    ProgressDisplay,
+    describe,
+    show_checks,
+    show_costs,
+    show_result,
+    show_sample,
+    suggested_prompt,
+)
+from smallmind.cli.memory import check_memory, make_plan, show_estimate
+from smallmind.cli.schedules import show_schedules
 from smallmind.config import (
     OBSERVING,
     SCHEDULES,
+    SECTIONS,
     DistillationConfig,
     GenerationConfig,
     InputError,
@@ -31,27 +43,16 @@ from smallmind.config import (
     TrainingConfig,
     __version__,
 )
-from smallmind.console import Console
-from smallmind.display import (
-    SAMPLE_TOKENS,
-    Progress,
-    describe,
-    show_checks,
-    show_costs,
-    show_result,
-    show_sample,
-    suggested_prompt,
-)
-from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, Settings, resolve
+from smallmind.presets import FIELDS, PRESETS, SIZES, Fields, resolve
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.memory.estimate import Teacher
+    from smallmind.runs.directory import RunDirectory
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.checkpoint import Checkpoint
     from smallmind.training.distillation import Distillation
-    from smallmind.training.run_directory import RunDirectory
-    from smallmind.training.training import Training
+    from smallmind.training.loop import Training
+    from smallmind.training.memory_estimate import Teacher
 
 NO_FLAGS = ("vocab_size", "text", "enable_diagnostics")  # the last is --profile
 SCHEDULE_FIELDS = (
@@ -249,13 +250,13 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     group.add_argument(flag, type=kind, **settings)
 
 
-def _settings(options: argparse.Namespace) -> Settings:
+def _settings(options: argparse.Namespace) -> Fields:
     """What the flags, --config, --preset and --size set together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     return resolve(options.size, options.preset, options.config, flags)
 
 
-def _observing(options: argparse.Namespace) -> Settings:
+def _observing(options: argparse.Namespace) -> Fields:
     """The flags that only watch a run: it may be gone on with under others."""
     flags = {name: value for name, value in vars(options).items() if name in OBSERVING}
     if options.profile_wide or options.profile_json:
@@ -263,7 +264,7 @@ def _observing(options: argparse.Namespace) -> Settings:
     return flags
 
 
-def _config(kind: Any, settings: Settings, **known: Any) -> Any:
+def _config(kind: Any, settings: Fields, **known: Any) -> Any:
     names = {field.name for field in dataclasses.fields(kind)}
     chosen = {name: value for name, value in settings.items() if name in names}
     return kind(**{**chosen, **known})
@@ -271,7 +272,7 @@ def _config(kind: Any, settings: Settings, **known: Any) -> Any:
 
 def _run_configs(
     options: argparse.Namespace,
-) -> tuple[Settings, TrainingConfig, RunConfig, DistillationConfig]:
+) -> tuple[Fields, TrainingConfig, RunConfig, DistillationConfig]:
     """All settings and three of their configs: what is wrong with them comes before the work."""
     settings = {**_settings(options), **_observing(options)}
     training_config = _config(TrainingConfig, settings)
@@ -298,8 +299,8 @@ def _train(options: argparse.Namespace) -> int:
     if cache and not os.path.lexists(cache):
         _check_writable("--teacher-cache", Path(cache))
 
+    from smallmind.runs.directory import RunDirectory, default_directory
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.run_directory import RunDirectory, default_directory
 
     console = Console(patient=True)
     text, name = _read(run_config.text)
@@ -316,7 +317,7 @@ def _train(options: argparse.Namespace) -> int:
         training = _training(
             console, model_config, training_config, run_config, text, tokenizer, distillation
         )
-        training_config = training.resolved(training_config)
+        training_config = training.with_step_count(training_config)
         if options.dry_run:
             return show_checks(console, training)
         path = Path(run_config.out) if run_config.out else default_directory(name)
@@ -332,7 +333,7 @@ def _train(options: argparse.Namespace) -> int:
                 training_config = _fitted(console, training, training_config, end, path)
             directory.save_config(
                 model_config, training_config, run_config, _digest(text),
-                _resolved(distillation_config), distillation.digest if distillation else None,
+                _absolute_paths(distillation_config), distillation.digest if distillation else None,
             )  # fmt: skip
             describe(console, name, text, training, training_config, run_config)
             return _train_on(
@@ -348,11 +349,11 @@ def _fitted(
     console: Console, training: "Training", config: TrainingConfig, end: float, directory: Path
 ) -> TrainingConfig:
     """The config of a run that ends at `end`, as time.perf_counter counts; says what it fixed."""
-    from smallmind.training.pace import fitted, measure
+    from smallmind.runs.pace import fit_steps, measure
 
     pace = measure(training, config, end - time.perf_counter(), directory, SAMPLE_TOKENS)
     left = end - time.perf_counter()
-    config = fitted(config, pace, left)
+    config = fit_steps(config, pace, left)
     console.line(
         f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the {left:.0f} seconds that "
         f"are left, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
@@ -367,8 +368,8 @@ def _resume(options: argparse.Namespace) -> int:
     given = [name for name in vars(options) if name in FIELDS and name not in changeable]
     if given or options.size or options.preset or options.config or options.dry_run:
         raise InputError("--resume takes all settings from the run; leave the others out")
+    from smallmind.runs.directory import RunDirectory, is_finished, unfinished_run
     from smallmind.training.checkpoint import newest
-    from smallmind.training.run_directory import RunDirectory, is_finished, unfinished_run
 
     console = Console(patient=True)
     path = unfinished_run() if options.resume == "auto" else Path(options.resume)
@@ -440,10 +441,10 @@ def _training(
     distillation: "Distillation | None",
 ) -> "Training":
     from smallmind.nn.transformer import TransformerModel
-    from smallmind.training.training import Training
+    from smallmind.training.loop import Training
 
     built = TransformerModel(**dataclasses.asdict(model), seed=run.seed, backend=run.backend)
-    built.use_precision(training.storage)
+    built.use_precision(training.requested_precision)
     file = distillation and distillation.cache_file
     if file and not os.path.lexists(file):
         console.line(f"The teacher reads the text once; what it says is kept in {file} ...")
@@ -454,16 +455,16 @@ def _training(
 
 def _model_file(teacher: str) -> Path:
     """A run's directory or a file with a model -> the file."""
-    from smallmind.training.run_directory import MODEL
+    from smallmind.runs.directory import MODEL
 
     path = Path(teacher)
     return path / MODEL if path.is_dir() else path
 
 
-def _resolved(config: DistillationConfig) -> DistillationConfig:
+def _absolute_paths(config: DistillationConfig) -> DistillationConfig:
     """The same with paths that hold from any working directory."""
     names = ("teacher", "teacher_cache")
-    paths: Settings = {
+    paths: Fields = {
         name: str(Path(getattr(config, name)).resolve()) for name in names if getattr(config, name)
     }
     return dataclasses.replace(config, **paths)
@@ -474,7 +475,7 @@ def _teacher(config: DistillationConfig) -> "Teacher | None":
     if not config.teacher:
         return None
     from smallmind import safetensors
-    from smallmind.memory.estimate import Teacher
+    from smallmind.training.memory_estimate import Teacher
 
     file = _model_file(config.teacher)
     try:
@@ -490,8 +491,8 @@ def _distillation(
     """The teacher loaded. InputError where its tokens are not those of the text."""
     if not config.teacher:
         return None
+    from smallmind.runs.directory import load_model
     from smallmind.training.distillation import Distillation
-    from smallmind.training.run_directory import load_model
 
     teacher, its_tokenizer = load_model(_model_file(config.teacher), run.backend)
     if its_tokenizer.state() != tokenizer.state():
@@ -516,7 +517,7 @@ def _train_on(
     checkpoint: "Checkpoint | None" = None,
 ) -> int:
     """Trains in the directory, from the checkpoint on if there is one -> exit status."""
-    from smallmind.training.run_lock import RunLock
+    from smallmind.runs.lock import RunLock
 
     with RunLock(directory.path):
         directory.cut_metrics(checkpoint.step if checkpoint else 0)
@@ -547,7 +548,7 @@ def _run(
     """Trains, shows, logs and saves, even if interrupted -> exit status."""
     from smallmind.training.saving import saved_steps
 
-    progress = Progress(console, config.steps)
+    progress = ProgressDisplay(console, config.steps)
     with _stopped_by_signals(training) as received:
         for record in saved_steps(training, config, directory.path, checkpoint):
             directory.log(record)
@@ -686,7 +687,7 @@ def _set_threads(config: RunConfig) -> int:
 def _generate(options: argparse.Namespace) -> None:
     config = _config(GenerationConfig, vars(options))
     from smallmind.generation import stream
-    from smallmind.training.run_directory import RunDirectory
+    from smallmind.runs.directory import RunDirectory
 
     console = Console()
     with _kernels(RunConfig(threads=1), Console(sys.stderr)):
@@ -702,9 +703,9 @@ def _generate(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from smallmind.runs.directory import RunDirectory
     from smallmind.text.dataset import HELD_OUT
     from smallmind.training.evaluation import evaluate
-    from smallmind.training.run_directory import RunDirectory
 
     console = Console()
     directory = RunDirectory(Path(options.run))
@@ -763,7 +764,7 @@ def _schedule(options: argparse.Namespace) -> None:
     if not config.steps:
         raise InputError("steps=0 must be at least 1, or there is no learning rate to show")
     if options.plot:
-        from smallmind.plot import check_plot
+        from smallmind.cli.plot import check_plot
 
         check_plot(options.plot)
         _check_writable("--plot", options.plot)
@@ -772,8 +773,8 @@ def _schedule(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from smallmind.commands.verify import show_verification
-    from smallmind.training.run_directory import RunDirectory
+    from smallmind.cli.verdicts import show_verification
+    from smallmind.runs.directory import RunDirectory
 
     console, directory = Console(), RunDirectory(options.run)
     if options.digests_only:
@@ -793,8 +794,8 @@ def _export_metrics(options: argparse.Namespace) -> None:
         if options.out.suffix != ".csv":
             raise InputError(f"--out: {options.out} must end in .csv")
         _check_writable("--out", options.out)
-    from smallmind.training.metrics import read_metrics
-    from smallmind.training.run_directory import METRICS
+    from smallmind.runs.directory import METRICS
+    from smallmind.runs.metrics import read_metrics
 
     table = read_metrics(options.run)
     if options.out:

@@ -8,7 +8,7 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     TrainingConfig,
-    group_sizes,
+    micro_batch_sizes,
     segment_length,
 )
 from smallmind.kernels.alignment import ALIGNMENT
@@ -57,15 +57,15 @@ def estimate(
 ) -> MemoryEstimate:
     """The memory of training on batches of batch_size windows of model.block_size tokens.
 
-    training.storage must not be AUTO, which depends on the CPU.
+    training.requested_precision must not be AUTO, which depends on the CPU.
     """
     weights = _weights(model)
-    halves = training.storage in (Precision.FLOAT16, Precision.BFLOAT16)
+    halves = training.requested_precision in (Precision.FLOAT16, Precision.BFLOAT16)
     pool = _Ledger()
     pool.rent(batch_size * model.block_size)  # ids
     pool.rent(batch_size * model.block_size)  # targets
     # Groups of one size take turns in the same arrays: each size counts once.
-    sizes = set(group_sizes(batch_size, model.block_size, training.windows_at_once))
+    sizes = set(micro_batch_sizes(batch_size, model.block_size, training.micro_batch_size))
     size = 2 if halves else 4
     for windows in sizes:
         _rehearse(pool, model, training, windows, size, teacher)
@@ -102,7 +102,7 @@ def largest_at_once(
     """The most windows that can be in memory at once, in batches of them; 0: not one fits."""
 
     def fits(windows: int) -> bool:
-        settings = {**vars(training), "windows_at_once": windows}
+        settings = {**vars(training), "micro_batch_size": windows}
         config = TrainingConfig(**settings)
         return estimate(model, config, windows, threads, teacher).total <= memory
 

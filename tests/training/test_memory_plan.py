@@ -3,8 +3,8 @@
 import pytest
 
 from smallmind.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.memory.estimate import PROGRAM, estimate
-from smallmind.memory.plan import HALVES, NO_SNAPSHOT, RECOMPUTE, Plan
+from smallmind.training.memory_estimate import PROGRAM, estimate
+from smallmind.training.memory_plan import FLOAT16_SETTINGS, NO_SNAPSHOT, RECOMPUTE, Plan
 
 MODEL = ModelConfig(block_size=512)
 
@@ -15,8 +15,8 @@ def plan(batch_size=16, threads=2, backend="numba", model=MODEL, **settings):
 
 
 def test_a_plan_is_estimated_with_the_batch_and_the_threads_of_its_run():
-    expected = estimate(MODEL, TrainingConfig(windows_at_once=3), 7, threads=2)
-    assert plan(7, windows_at_once=3).estimate == expected
+    expected = estimate(MODEL, TrainingConfig(micro_batch_size=3), 7, threads=2)
+    assert plan(7, micro_batch_size=3).estimate == expected
     assert plan(7, threads=5).estimate.scratch == 5 * plan(7, threads=1).estimate.scratch
 
 
@@ -29,7 +29,7 @@ def test_a_change_reaches_the_config_that_has_the_field():
 
 @pytest.mark.parametrize("batch", [1, 7, 16, 61])
 def test_the_most_windows_at_once(batch):
-    totals = {n: plan(batch, windows_at_once=n).estimate.total for n in range(1, batch + 1)}
+    totals = {n: plan(batch, micro_batch_size=n).estimate.total for n in range(1, batch + 1)}
     for memory in sorted(totals.values()):
         most = plan(batch).most_at_once(memory)
         assert totals[most] <= memory
@@ -40,18 +40,19 @@ def test_the_most_windows_at_once(batch):
 
 
 def test_fewer_windows_at_once_are_the_first_thing_to_change():
-    whole = plan(windows_at_once=16)
+    whole = plan(micro_batch_size=16)
     [way] = whole.ways_to_fit(whole.estimate.total - 1)
-    assert way.settings == {"windows_at_once": 8}
-    assert way.total == plan(windows_at_once=8).estimate.total
+    assert way.settings == {"micro_batch_size": 8}
+    assert way.total == plan(micro_batch_size=8).estimate.total
 
 
 def test_what_fits_where_one_window_does_not():
-    one = plan(windows_at_once=1).estimate.total
+    one = plan(micro_batch_size=1).estimate.total
     ways = {tuple(sorted(way.settings)): way for way in plan().ways_to_fit(one - 1)}
-    once = {"windows_at_once": 1}
+    once = {"micro_batch_size": 1}
     expected = [
-        once | NO_SNAPSHOT, once | HALVES, once | RECOMPUTE, once | HALVES | RECOMPUTE,
+        once | NO_SNAPSHOT, once | FLOAT16_SETTINGS, once | RECOMPUTE,
+        once | FLOAT16_SETTINGS | RECOMPUTE,
         once | {"block_size": 256}, once | {"n_embd": 64},
     ]  # fmt: skip
     assert [way.settings for way in ways.values()] == expected
@@ -65,23 +66,23 @@ def test_what_fits_where_one_window_does_not():
         ({"precision": "bfloat16"}, RECOMPUTE),
         ({"use_mixed_precision": True}, RECOMPUTE),
         ({"backend": "numpy"}, RECOMPUTE),
-        (RECOMPUTE, HALVES),
-        ({**HALVES, **RECOMPUTE}, {"block_size": 256}),
+        (RECOMPUTE, FLOAT16_SETTINGS),
+        ({**FLOAT16_SETTINGS, **RECOMPUTE}, {"block_size": 256}),
     ],
 )
 def test_nothing_is_advised_that_is_done_already_or_cannot_be(settings, first):
     settings = {**NO_SNAPSHOT, **settings}
-    one = plan(windows_at_once=1, **settings).estimate.total
+    one = plan(micro_batch_size=1, **settings).estimate.total
     ways = [way.settings for way in plan(**settings).ways_to_fit(one - 1)]
-    assert ways[0] == {"windows_at_once": 1, **first}
-    assert any("precision" in way for way in ways) == (first == HALVES)
+    assert ways[0] == {"micro_batch_size": 1, **first}
+    assert any("precision" in way for way in ways) == (first == FLOAT16_SETTINGS)
 
 
 def test_a_smaller_model_is_one_that_can_be_built():
     wide = plan(model=ModelConfig(n_embd=132, n_head=12, block_size=512))
-    most = wide.way(windows_at_once=1, n_embd=24).total
+    most = wide.way(micro_batch_size=1, n_embd=24).total
     way = wide.ways_to_fit(most)[-1]
-    assert way.settings == {"windows_at_once": 1, "n_embd": 24} and way.total == most
+    assert way.settings == {"micro_batch_size": 1, "n_embd": 24} and way.total == most
 
 
 def test_nothing_fits_in_less_than_the_program():

@@ -3,7 +3,7 @@
 import pytest
 
 from smallmind.cli import main
-from smallmind.plot import draw_curves
+from smallmind.cli.plot import draw_curves
 
 figure = pytest.importorskip("matplotlib.figure")
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from smallmind.config import InputError
 from smallmind.training.records import Record
-from smallmind.training.run_directory import METRICS
+from smallmind.runs.directory import METRICS
 
 FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
 

@@ -1,0 +1,5 @@
+"""The command line: a thin caller of the library."""
+
+from smallmind.cli.program import main
+
+__all__ = ["main"]

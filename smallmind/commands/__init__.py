@@ -1,1 +1,0 @@
-"""The bodies of commands: what they work out, and what they show of it."""

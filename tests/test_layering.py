@@ -1,0 +1,120 @@
+"""The layout: imports point downward file by file, and nothing below the command line prints."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smallmind
+
+ROOT = Path(smallmind.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+# From the bottom up: a file may import from its own layer and from those below.
+LAYERS = [
+    {"config", "randomness", "box", "durable"},
+    {"presets", "safetensors", "kernels"},
+    {"memory", "text"},
+    {"nn", "linalg"},
+    {"optim", "generation"},
+    {"training"},
+    {"runs"},
+    {"cli"},
+    {"__main__", "__init__"},
+]
+
+
+def layer(module):
+    """'smallmind.nn.block' -> the number of its layer."""
+    part = module.split(".")[1] if "." in module else "__init__"
+    return next(number for number, parts in enumerate(LAYERS) if part in parts)
+
+
+def module_name(source):
+    parts = source.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(source): source for source in SOURCES}
+
+
+def imported(tree):
+    """The modules of this package that a file imports, wherever in the file it does so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            module = name if name in MODULES else name.rpartition(".")[0]
+            if module in MODULES:
+                yield module
+
+
+IMPORTS = {
+    name: set(imported(ast.parse(source.read_text(encoding="utf-8"))))
+    for name, source in MODULES.items()
+}
+
+
+def cycle(graph):
+    """A path of names that leads back to its start, or an empty list."""
+    done = set()
+
+    def visit(name, path):
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            if found := visit(other, [*path, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_downward(name):
+    for other in IMPORTS[name]:
+        assert layer(other) <= layer(name), other
+
+
+def test_no_file_imports_itself_through_others():
+    # A package's __init__ hands on the names of its modules: those that import the package by
+    # name mean one of its modules.
+    assert cycle(IMPORTS) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_only_the_command_line_prints(name):
+    if name.startswith("smallmind.cli"):
+        return
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        assert not (called and node.func.id == "print")
+
+
+def test_the_checks_see_what_they_look_for():
+    upward = imported(ast.parse("from smallmind.cli import main"))
+    assert any(layer(other) > layer("smallmind.nn.block") for other in upward)
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+@pytest.mark.parametrize("name", smallmind.__all__)
+def test_public_names_are_there_and_documented(name):
+    assert getattr(smallmind, name).__doc__
+
+
+def test_help_imports_neither_numpy_nor_numba():
+    code = (
+        "import sys; from smallmind.cli.program import _parser; _parser().format_help();"
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'tabulate')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
