@@ -252,7 +252,7 @@ def show_result(console: Console, training: "Training", of_stories: bool) -> Non
         f"{result.accuracy:.1%} of the next tokens right"
     )
     if of_stories:
-        from smallmind.text.corpus import entropy_per_character
+        from smallmind.text.stories import entropy_per_character
 
         floor = entropy_per_character()
         excess = result.nats_per_character - floor

@@ -640,7 +640,7 @@ def _profiled(
 def _read(path: str | None) -> tuple[str, str]:
     """Path of a text or None -> text and a name for it."""
     if path is None:
-        from smallmind.text.corpus import built_in_text
+        from smallmind.text.stories import built_in_text
 
         return built_in_text(), "stories"
     from smallmind.text.dataset import read_text
@@ -733,7 +733,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         ["next tokens right", f"{result.accuracy:.1%}"],
     ]
     if is_same and config["run"].text is None:
-        from smallmind.text.corpus import entropy_per_character
+        from smallmind.text.stories import entropy_per_character
 
         floor = entropy_per_character()
         rows.append(["floor", f"{floor:.4f} nats a character"])
