@@ -141,10 +141,10 @@ def story_grammar() -> Grammar:
 
 
 def built_in_text(characters: int = 1_000_000, seed: int = 1) -> str:
-    """Take a size in characters and a seed; return stories of at least this size.
+    """Complete stories with at least this many characters in total.
 
-    Whole stories, each ending in an empty line, the last one reaching the size. The same seed
-    gives the same text on every machine and version of Python.
+    Each story ends in an empty line. The same seed gives the same text on every machine and
+    version of Python.
     """
     random, grammar = Random(seed), story_grammar()
     stories: list[str] = []
@@ -156,7 +156,7 @@ def built_in_text(characters: int = 1_000_000, seed: int = 1) -> str:
 
 
 def entropy_per_character() -> float:
-    """Return the entropy rate of the endless stream of stories, in nats per character.
+    """The entropy rate of the endless stream of stories, in nats per character.
 
     It is the entropy of a story over the expected length of a story. Stories are independent and
     each ends in the only empty line in it, so the characters tell where every story ends (the

@@ -1,4 +1,4 @@
-"""Text to token ids and back: one token a character, or one a byte of UTF-8."""
+"""Text to token ids and back: one token per character, or one per byte of UTF-8."""
 
 import codecs
 from collections.abc import Iterable, Iterator
@@ -8,13 +8,13 @@ import numpy as np
 
 from smallmind.config import InputError
 
-CHUNK = 1 << 20  # characters encoded at a time
+CHUNK = 1 << 20  # characters encoded together
 
 
 class Tokenizer:
-    """`Tokenizer(text)`: the sorted characters of text are the vocabulary.
+    """`Tokenizer(text)`: the vocabulary is the sorted characters of text.
 
-    `Tokenizer(kind="byte")`: the 256 bytes are, and every text can be encoded.
+    `Tokenizer(kind="byte")`: the vocabulary is the 256 bytes; any text can be encoded.
     """
 
     def __init__(self, text: str = "", kind: str = "char") -> None:
@@ -33,18 +33,18 @@ class Tokenizer:
 
     @property
     def opening(self) -> str:
-        """What to go on from where nothing is given: a new line, if the vocabulary has one."""
+        """The default prompt: a newline, if the vocabulary has one."""
         known = self.kind == "byte" or "\n" in self.characters
         return "\n" if known else self.characters[:1]
 
     def encode(self, text: str) -> np.ndarray:
-        """text -> int32 ids (n,). InputError naming the first character that is not known."""
+        """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
         if self.kind == "byte":
-            # Bytes of a command line that are no UTF-8 reach us as lone surrogates.
+            # Command-line bytes that are not UTF-8 arrive as lone surrogates.
             encoded = text.encode("utf-8", "surrogateescape")
             return np.frombuffer(encoded, np.uint8).astype(np.int32)
         ids = np.full(len(text), -1, np.int32)
-        # A part at a time: a long text has room for its ids, hardly for more.
+        # In chunks: for a long text, memory for temporaries of its size may be missing.
         for start in range(0, len(text), CHUNK):
             codes = _code_points(text[start : start + CHUNK])
             part, inside = ids[start : start + CHUNK], codes < len(self._ids)
@@ -54,7 +54,7 @@ class Tokenizer:
                 place = start + int(unknown[0])
                 raise InputError(
                     f"the model has never seen the character {text[place]!r} "
-                    f"(at position {place}); it knows {_shortened(self.characters)!r}"
+                    f"(at position {place}); it knows {_shorten(self.characters)!r}"
                 )
         return ids
 
@@ -63,7 +63,7 @@ class Tokenizer:
         return "".join(self.stream(ids))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """ids -> pieces of text as soon as they are whole characters."""
+        """ids -> pieces of text, each as soon as its characters are complete."""
         if self.kind == "char":
             for i in ids:
                 if not 0 <= i < len(self.characters):
@@ -76,16 +76,17 @@ class Tokenizer:
         yield decoder.decode(b"", final=True)
 
     def state(self) -> dict[str, Any]:
-        """What `from_state` needs, ready for JSON."""
+        """What `from_state` needs, as JSON-able values."""
         return {"kind": self.kind, "characters": self.characters}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Tokenizer":
+        """The tokenizer whose `state` this is."""
         return cls(state["characters"], state["kind"])
 
 
-def _shortened(text: str, most: int = 80) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+def _shorten(text: str, max_length: int = 80) -> str:
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
 def _code_points(text: str) -> np.ndarray:
