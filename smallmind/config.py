@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 class InputError(ValueError):
