@@ -61,14 +61,13 @@ def _describe_model(console: Console, model: "TransformerModel") -> None:
 def _describe_data(
     console: Console, name: str, text: str, tokenizer: "Tokenizer", dataset: "Dataset"
 ) -> None:
-    kind = "characters" if tokenizer.kind == "char" else "bytes"
     console.table(
         "Data",
         [
             ["text", name],
             ["characters", f"{len(text):,}"],
             ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
-            ["vocabulary", f"{tokenizer.vocab_size} {kind}"],
+            ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
             ["trained on", f"{len(dataset.train):,} tokens"],
             ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
         ],
