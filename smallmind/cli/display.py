@@ -108,8 +108,8 @@ def _describe_run(
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if run.backend == "numba":
-        from smallmind.kernels.compilation import threading_layer
-        from smallmind.kernels.isa import ISA
+        from smallmind.kernels.codegen.isa import ISA
+        from smallmind.kernels.codegen.threads import threading_layer
 
         rows += [
             ["threads", f"{run.threads}"],

@@ -658,15 +658,14 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[None]:
     if run.backend != "numba":
         yield
         return
+    from smallmind.kernels.codegen.jit import on_first_compile
+    from smallmind.kernels.codegen.threads import bind_to_cores
+
     if run.threads is None:
-        # A thread for every core: each stays on its own. Left to the system, two may share one
-        # while another program has the other, and wait for each other at every kernel.
-        os.environ.setdefault("OMP_PROC_BIND", "spread")
-        os.environ.setdefault("OMP_PLACES", "cores")
-    from smallmind.kernels import compilation
+        bind_to_cores()
 
     words = "Compiling kernels for this CPU, once: about 15 seconds ..."
-    with compilation.on_first_compile(lambda: console.line(words)):
+    with on_first_compile(lambda: console.line(words)):
         yield
 
 
@@ -674,13 +673,13 @@ def _set_threads(config: RunConfig) -> int:
     """The number of threads from now on: what was asked for, or one a core."""
     if config.backend != "numba":
         return 1
-    from smallmind.kernels import compilation
+    from smallmind.kernels.codegen.threads import cores, max_threads, set_threads
 
-    most = compilation.most_threads()
+    most = max_threads()
     if config.threads is not None and config.threads > most:
         raise InputError(f"threads={config.threads} must be at most {most}, what this machine runs")
-    threads = config.threads or compilation.cores()
-    compilation.set_threads(threads)
+    threads = config.threads or cores()
+    set_threads(threads)
     return threads
 
 

@@ -51,7 +51,7 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
     if precision == Precision.AUTO:
         if backend == "numpy":
             return Precision.FLOAT32
-        from smallmind.kernels.isa import ISA
+        from smallmind.kernels.codegen.isa import ISA
 
         return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
     if precision != Precision.FLOAT32 and backend == "numpy":

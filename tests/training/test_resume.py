@@ -13,7 +13,7 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel, safetensors
 from smallmind.cli import main
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.loop import EarlyStopRecord, EvaluationRecord, SaveRecord, StepRecord
 from smallmind.training.saving import saved_steps
@@ -83,13 +83,13 @@ def resume_on_other_threads(directory):
             steps=60, precision=precision, learning_rate=0.1, early_stopping_min_delta=0.05,
             **settings,
         )  # fmt: skip
-        compilation.set_threads(1)
+        set_threads(1)
         records, unbroken, _ = run(config)
         saved = [record.step for record in records if isinstance(record, SaveRecord)]
         for step in saved:
-            compilation.set_threads(1)
+            set_threads(1)
             first, _, at = run(config, step, tmp_path=directory / f"{precision}-{step}")
-            compilation.set_threads(3)
+            set_threads(3)
             rest, resumed, _ = run(config, checkpoint=at)
             assert shown(first + rest) == shown(records), (precision, step)
             assert digest(resumed) == digest(unbroken), (precision, step)
