@@ -13,8 +13,8 @@ from pathlib import Path
 from smallmind.config import InputError, TrainingConfig
 from smallmind.generation import generate
 from smallmind.training.checkpoint import save
-from smallmind.training.records import StepRecord
 from smallmind.training.loop import Training
+from smallmind.training.records import StepRecord
 
 COLD_STEPS = 2  # that wait for kernels and memory, and are not measured
 LEAST_STEPS = 5  # that are
