@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from smallmind.optim.adamw import AdamW
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.diagnostics import GradientDiagnostics
     from smallmind.training.distillation import Distillation
+    from smallmind.training.health import GradientDiagnostics
     from smallmind.training.loop import Training
     from smallmind.training.profiler import TrainingProfiler
 
@@ -45,7 +45,7 @@ _EXPORTS = {
     "CheckpointStrategy": "smallmind.config",
     "Distillation": "smallmind.training.distillation",
     "GenerationConfig": "smallmind.config",
-    "GradientDiagnostics": "smallmind.training.diagnostics",
+    "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.config",
     "MemoryTracker": "smallmind.memory.tracker",
     "LossScaler": "smallmind.optim.loss_scaler",

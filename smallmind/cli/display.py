@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from smallmind.runs.directory import RunDirectory
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.diagnostics import HealthRecord
     from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
-    from smallmind.training.records import Record, RollbackRecord, StepRecord
+    from smallmind.training.records import HealthRecord, Record, RollbackRecord, StepRecord
     from smallmind.training.saving import SaveFailedRecord
 
 SAMPLE_TOKENS = 400
@@ -133,10 +132,10 @@ class ProgressDisplay:
         self.known: set[tuple[str, str]] = set()  # what they found: name and problem
 
     def show(self, record: "Record | SaveFailedRecord") -> None:
-        from smallmind.training.diagnostics import HealthRecord
         from smallmind.training.records import (
             EarlyStopRecord,
             EvaluationRecord,
+            HealthRecord,
             OverflowRecord,
             RollbackRecord,
             StepRecord,

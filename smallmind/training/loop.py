@@ -29,9 +29,9 @@ from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import Checkpoint, new_directory
 from smallmind.training.clock import StepClock
-from smallmind.training.diagnostics import checked_update, instrument, not_finite
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import evaluate_parts
+from smallmind.training.health import checked_update, instrument, not_finite
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import (
     EarlyStopRecord,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from smallmind.config import ModelConfig
-from smallmind.nn.transformer import INITIAL_DEVIATION, TransformerModel
+from smallmind.nn.linear import INITIAL_DEVIATION
+from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.text.dataset import Batch, Dataset
-from smallmind.training.diagnostics import check_model
+from smallmind.training.health import check_model
 from smallmind.training.loop import Training
 
 FIRST_LOSS_SLACK = 0.2  # nats: what a batch may be above or below by chance

@@ -1,8 +1,7 @@
 """What a run tells of itself, record by record, and where it is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from smallmind.training.diagnostics import HealthRecord
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,27 @@ class EarlyStopRecord:
     step: int
     best_step: int
     best_loss: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem of one parameter or layer: a keyword and a message."""
+
+    name: str
+    problem: str  # nan, inf, zero, exploding, vanishing, sparse, dead, large or small update
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}"
+
+
+@dataclass(frozen=True)
+class HealthRecord:
+    """The findings at a step, and for each parameter norm(update) / norm(parameter)."""
+
+    step: int
+    findings: tuple[Finding, ...]
+    update_ratios: Mapping[str, float]
 
 
 Record = (
