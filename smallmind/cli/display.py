@@ -11,11 +11,9 @@ if TYPE_CHECKING:
     from smallmind.runs.directory import RunDirectory
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.diagnostics import HealthRecord
     from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
-    from smallmind.training.records import Record, RollbackRecord, StepRecord
-    from smallmind.training.saving import SaveFailedRecord
+    from smallmind.training.records import HealthRecord, Record, RollbackRecord, StepRecord
 
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
@@ -133,16 +131,16 @@ class ProgressDisplay:
         self.looks = 0  # at the health of the run
         self.known: set[tuple[str, str]] = set()  # what they found: name and problem
 
-    def show(self, record: "Record | SaveFailedRecord") -> None:
-        from smallmind.training.diagnostics import HealthRecord
+    def show(self, record: "Record") -> None:
         from smallmind.training.records import (
             EarlyStopRecord,
             EvaluationRecord,
+            HealthRecord,
             OverflowRecord,
             RollbackRecord,
+            SaveFailedRecord,
             StepRecord,
         )
-        from smallmind.training.saving import SaveFailedRecord
 
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"

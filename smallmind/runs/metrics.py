@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from smallmind.config import InputError
-from smallmind.training.records import Record
 from smallmind.runs.directory import METRICS
+from smallmind.training.records import Record
 
 FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
 
