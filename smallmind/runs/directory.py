@@ -19,6 +19,7 @@ from smallmind.config import (
     RunConfig,
     TrainingConfig,
     __version__,
+    current_names,
 )
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
@@ -164,7 +165,7 @@ class RunDirectory:
                 config = safetensors.from_json(file.read(LARGEST_CONFIG))
             return {
                 "model": ModelConfig(**config["model"]),
-                "training": TrainingConfig(**config["training"]),
+                "training": TrainingConfig(**current_names(config["training"])),
                 "run": RunConfig(**config["run"]),
                 "distillation": DistillationConfig(**config["distillation"]),
                 "text_sha256": str(config["text_sha256"]),
