@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
     from smallmind.training.records import HealthRecord, Record, RollbackRecord, StepRecord
-    from smallmind.training.saving import SaveFailedRecord
 
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
@@ -131,16 +130,16 @@ class ProgressDisplay:
         self.looks = 0  # at the health of the run
         self.known: set[tuple[str, str]] = set()  # what they found: name and problem
 
-    def show(self, record: "Record | SaveFailedRecord") -> None:
+    def show(self, record: "Record") -> None:
         from smallmind.training.records import (
             EarlyStopRecord,
             EvaluationRecord,
             HealthRecord,
             OverflowRecord,
             RollbackRecord,
+            SaveFailedRecord,
             StepRecord,
         )
-        from smallmind.training.saving import SaveFailedRecord
 
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.runs.directory import RunDirectory
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.checkpoint import Checkpoint
     from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
     from smallmind.training.memory_estimate import Teacher
+    from smallmind.training.state import RunState
 
 NO_FLAGS = ("vocab_size", "text", "enable_diagnostics")  # the last is --profile
 SCHEDULE_FIELDS = (
@@ -514,7 +514,7 @@ def _train_on(
     training_config: TrainingConfig,
     run_config: RunConfig,
     text: str,
-    checkpoint: "Checkpoint | None" = None,
+    checkpoint: "RunState | None" = None,
 ) -> int:
     """Trains in the directory, from the checkpoint on if there is one -> exit status."""
     from smallmind.runs.lock import RunLock
@@ -543,16 +543,17 @@ def _run(
     training: "Training",
     config: TrainingConfig,
     directory: "RunDirectory",
-    checkpoint: "Checkpoint | None",
+    checkpoint: "RunState | None",
 ) -> int:
     """Trains, shows, logs and saves, even if interrupted -> exit status."""
-    from smallmind.training.saving import saved_steps
+    from smallmind.training.checkpoint import BackgroundSaver
 
     progress = ProgressDisplay(console, config.steps)
     with _stopped_by_signals(training) as received:
-        for record in saved_steps(training, config, directory.path, checkpoint):
-            directory.log(record)
-            progress.show(record)
+        with BackgroundSaver(directory.path, config.keep) as saver:
+            for record in training.steps(config, checkpoint, saver=saver):
+                directory.log(record)
+                progress.show(record)
         progress.show_health_of_run()
         show_costs(console, training)
         directory.flush()

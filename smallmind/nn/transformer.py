@@ -125,6 +125,7 @@ class TransformerModel:
         self.gradients = self.flat.grad_views
         self.passes = 0  # training passes so far: dropout masks follow from it
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
+        self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
     @property
@@ -148,6 +149,7 @@ class TransformerModel:
 
     def use_recompute(self, plan: RecomputePlan) -> None:
         """From now on training recomputes activations as planned; no gradient changes by a bit."""
+        self.recompute_plan = plan
         self.network.use_recompute(plan)
 
     use_checkpointing = use_recompute  # the public name
