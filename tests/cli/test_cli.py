@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from smallmind import Training, TrainingConfig, safetensors
+from smallmind import TrainingConfig, safetensors
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_costs
@@ -206,13 +206,14 @@ def test_the_time_of_evaluations_is_told(much, capsys):
 
 
 def test_a_rollback_is_told_and_kept(text, tmp_path, capsys, monkeypatch):
-    honest = Training._accumulate
+    honest, calls = TransformerModel.loss_and_gradients, []
 
-    def accumulate(self, step, *arguments):
-        loss = honest(self, step, *arguments)
-        return math.nan if step == 25 else loss
+    def loss_and_gradients(*arguments):
+        calls.append(1)
+        loss = honest(*arguments)
+        return math.nan if len(calls) == 25 else loss
 
-    monkeypatch.setattr(Training, "_accumulate", accumulate)
+    monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--save-every", "12", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -466,12 +467,10 @@ def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path, text):
 
 
 def test_a_failure_before_the_first_step_leaves_no_directory(tmp_path, text, capsys, monkeypatch):
-    from smallmind.training.loop import Training
-
     def fail(*_):
         raise MemoryError("Unable to allocate 5 TB")
 
-    monkeypatch.setattr(Training, "_accumulate", fail)
+    monkeypatch.setattr(TransformerModel, "loss_and_gradients", fail)
     assert main(["train", text, *SMALL, "--out", str(tmp_path / "run")]) == 1
     assert capsys.readouterr().err == "smallmind: not enough memory: Unable to allocate 5 TB\n"
     assert not (tmp_path / "run").exists()

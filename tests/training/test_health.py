@@ -7,6 +7,7 @@ import pytest
 
 from smallmind import GradientDiagnostics, Tokenizer, Training, TransformerModel
 from smallmind.nn.parameters import Role
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model, dead_units, update_ratios
 from smallmind.training.records import HealthRecord, OverflowRecord
 
@@ -23,7 +24,7 @@ def small_training(**settings):
 def small_model(**settings):
     """A model with the gradients of one batch, and that batch."""
     training = small_training(**settings)
-    batch = training.dataset.batch(0)
+    batch = draw(RandomWindows(training.data), 0)[:2]
     training.model.loss_and_gradients(*batch)
     return training.model, batch
 

@@ -16,14 +16,27 @@ from smallmind.cli import main
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.checkpoint import BackgroundSaver
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, StepRecord
+from smallmind.training.records import (
+    EarlyStopRecord,
+    EvaluationRecord,
+    SaveFailedRecord,
+    StepRecord,
+)
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
-    "grad_accum_steps": 2, "schedule": "plateau", "plateau_patience": 1, "val_every": 7,
-    "val_batches": 1, "early_stopping_patience": 50, "use_gradient_checkpointing": True,
-    "checkpoint_strategy": "every_layer", "log_every": 1, "save_every": 5, "warmup_steps": 3,
-}  # fmt: skip
+    "grad_accum_steps": 2,
+    "schedule": "plateau",
+    "plateau_patience": 1,
+    "val_every": 7,
+    "val_batches": 1,
+    "early_stopping_patience": 50,
+    "use_gradient_checkpointing": True,
+    "checkpoint_strategy": "every_layer",
+    "log_every": 1,
+    "save_every": 5,
+    "warmup_steps": 3,
+}
 
 
 def new_training(dropout=0.1, seed=5, n_embd=24):
@@ -96,9 +109,12 @@ def resume_on_other_threads(directory):
     for precision in ("float32", "float16", "bfloat16"):
         settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
         config = TrainingConfig(
-            steps=60, precision=precision, learning_rate=0.1, early_stopping_min_delta=0.05,
+            steps=60,
+            precision=precision,
+            learning_rate=0.1,
+            early_stopping_min_delta=0.05,
             **settings,
-        )  # fmt: skip
+        )
         set_threads(1)
         unbroken = new_training()
         saves = Saves(unbroken)
@@ -119,9 +135,13 @@ def test_a_run_with_one_thread_is_resumed_with_three(tmp_path):
     name = "resume_on_other_threads"
     code = f"import sys, pathlib; from {__name__} import {name}; {name}(pathlib.Path(sys.argv[1]))"
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2],
-        env={**os.environ, "NUMBA_NUM_THREADS": "3"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "NUMBA_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
 
@@ -250,6 +270,40 @@ def test_what_a_saver_writes_is_the_state_of_its_step(tmp_path, max_rollbacks):
             assert saved.tensors[name].tobytes() == tensor.tobytes(), (saved.step, name)
 
 
+@pytest.mark.parametrize("max_rollbacks", [0, 3])
+@pytest.mark.parametrize(
+    ("failing", "lost"), [({3}, set()), ({3}, {3}), ({3, 4}, {3}), ({11, 12}, set()), ({12}, set())]
+)
+def test_a_state_that_could_not_be_saved_is_tried_again_unchanged(
+    tmp_path, max_rollbacks, failing, lost, monkeypatch
+):
+    """As it was at its step, although the run has continued and taken other snapshots."""
+    tries_before_the_next = 3 if max_rollbacks else 2  # the last one as the next save begins
+    config = TrainingConfig(steps=12, save_every=1, val_every=0, max_rollbacks=max_rollbacks)
+    whole, honest, tries = {}, checkpoints.save, []
+
+    def save(directory, state, keep=3, best=False):
+        whole[state.step] = {name: x.tobytes() for name, x in state.tensors.items()}
+        tries.append(state.step)
+        may_succeed = state.step not in lost and tries.count(state.step) >= tries_before_the_next
+        if state.step in failing and not may_succeed:
+            raise OSError(28, "No space left on device")
+        honest(directory, state, keep, best)
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    training = new_training()
+    with BackgroundSaver(tmp_path, keep=99) as saver:
+        records = list(training.steps(config, saver=saver))
+    told = [record.step for record in records if isinstance(record, SaveFailedRecord)]
+    assert told == [step + 1 for step in lost]
+    for path, fault in checkpoints.verify(tmp_path):
+        saved = checkpoints.load(path)
+        assert fault is None
+        assert {name: x.tobytes() for name, x in saved.tensors.items()} == whole[saved.step]
+    last = {name: x.tobytes() for name, x in training.state().tensors.items()}
+    assert checkpoints.newest(tmp_path)[0].step == 12 and whole[12] == last
+
+
 def test_a_checkpoint_with_old_names_and_fewer_fields_is_resumed():
     config = TrainingConfig(steps=12, micro_batch_size=2, **EVERYTHING)
     records, unbroken, _ = run(config)
@@ -281,11 +335,11 @@ def test_preserved_restores_model_and_run():
     assert not model.flat.grad.any()
 
 
-SMALL = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
-    "--val-every", "20", "--val-batches", "2", "--warmup-steps", "5", "--log-every", "1",
-    "--save-every", "10", "--dropout", "0.1",
-]  # fmt: skip
+FLAGS = """
+    --block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --val-every 20 --val-batches 2
+    --warmup-steps 5 --log-every 1 --save-every 10 --dropout 0.1
+"""
+SMALL = FLAGS.split()
 
 
 @pytest.fixture
@@ -310,13 +364,15 @@ def tensors_of(out):
 
 def smallmind(*arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "smallmind", *arguments], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "smallmind", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
+def test_a_run_that_was_ended_is_resumed(tmp_path, text, number, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(["train", text, *SMALL, "--steps", "60", "--out", str(whole)]) == 0
     arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
@@ -329,7 +385,7 @@ def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
     if number == signal.SIGKILL:
         assert process.returncode == -number
         with open(broken / "metrics.jsonl", "a") as file:
-            file.write('{"step": 59, "loss"')  # a line that was cut
+            file.write('{"step": 59, "loss"')  # a truncated line
     else:
         assert process.returncode == 128 + number
     capsys.readouterr()
@@ -342,7 +398,7 @@ def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
     assert "is finished: 60 steps" in capsys.readouterr().out
 
 
-def test_resume_passes_over_what_is_damaged_and_says_so(tmp_path, text, capsys):
+def test_resume_skips_damaged_files_and_says_so(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "40", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -359,7 +415,7 @@ def test_resume_passes_over_what_is_damaged_and_says_so(tmp_path, text, capsys):
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_a_run_may_be_watched_from_its_checkpoint_on(tmp_path, text, capsys):
+def test_a_run_may_be_diagnosed_from_its_checkpoint_on(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "20", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -371,11 +427,11 @@ def test_a_run_may_be_watched_from_its_checkpoint_on(tmp_path, text, capsys):
     printed = capsys.readouterr().out
     assert "Goes on after step 10" in printed and "PERFORMANCE REPORT" in printed
     learnt = losses(out)
-    learnt.remove({"step": 15})  # what is left of the look at its health
+    learnt.remove({"step": 15})  # the rest of its health record
     assert learnt == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_before_the_first_checkpoint_starts_again(tmp_path, text, capsys):
+def test_resume_before_the_first_checkpoint_restarts(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "12", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -387,7 +443,7 @@ def test_resume_before_the_first_checkpoint_starts_again(tmp_path, text, capsys)
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_auto_takes_the_newest_that_has_not_ended(tmp_path, text, capsys, monkeypatch):
+def test_resume_auto_takes_the_newest_unfinished_run(tmp_path, text, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("older", "newer"):
         assert main(["train", text, *SMALL, "--steps", "20", "--out", f"runs/{name}"]) == 0
@@ -447,11 +503,13 @@ def test_two_runs_in_one_directory(tmp_path, text):
                 break
         second = subprocess.run(
             [sys.executable, "-m", "smallmind", "train", "--resume", str(out)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         kept = {name: (out / name).exists() for name in ("config.json", "metrics.jsonl")}
         process.kill()
         process.stdout.read()
     assert second.returncode == 2
-    assert all(kept.values()), kept  # what is refused takes nothing from the run that goes on
+    assert all(kept.values()), kept  # the refused one removes nothing of the other
     assert f"is in use by process {process.pid}" in second.stderr
