@@ -89,7 +89,7 @@ class Training:
             distillation.prepare(model, self.dataset)
         # Those of the last run.
         self.progress = RunProgress()
-        self.config = TrainingConfig()
+        self.config = TrainingConfig().with_min_lr()
         self.optimizer = AdamW(model)
         self.schedule: Schedule = schedule(self.config)
         self.scaler: LossScaler | None = None  # where it was in float16
@@ -119,7 +119,7 @@ class Training:
         finite, or in float16 where no scale of the loss keeps it finite; the weights are then those
         before that step. InputError where the checkpoint is another run's.
         """
-        self._begin(self.with_step_count(config))
+        self._begin(self.with_step_count(config).with_min_lr())
         if checkpoint:
             self._restore(checkpoint)
         rows = self.dataset.batch_size
