@@ -123,6 +123,11 @@ def _number(limit: float) -> str:
     return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
+def check_field(config: type, name: str, value: Any) -> Any:
+    """value as `check` returns it for the field of this name."""
+    return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
+
+
 def _check(config: Any) -> None:
     """Checks and normalises every field; InputError for the first that is wrong."""
     for field in dataclasses.fields(config):
@@ -205,8 +210,7 @@ class TrainingConfig:
         0, "passes over the training text, each window once, instead of --steps", low=0
     )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
-    # None until with_min_lr resolves it.
-    min_lr: float = setting(
+    min_lr: float | None = setting(
         None, "learning rate at the end of the decay; default: a tenth of the peak", low=0.0
     )
     warmup_steps: int = setting(
@@ -272,14 +276,14 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.min_lr is not None and self.min_lr > self.learning_rate:
+        if self.resolved_min_lr > self.learning_rate:
             raise InputError(
                 f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}; "
                 "lower it, or leave it out for a tenth of learning_rate"
             )
-        if self.schedule == "exponential" and self.min_lr == 0:
+        if self.schedule == "exponential" and self.resolved_min_lr == 0:
             raise InputError(
-                f"min_lr={self.min_lr} must be above 0 with schedule='exponential', which never "
+                f"min_lr={self.resolved_min_lr} must be above 0 with schedule='exponential', which never "
                 "reaches 0; 'linear' and 'cosine' do"
             )
         if self.schedule == "plateau" and self.val_every == 0:
@@ -293,11 +297,14 @@ class TrainingConfig:
                 "float16; leave one of them out"
             )
 
+    @property
+    def resolved_min_lr(self) -> float:
+        """min_lr, or a tenth of learning_rate where it is None."""
+        return self.learning_rate / 10 if self.min_lr is None else self.min_lr
+
     def with_min_lr(self) -> "TrainingConfig":
-        """The same with min_lr as a number: a tenth of learning_rate unless it is set."""
-        if self.min_lr is not None:
-            return self
-        return dataclasses.replace(self, min_lr=self.learning_rate / 10)
+        """The same with min_lr as a number, as it is saved with a run."""
+        return dataclasses.replace(self, min_lr=self.resolved_min_lr)
 
     @property
     def requested_precision(self) -> Precision:

@@ -21,7 +21,12 @@ def run(options: argparse.Namespace) -> int:
         distillation = dataclasses.replace(settings.distillation, teacher_cache=None)
         settings = dataclasses.replace(settings, distillation=distillation)
 
-    from smallmind.runs.assembly import build_training, read_source, resolve_settings
+    from smallmind.runs.assembly import (
+        build_training,
+        make_dataset,
+        read_source,
+        resolve_settings,
+    )
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.preflight import preflight
 
@@ -30,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = Tokenizer(text, settings.run.tokenizer)
     failed = count = 0
     with announcing_compilation(console, settings.run.backend):
-        training = build_training(resolve_settings(settings, text, tokenizer), text, tokenizer)
+        data = make_dataset(settings, text, tokenizer)
+        training = build_training(resolve_settings(settings, data, tokenizer), data, tokenizer)
         for result in preflight(training):
             verdict = "ok    " if result.passed else "FAILED"
             details = f"{result.measured}; expected {result.expected}"

@@ -41,7 +41,7 @@ def _describe_model(console: Console, model: "TransformerModel") -> None:
 
 
 def _describe_data(console: Console, run: "Run") -> None:
-    tokenizer, dataset = run.training.tokenizer, run.training.dataset
+    tokenizer, dataset = run.training.tokenizer, run.training.data
     kind = "characters" if tokenizer.kind == "char" else "bytes"
     rows = [
         ["text", shorten(run.name)],
@@ -71,7 +71,7 @@ def _describe_teacher(console: Console, distillation: "Distillation") -> None:
 
 def _describe_run(console: Console, run: "Run") -> None:
     training, config = run.settings.training, run.settings.run
-    block_size = run.training.dataset.block_size
+    block_size = run.training.data.block_size
     windows = config.batch_size * training.grad_accum_steps
     auto = " (auto)" if training.requested_precision == Precision.AUTO else ""
     epochs = f" ({training.epochs} epochs)" if training.epochs else ""

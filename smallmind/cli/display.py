@@ -5,17 +5,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind.cli.console import Console, duration
-from smallmind.training.diagnostics import HealthRecord
 from smallmind.training.evaluation import Evaluation, evaluate
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
+    HealthRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
+    SaveFailedRecord,
     StepRecord,
 )
-from smallmind.training.saving import SaveFailedRecord
 
 if TYPE_CHECKING:
     from smallmind.runs.session import Run
@@ -40,7 +40,7 @@ class ProgressDisplay:
         self.health_checks = 0
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
-    def show(self, record: Record | SaveFailedRecord) -> None:
+    def show(self, record: Record) -> None:
         """Shows a record of a kind in the table SHOW; others are for the metrics only."""
         if show := SHOW.get(type(record)):
             show(self, record)
@@ -158,7 +158,7 @@ def show_costs(console: Console, training: "Training") -> None:
 def show_result(console: Console, run: "Run") -> None:
     """The loss on the whole held-out part, and for the stories how far it is from their entropy."""
     training = run.training
-    held_out = training.dataset.held_out
+    held_out = training.data.held_out
     result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
     scores = _scores(result, token_name(training.tokenizer.kind))
     console.line(f"Whole held-out text: {result.loss:.4f} nats per token")

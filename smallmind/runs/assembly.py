@@ -14,6 +14,7 @@ from smallmind.runs.loading import load_model
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.text.corpus import built_in_text
 from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.loop import Training
@@ -52,16 +53,21 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def resolve_settings(settings: Settings, text: str, tokenizer: Tokenizer) -> Settings:
+def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset:
+    """The dataset that settings describe. InputError where the text is too short."""
+    run = settings.run
+    return Dataset.from_text(text, tokenizer, settings.model.block_size, run.batch_size, run.seed)
+
+
+def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
     """The same with everything that follows from text and machine as a number.
 
-    These are vocab_size, steps where epochs are set, min_lr and threads. InputError where the text
-    is too short, or the machine has too few threads.
+    These are vocab_size, steps where epochs are set, min_lr and threads. InputError where the
+    machine has fewer threads.
     """
     run, training = settings.run, settings.training
-    data = Dataset(tokenizer.encode(text), settings.model.block_size, run.batch_size, run.seed)
     if training.epochs:
-        steps = training.epochs * data.epoch_steps(training.grad_accum_steps)
+        steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
         training = dataclasses.replace(training, steps=steps)
     return Settings(
         model=dataclasses.replace(settings.model, vocab_size=tokenizer.vocab_size),
@@ -83,8 +89,8 @@ def absolute_paths(settings: Settings) -> Settings:
     )
 
 
-def build_training(settings: Settings, text: str, tokenizer: Tokenizer) -> Training:
-    """The training that resolved settings describe, and its kernels on their threads.
+def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Training:
+    """The training that resolved settings describe; kernels run on their threads from now on.
 
     Where the teacher is to be cached and no cache exists, the teacher runs over the text now.
     InputError where the teacher does not fit the text.
@@ -96,14 +102,7 @@ def build_training(settings: Settings, text: str, tokenizer: Tokenizer) -> Train
         **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
     )
     model.use_precision(settings.training.requested_precision)
-    return Training(
-        model,
-        tokenizer,
-        text,
-        batch_size=run.batch_size,
-        seed=run.seed,
-        distillation=distillation,
-    )
+    return Training(model, data=data, distillation=distillation)
 
 
 def load_distillation(

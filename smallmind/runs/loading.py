@@ -12,7 +12,8 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import MODEL
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
-from smallmind.training.checkpoint import BEST, CHECKPOINTS, NAME, Checkpoint
+from smallmind.training.checkpoint import BEST, CHECKPOINTS, NAME
+from smallmind.training.state import RunState
 
 WEIGHTS = "model."  # the prefix of a checkpoint's tensors that are parameters
 
@@ -67,7 +68,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
     return model, tokenizer
 
 
-def load_checkpoint(saved: Checkpoint, backend: str = "numba") -> Loaded:
+def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     """The model and tokenizer as they were at a checkpoint."""
     place = f"the checkpoint of step {saved.step}"
     tokenizer = tokenizer_of(saved)
@@ -89,7 +90,7 @@ def load_checkpoint(saved: Checkpoint, backend: str = "numba") -> Loaded:
     return model, tokenizer
 
 
-def tokenizer_of(saved: Checkpoint) -> Tokenizer:
+def tokenizer_of(saved: RunState) -> Tokenizer:
     """The tokenizer that a checkpoint was made with. InputError where it has none."""
     try:
         return Tokenizer.from_state(saved.state["tokenizer"])

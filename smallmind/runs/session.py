@@ -29,14 +29,14 @@ from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.lock import RunLock
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.verification import Verdict, verify_run
-from smallmind.text.dataset import HELD_OUT
+from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
-from smallmind.training.checkpoint import Checkpoint
+from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.loop import Training
 from smallmind.training.records import Record
-from smallmind.training.saving import saved_steps
+from smallmind.training.state import RunState
 
 CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
 SAMPLE_TOKENS = 400
@@ -58,7 +58,8 @@ class Run:
         self.sample: str | None = None
         self.passed_over: list[tuple[Path, str]] = []  # damaged checkpoints, and what is wrong
         self._config = config
-        self._newest: Checkpoint | None = None  # read, and not used yet
+        self._newest: RunState | None = None  # read, and not used yet
+        self._data: Dataset | None = None
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.path)!r})"
@@ -87,7 +88,8 @@ class Run:
             settings = settings.replace(text=str(text))
         source = assembly.read_source(settings.run.text if text is None else text)
         tokenizer = Tokenizer(source.text, settings.run.tokenizer)
-        settings = assembly.resolve_settings(settings, source.text, tokenizer)
+        data = assembly.make_dataset(settings, source.text, tokenizer)
+        settings = assembly.resolve_settings(settings, data, tokenizer)
         path = Path(out or settings.run.out or default_directory(source.name))
         directory = RunDirectory.create(path)
         if assembly.is_literal(text):
@@ -95,7 +97,8 @@ class Run:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
-        run.__dict__["text"] = source.text  # as `text` would read it again
+        run.__dict__["text"] = source.text  # or the property would read it again
+        run._data = data
         run._save_config()
         return run
 
@@ -142,7 +145,7 @@ class Run:
         """Whether a text is the one that the run was created with."""
         return assembly.digest(text) == self._config.text_sha256
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self) -> RunState | None:
         """The newest sound checkpoint; None where nothing has been saved yet.
 
         Damaged ones are skipped and listed in `passed_over`. InputError where all are damaged.
@@ -179,7 +182,8 @@ class Run:
             tokenizer = loading.tokenizer_of(newest)
         else:
             tokenizer = Tokenizer(self.text, self.settings.run.tokenizer)
-        training = assembly.build_training(self.settings, self.text, tokenizer)
+        data = self._data or assembly.make_dataset(self.settings, self.text, tokenizer)
+        training = assembly.build_training(self.settings, data, tokenizer)
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training
@@ -248,25 +252,24 @@ class Run:
         all with the directory locked. After `stop`, or when the caller leaves the loop, everything
         is saved as it is then. Errors as in `train`.
         """
-        training = self.training
+        training, config = self.training, self.settings.training
         assembly.use_threads(self.settings.run)
         with RunLock(self.path):
             newest, self._newest = self.newest(), None
             self.directory.cut_metrics(newest.step if newest else 0)
-            records = saved_steps(training, self.settings.training, self.path, newest)
-            del newest
-            try:
-                for record in records:
-                    self.directory.log(record)
-                    yield record
-            except GeneratorExit:  # the caller has left the loop
-                training.stop()
-                for record in records:
-                    self.directory.log(record)
-                self._finish()
-                raise
-            finally:
-                self._newest = None  # there are newer ones
+            with BackgroundSaver(self.path, config.keep) as saver:
+                records = training.steps(config, newest, saver=saver)
+                del newest
+                try:
+                    for record in records:
+                        self.directory.log(record)
+                        yield record
+                except GeneratorExit:  # the caller has left the loop
+                    training.stop()
+                    for record in records:
+                        self.directory.log(record)
+                finally:
+                    self._newest = None  # there are newer ones
             self._finish()
 
     def load(

@@ -11,9 +11,10 @@ import numpy as np
 
 from smallmind import safetensors
 from smallmind.config import InputError, TrainingConfig
-from smallmind.training.checkpoint import NAME, Checkpoint, load, verify
+from smallmind.training.checkpoint import NAME, load, verify
 from smallmind.training.loop import Training
 from smallmind.training.records import Record
+from smallmind.training.state import RunState
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ def verify_run(
         yield from _retrain(training, config, sound)
 
 
-def fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
+def fingerprint(state: RunState) -> dict[str, str]:
     """SHA-256 of every tensor and every part of the state, except for times."""
     parts = {
         name: hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in state.tensors.items()
     }
-    for name, part in checkpoint.state.items():
+    for name, part in state.state.items():
         if isinstance(part, dict):
             part = {key: value for key, value in part.items() if not key.endswith("seconds")}
         parts[name] = hashlib.sha256(safetensors.to_json(part).encode()).hexdigest()
@@ -64,10 +65,10 @@ def _retrain(
     for first, second in pairwise(sorted(by_step)):
         try:
             yield from training.steps(config, load(by_step[first]), until=second)
-            trained = fingerprint(training.checkpoint())
+            trained = fingerprint(training.state())
             # A run interrupted during an evaluation starts with that evaluation when it resumes.
             yield from training.steps(config, load(by_step[second]), until=second)
-            fault = _difference(trained, fingerprint(training.checkpoint()))
+            fault = _difference(trained, fingerprint(training.state()))
         except (InputError, FloatingPointError) as error:
             fault = str(error)
         yield Verdict(f"retrained from step {first} to {second}", fault)

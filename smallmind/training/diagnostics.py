@@ -9,7 +9,6 @@ import math
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.training.profiler import TrainingProfiler
+from smallmind.training.records import Finding, HealthRecord
 
 EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
@@ -28,27 +28,6 @@ SPARSE = 0.9  # share of zeros
 SILENT = 1e-4  # |gelu(x)| of a hidden unit: less than it gives at x = -4
 LEAST_RATIO, MOST_RATIO = 1e-5, 1e-1  # of update to weight, whose usual ratio is about 1e-3
 CHUNK = 1 << 18  # elements looked at together: 2 MB as float64, whatever the size of a model
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong with one parameter or layer: in a word, and in a line."""
-
-    name: str
-    problem: str  # nan, inf, zero, exploding, vanishing, sparse, dead, large or small update
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.message}"
-
-
-@dataclass(frozen=True)
-class HealthRecord:
-    """What was found at a step, and the norm of each weight's update over that of the weight."""
-
-    step: int
-    findings: tuple[Finding, ...]
-    update_ratios: Mapping[str, float]
 
 
 class GradientDiagnostics:
@@ -219,8 +198,7 @@ def checked_update(
 ) -> Iterator[list[HealthRecord]]:
     """Around an update: a list that holds the step's record at the end, if the step has one.
 
-    The first step has one, and every diagnostic_interval-th, unless its gradient overflows and the
-    scaler takes care of that. Where there is no scaler, the error says whose gradient it is.
+    The first step has one, and every diagnostic_interval-th, unless a gradient is not finite.
     """
     records: list[HealthRecord] = []
     due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
@@ -232,14 +210,7 @@ def checked_update(
             overflowed = any(finding.problem in NOT_FINITE for finding in findings)
             # Copies live for this one update, and only at the steps that are looked at.
             before = {name: value.copy() for name, value in model.parameters.items()}
-    try:
-        yield records
-    except FloatingPointError as error:
-        if scaler:
-            raise
-        named = not_finite(model)
-        more = f" (and {len(named) - 1} more parameters)" if len(named) > 1 else ""
-        raise FloatingPointError("; ".join(map(str, [error, *named[:1]])) + more) from None
+    yield records
     if due and not overflowed:
         with profile("CheckHealth"):
             ratios = update_ratios(model, before)
