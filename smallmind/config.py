@@ -283,8 +283,8 @@ class TrainingConfig:
             )
         if self.schedule == "exponential" and self.resolved_min_lr == 0:
             raise InputError(
-                f"min_lr={self.resolved_min_lr} must be above 0 with schedule='exponential', which never "
-                "reaches 0; 'linear' and 'cosine' do"
+                f"min_lr={self.resolved_min_lr} must be above 0 with schedule='exponential', which "
+                "never reaches 0; 'linear' and 'cosine' do"
             )
         if self.schedule == "plateau" and self.val_every == 0:
             raise InputError(
