@@ -56,11 +56,12 @@ class Console:
     def command(self, label: str, words: Sequence[str]) -> None:
         """A shell command to copy, quoted; a long one continues after a backslash."""
         lines = [label]
-        for word in map(_quote, words):
-            if lines[-1].strip() and len(lines[-1]) + len(word) + 3 > line_width():
-                lines.append(2 * INDENT + word)
+        # A flag and its value stay on one line.
+        for part in re.split(r" (?=--)", " ".join(map(_quote, words))):
+            if lines != [label] and len(lines[-1]) + len(part) + 3 > line_width():
+                lines.append(2 * INDENT + part)
             else:
-                lines[-1] += " " + word
+                lines[-1] += " " + part
         self._clear()
         self._write(" \\\n".join(lines) + "\n")
 

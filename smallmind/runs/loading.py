@@ -27,6 +27,8 @@ def load(path: str | PathLike[str], backend: str = "numba") -> Loaded:
     where there is none.
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
     if path.is_dir():
         return load_from_run(path, None, backend)
     if "state" in safetensors.read_metadata(path):
