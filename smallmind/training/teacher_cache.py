@@ -66,6 +66,8 @@ class TeacherCache:
     def logits(self, starts: np.ndarray, workspace: Workspace) -> Iterator[np.ndarray]:
         """starts (B,) of windows -> the teacher's logits (B T, V), rented for the block."""
         B, T, V, K = len(starts), self.block_size, self.vocab_size, self._tensors[0].shape[1]
+        if (starts % T).any():
+            raise InputError(f"a cache has only windows that start at multiples of {T}: {starts}")
         pool = workspace.pool
         with (
             pool.borrow((B * T, V), workspace.dtype) as logits,

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, safetensors
-from smallmind.training.checkpoint import Checkpoint, load, newest, save
+from smallmind.training.checkpoint import load, newest, save
+from smallmind.training.state import RunState
 from tests.faults.disk import checkpoint
 from tests.faults.runs import status, train
 
@@ -213,7 +214,7 @@ def test_a_state_that_says_nothing_is_refused(tmp_path, capsys, state):
     assert train(tmp_path, "--steps", "3") == 0
     run = tmp_path / "run"
     tensors = newest(run)[0].tensors
-    save(run, Checkpoint(2, tensors, state), keep=1, best=True)
+    save(run, RunState(2, tensors, state), keep=1, best=True)
     capsys.readouterr()
     assert status("train", "--resume", run) == 2
     assert capsys.readouterr().err.startswith("smallmind: the checkpoint of step 2 ")

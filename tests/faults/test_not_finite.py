@@ -8,6 +8,7 @@ from smallmind.kernels import compiled
 from smallmind.kernels.half import round_to
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Dataset
+from smallmind.text.samplers import RandomWindows
 from smallmind.training.checkpoint import BEST, CHECKPOINTS, load, newest, verify
 from tests.faults.disk import Quick
 from tests.faults.runs import outcome, status, train
@@ -32,15 +33,23 @@ def gradient(patch, value):
 
 
 def data(patch, value):
-    honest = Dataset.batch
+    honest = RandomWindows.starts
+    numbers = []
 
-    def batch(dataset, number, out=None):
-        ids, targets = honest(dataset, number, out)
-        if number >= STEP - 1:
-            ids[0, 0] = 2**31 - 1 if value > 0 else -1
-        return ids, targets
+    def starts(sampler, number):
+        numbers.append(number)
+        return honest(sampler, number)
 
-    patch.setattr(Dataset, "batch", batch)
+    drawing = Dataset.windows
+
+    def windows(dataset, starts, out=None):
+        batch = drawing(dataset, starts, out)
+        if numbers[-1] >= STEP - 1:
+            batch.ids[0, 0] = 2**31 - 1 if value > 0 else -1
+        return batch
+
+    patch.setattr(RandomWindows, "starts", starts)
+    patch.setattr(Dataset, "windows", windows)
 
 
 def activation(patch, value):

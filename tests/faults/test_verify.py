@@ -125,7 +125,7 @@ def edit_seed(tensors, state):
         (edit_moment, "1 of N hashes differ, the first is optimizer.v"),
         (edit_counter, "1 of N hashes differ, the first is passes"),
         (edit_best, "1 of N hashes differ, the first is progress"),
-        (edit_seed, "the checkpoint of step 14 has another data"),
+        (edit_seed, "the checkpoint of step 14 was saved with a different batch size or seed"),
     ],
 )
 def test_what_was_changed_under_a_right_digest_is_found(run, capsys, edit, words):

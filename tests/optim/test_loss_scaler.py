@@ -48,7 +48,7 @@ def test_it_is_lost_after_ten_overflows_in_a_row():
     assert scaler.is_lost
 
 
-def test_it_goes_on_from_its_state():
+def test_it_continues_from_its_state():
     scaler, resumed = LossScaler(), LossScaler()
     for i in range(500):
         scaler.update(overflowed=i in (3, 4, 100))

@@ -13,13 +13,13 @@ from smallmind import TrainingConfig
 from smallmind.config import SCHEDULES
 from smallmind.optim.schedule import CLASSES, schedule
 
-PEAK, LEAST = 1e-3, 1e-4
+PEAK, MIN_LR = 1e-3, 1e-4
 AROUND = 1 + 4e-16  # the last bit, where a sum or a power is rounded
 STEADY = [name for name in SCHEDULES if name != "plateau"]
 
 
-def made(name, **settings):
-    settings = {"learning_rate": PEAK, "min_lr": LEAST, "warmup_steps": 100, **settings}
+def make(name, **settings):
+    settings = {"learning_rate": PEAK, "min_lr": MIN_LR, "warmup_steps": 100, **settings}
     return schedule(TrainingConfig(schedule=name, **settings))
 
 
@@ -42,7 +42,7 @@ def configs(draw, names=SCHEDULES):
 
 def test_every_name_makes_a_schedule_of_its_own():
     assert tuple(CLASSES) == SCHEDULES
-    assert len({type(made(name)) for name in SCHEDULES}) == len(SCHEDULES)
+    assert len({type(make(name)) for name in SCHEDULES}) == len(SCHEDULES)
     assert type(schedule(TrainingConfig())) is CLASSES["cosine"]
 
 
@@ -50,25 +50,25 @@ def test_every_name_makes_a_schedule_of_its_own():
 AFTER_WARMUP = {
     "constant": {101: PEAK, 550: PEAK, 999: PEAK, 1000: PEAK, 5000: PEAK},
     "cosine": {
-        101: LEAST + 0.5 * (1 + math.cos(math.pi / 900)) * 9e-4,
+        101: MIN_LR + 0.5 * (1 + math.cos(math.pi / 900)) * 9e-4,
         550: 5.5e-4,
-        999: LEAST + 0.5 * (1 - math.cos(math.pi / 900)) * 9e-4,
-        1000: LEAST,
-        5000: LEAST,
+        999: MIN_LR + 0.5 * (1 - math.cos(math.pi / 900)) * 9e-4,
+        1000: MIN_LR,
+        5000: MIN_LR,
     },
-    "linear": {101: PEAK - 1e-6, 550: 5.5e-4, 999: LEAST + 1e-6, 1000: LEAST, 5000: LEAST},
-    # Three decays of a half, then min_lr is in the way.
+    "linear": {101: PEAK - 1e-6, 550: 5.5e-4, 999: MIN_LR + 1e-6, 1000: MIN_LR, 5000: MIN_LR},
+    # Three decays of a half, then min_lr is the limit.
     "step": {
         101: PEAK, 299: PEAK, 300: 5e-4, 499: 5e-4, 500: 2.5e-4, 700: 1.25e-4, 899: 1.25e-4,
-        900: LEAST, 1000: LEAST, 5000: LEAST, 10**9: LEAST,
+        900: MIN_LR, 1000: MIN_LR, 5000: MIN_LR, 10**9: MIN_LR,
     },
     "exponential": {
-        101: PEAK * 0.1 ** (1 / 900), 400: PEAK * 0.1 ** (1 / 3), 550: 10**-3.5, 1000: LEAST,
-        5000: LEAST,
+        101: PEAK * 0.1 ** (1 / 900), 400: PEAK * 0.1 ** (1 / 3), 550: 10**-3.5, 1000: MIN_LR,
+        5000: MIN_LR,
     },
     "wsd": {
-        101: PEAK, 799: PEAK, 800: PEAK, 801: PEAK - 4.5e-6, 900: 5.5e-4, 999: LEAST + 4.5e-6,
-        1000: LEAST, 5000: LEAST,
+        101: PEAK, 799: PEAK, 800: PEAK, 801: PEAK - 4.5e-6, 900: 5.5e-4, 999: MIN_LR + 4.5e-6,
+        1000: MIN_LR, 5000: MIN_LR,
     },
     "plateau": {101: PEAK, 550: PEAK, 999: PEAK, 1000: PEAK, 5000: PEAK},
 }  # fmt: skip
@@ -76,7 +76,7 @@ AFTER_WARMUP = {
 
 @pytest.mark.parametrize("name", AFTER_WARMUP)
 def test_corners(name):
-    rates = made(name, steps=1000, lr_decay_factor=0.5, lr_decay_every=200, lr_decay_share=0.2)
+    rates = make(name, steps=1000, lr_decay_factor=0.5, lr_decay_every=200, lr_decay_share=0.2)
     warmup = [rates.lr(step) for step in range(101)]
     assert warmup == pytest.approx([PEAK * n / 101 for n in range(1, 102)], rel=1e-15)
     for step, expected in AFTER_WARMUP[name].items():
@@ -84,7 +84,7 @@ def test_corners(name):
 
 
 def test_one_cycle_at_its_corners():
-    rates = made("one-cycle", steps=1000)
+    rates = make("one-cycle", steps=1000)
     assert rates.lr(0) == pytest.approx(PEAK / 25)
     assert rates.lr(50) == pytest.approx((PEAK / 25 + PEAK) / 2)
     assert rates.lr(99) == pytest.approx(
@@ -93,8 +93,8 @@ def test_one_cycle_at_its_corners():
     assert rates.lr(100) == pytest.approx(PEAK, rel=1e-15)
     assert rates.lr(101) < PEAK
     assert rates.lr(550) == pytest.approx(5.5e-4)
-    assert rates.lr(1000) == rates.lr(5000) == LEAST
-    other = made("one-cycle", steps=1000, warmup_steps=500)
+    assert rates.lr(1000) == rates.lr(5000) == MIN_LR
+    other = make("one-cycle", steps=1000, warmup_steps=500)
     assert [other.lr(step) for step in range(1001)] == [rates.lr(step) for step in range(1001)]
 
 
@@ -103,23 +103,23 @@ def test_cosine_is_the_textbook_formula_to_the_bit(config, step):
     if step < config.warmup_steps:
         expected = config.learning_rate * (step + 1) / (config.warmup_steps + 1)
     elif step >= config.steps:
-        expected = config.min_lr
+        expected = config.resolved_min_lr
     else:
         progress = (step - config.warmup_steps) / (config.steps - config.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        expected = config.min_lr + cosine * (config.learning_rate - config.min_lr)
+        expected = config.resolved_min_lr + cosine * (config.learning_rate - config.resolved_min_lr)
     assert schedule(config).lr(step) == expected
 
 
 @given(configs(), st.lists(st.floats(0, 20), max_size=20))
-def test_rates_lie_between_min_lr_and_the_peak(config, losses):
+def test_rates_are_between_min_lr_and_the_peak(config, losses):
     rates = schedule(config)
     for loss in losses:
         rates.observe(loss)
     for step in range(config.steps + 200):
         assert 0 < rates.lr(step) <= config.learning_rate * AROUND
         if step >= rates.warmup:
-            assert rates.lr(step) >= config.min_lr / AROUND
+            assert rates.lr(step) >= config.resolved_min_lr / AROUND
 
 
 @given(configs())
@@ -135,66 +135,66 @@ def test_rates_rise_in_the_warmup_and_never_after_it(config):
 @example(TrainingConfig(schedule="exponential", learning_rate=6e-4, min_lr=3e-5))
 def test_decays_end_at_min_lr_exactly(config):
     end = max(config.steps, config.warmup_steps)
-    assert schedule(config).lr(end) == config.min_lr
+    assert schedule(config).lr(end) == config.resolved_min_lr
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_without_a_warmup_the_first_step_is_at_the_peak(name):
-    first = made(name, steps=1000, warmup_steps=0).lr(0)
+    first = make(name, steps=1000, warmup_steps=0).lr(0)
     assert first == pytest.approx(PEAK / 25 if name == "one-cycle" else PEAK, rel=1e-15)
 
 
 @pytest.mark.parametrize("name", AFTER_WARMUP)
 @pytest.mark.parametrize("warmup", [50, 51, 1000])
-def test_a_run_no_longer_than_its_warmup_ends_on_the_way_up(name, warmup):
-    rates = made(name, steps=50, warmup_steps=warmup)
+def test_a_run_no_longer_than_its_warmup_ends_before_the_peak(name, warmup):
+    rates = make(name, steps=50, warmup_steps=warmup)
     assert [rates.lr(step) for step in range(50)] == pytest.approx(
         [PEAK * n / (warmup + 1) for n in range(1, 51)]
     )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_runs_of_no_step_and_of_one(name):
-    assert made(name, steps=1, warmup_steps=0).lr(0) == pytest.approx(PEAK, rel=1e-15)
+def test_runs_of_zero_steps_and_of_one(name):
+    assert make(name, steps=1, warmup_steps=0).lr(0) == pytest.approx(PEAK, rel=1e-15)
     for steps in (0, 1):
         for warmup in (0, 1, 100):
-            assert 0 < made(name, steps=steps, warmup_steps=warmup).lr(steps) <= PEAK * AROUND
+            assert 0 < make(name, steps=steps, warmup_steps=warmup).lr(steps) <= PEAK * AROUND
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "exponential"])
 def test_min_lr_may_be_0(name):
-    rates = made(name, steps=50, min_lr=0.0, warmup_steps=10)
+    rates = make(name, steps=50, min_lr=0.0, warmup_steps=10)
     assert min(rates.lr(step) for step in range(50)) > 0
     assert rates.lr(50) == 0 or name in ("constant", "step", "plateau")
 
 
 @pytest.mark.parametrize(("share", "last"), [(0.0, 999), (0.1, 900), (0.95, 100), (1.0, 100)])
 def test_wsd_decays_over_the_last_share_but_never_in_the_warmup(share, last):
-    rates = made("wsd", steps=1000, lr_decay_share=share)
+    rates = make("wsd", steps=1000, lr_decay_share=share)
     assert {rates.lr(step) for step in range(100, last + 1)} == {PEAK}
     assert rates.lr(last + 1) < PEAK
 
 
 def test_plateau_waits_for_patience_evaluations_without_a_lower_loss():
-    rates = made("plateau", plateau_patience=2, lr_decay_factor=0.4)
+    rates = make("plateau", plateau_patience=2, lr_decay_factor=0.4)
     seen = []
     for loss in (3.0, 2.0, 2.1, 1.9, 1.9, 2.5, 1.8, 1.8, 1.8, 1.8, 1.8):
         rates.observe(loss)
         seen.append(rates.lr(500))
-    assert seen == pytest.approx([PEAK] * 5 + [4e-4] * 3 + [1.6e-4] * 2 + [LEAST])
+    assert seen == pytest.approx([PEAK] * 5 + [4e-4] * 3 + [1.6e-4] * 2 + [MIN_LR])
 
 
-def test_plateau_takes_a_ten_thousandth_for_no_improvement():
+def test_plateau_ignores_improvements_below_a_ten_thousandth():
     for lower, expected in ((2.0 * (1 - 0.9e-4), PEAK / 2), (2.0 * (1 - 1.1e-4), PEAK)):
-        rates = made("plateau", plateau_patience=1, lr_decay_factor=0.5)
+        rates = make("plateau", plateau_patience=1, lr_decay_factor=0.5)
         rates.observe(2.0)
         rates.observe(lower)
         assert rates.lr(500) == expected
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_plateau_never_takes_a_loss_that_is_not_finite_for_the_best(loss):
-    rates = made("plateau", plateau_patience=3)
+def test_plateau_never_counts_a_non_finite_loss_as_the_best(loss):
+    rates = make("plateau", plateau_patience=3)
     rates.observe(loss)
     assert rates.state()["best"] is None
     rates.observe(2.0)
@@ -202,8 +202,8 @@ def test_plateau_never_takes_a_loss_that_is_not_finite_for_the_best(loss):
 
 
 @pytest.mark.parametrize("name", STEADY)
-def test_the_others_look_at_no_loss_and_have_no_state(name):
-    rates, other = made(name, steps=300), made(name, steps=300)
+def test_the_others_ignore_losses_and_have_no_state(name):
+    rates, other = make(name, steps=300), make(name, steps=300)
     for _ in range(10):
         rates.observe(5.0)
     assert rates.state() == {}
@@ -232,7 +232,7 @@ def test_a_state_that_went_through_json_has_the_same_future(config, before, afte
 
 
 def test_a_state_halfway_to_patience_is_carried_over():
-    rates, resumed = (made("plateau", plateau_patience=3) for _ in range(2))
+    rates, resumed = (make("plateau", plateau_patience=3) for _ in range(2))
     for loss in (2.0, 2.0, 2.0):
         rates.observe(loss)
     resumed.load_state(rates.state())
@@ -241,10 +241,11 @@ def test_a_state_halfway_to_patience_is_carried_over():
     assert rates.lr(500) == PEAK
 
 
-def test_a_schedule_is_of_the_run_that_made_it():
+def test_schedules_of_two_runs_are_independent():
     config = TrainingConfig(schedule="plateau", plateau_patience=1, warmup_steps=0)
     first = schedule(config)
     first.observe(1.0)
     first.observe(1.0)
     assert schedule(config).lr(0) > first.lr(0)
-    assert dataclasses.replace(config, steps=5).min_lr == config.min_lr == LEAST
+    later = dataclasses.replace(config, learning_rate=5e-4)
+    assert later.resolved_min_lr == 5e-5 and config.with_min_lr().min_lr == MIN_LR

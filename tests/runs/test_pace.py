@@ -1,4 +1,4 @@
-"""A run that fits in a time: what is measured, and what follows from it."""
+"""A run that fits in a given time: what is timed, and what follows from it."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def test_as_many_steps_as_fit_with_evaluations_and_saves(val_every):
 
 def test_too_little_time_is_refused_with_what_is_needed():
     with pytest.raises(
-        InputError, match=r"1\.0 seconds are left, and 10 steps .* take 14\.5: give"
+        InputError, match=r"1\.0 seconds are left, and a run of 10 steps takes 14\.5: give"
     ):
         fit_steps(TrainingConfig(val_every=0, save_every=0), Pace(1.0, 0, 0.2, 4.0), 1.0)
 
@@ -76,7 +76,7 @@ def test_measuring_teaches_no_temperature(tmp_path):
     assert distillation.state()["updates"] == 1
 
 
-def test_what_is_fixed_is_said_and_kept(tmp_path, monkeypatch, capsys):
+def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
@@ -90,12 +90,12 @@ def test_what_is_fixed_is_said_and_kept(tmp_path, monkeypatch, capsys):
     assert 25 <= steps <= 29 and config["training"]["warmup_steps"] == 2
     assert f"{steps} steps of 6000.0 ms fit in the 1" in printed
     assert f"step {steps}/{steps}" in printed
-    monkeypatch.setattr(pace, "measure", None)  # a run that goes on measures nothing
+    monkeypatch.setattr(pace, "measure", None)  # a resumed run times nothing
     (out / "model.safetensors").unlink()
     assert main(["train", "--resume", str(out)]) == 0
     assert main(["train", "--resume", str(out)]) == 0
     assert f"is finished: {steps} steps" in capsys.readouterr().out
-    again = str(tmp_path / "again")  # as that run did, in as many steps
+    again = str(tmp_path / "again")  # as that run, with as many steps
     assert main(["train", "--config", str(out / "config.json"), "--out", again]) == 0
     assert (
         json.loads((tmp_path / "again" / "config.json").read_text())["training"]

@@ -1,4 +1,4 @@
-"""A student that learns from a teacher: the loss, its gradients, runs that are broken off."""
+"""A student that learns from a teacher: the loss, its gradients, resumed runs."""
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from smallmind import (
 )
 from smallmind.kernels import compilation
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.text.dataset import Batch
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.loop import OverflowRecord, SaveRecord, StepRecord
+from smallmind.training.records import OverflowRecord, StepRecord
 from tests.gradcheck import assert_gradients
-from tests.training.test_resume import digest, shown
+from tests.training.test_resume import Saves, digest, shown
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 TOKENIZER = Tokenizer(TEXT)
@@ -35,8 +37,12 @@ def new_training(distillation, dropout=0.1, batch_size=3, text=TEXT, **settings)
     )
 
 
+def first_batch(training):
+    return draw(RandomWindows(training.data), 0)
+
+
 def sharp(teacher):
-    """With weights so large that what it says differs from token to token."""
+    """Weights so large that the distribution differs from token to token."""
     teacher.parameters["token_embedding.weight"][...] *= 20
     return teacher
 
@@ -47,7 +53,8 @@ def test_the_loss_by_hand(micro_batch_size):
     training = new_training(Distillation(teacher, temperature=2.5, alpha=0.3), dropout=0.0)
     model = training.model
     model.micro_batch_size = micro_batch_size
-    ids, targets = training.dataset.batch(0)
+    batch = first_batch(training)
+    ids, targets, _ = batch
 
     def log_softmax(logits):
         logits = logits.astype(np.float64)
@@ -56,7 +63,7 @@ def test_the_loss_by_hand(micro_batch_size):
     p, q = log_softmax(teacher.forward(ids) / 2.5), log_softmax(model.forward(ids) / 2.5)
     divergence = (np.exp(p) * (p - q)).sum(axis=-1).mean()
     expected = 0.7 * model.loss(ids, targets) + 0.3 * 2.5**2 * divergence
-    actual = training.distillation.loss_and_gradients(model, ids, targets)
+    actual = training.distillation.loss_and_gradients(model, batch)
     assert actual == pytest.approx(expected, rel=1e-5)
     assert divergence > 0.1
 
@@ -67,15 +74,16 @@ def test_gradients_of_the_whole_loss(learn):
     teacher = sharp(new_teacher(**settings))
     distillation = Distillation(teacher, 3.0, 0.6, learn_temperature=learn)
     training = new_training(distillation, dropout=0.0, **settings)
-    model, (ids, targets) = training.model, training.dataset.batch(0)
+    model, batch = training.model, first_batch(training)
+    parameter = distillation.temperature_parameter
     model.micro_batch_size = 2
-    distillation.loss_and_gradients(model, ids, targets)
-    gradient, dx = model.flat.grad.copy(), distillation._dx.copy()
-    x = distillation._x.copy()
+    distillation.loss_and_gradients(model, batch)
+    gradient, dx = model.flat.grad.copy(), parameter.dx.copy()
+    x = parameter.x.copy()
 
     def f(values, x):
-        model.flat.data[...], distillation._x[...] = values, x
-        return distillation.loss_and_gradients(model, ids, targets)
+        model.flat.data[...], parameter.x[...] = values, x
+        return distillation.loss_and_gradients(model, batch)
 
     arrays = [model.flat.data.copy(), x]
     if learn:
@@ -101,7 +109,7 @@ def test_a_taught_student_comes_nearer_to_its_teacher():
     for alpha in (0.0, 0.9):
         training = new_training(Distillation(teacher, alpha=alpha), dropout=0.0)
         training.train(60, val_every=0, learning_rate=5e-3, warmup_steps=5)
-        ids, _ = training.dataset.evaluation_batch("held_out", 0)
+        ids = training.data.evaluation_batch("held_out", 0).ids
         logits = [model.forward(ids) for model in (teacher, training.model)]
         shares = [np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True) for x in logits]
         distances.append(np.abs(shares[0] - shares[1]).sum(axis=-1).mean())
@@ -121,8 +129,8 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
         rest = list(steps)
         assert len(rest) > 8 and pool.statistics().misses == misses
         assert pool.statistics().bytes_rented == 0
-        with teacher.logits(training.dataset.batch(0)[0]) as logits:
-            # All that a block that only predicts leaves rented.
+        with teacher.logits(first_batch(training).ids) as logits:
+            # Nothing but the logits is rented.
             assert len(teacher.workspace.rented()) == 1 and logits.shape == (3 * T, V)
     assert not teacher.flat.grad.any() and teacher.passes == 0
     assert teacher.flat.data.tobytes() == before
@@ -146,7 +154,7 @@ def test_the_same_bits_on_any_number_of_threads():
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_resumed_equals_unbroken(tmp_path, precision, cached):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision, cached):
     config = TrainingConfig(
         steps=12, precision=precision, grad_accum_steps=2, val_every=5, val_batches=1,
         save_every=5, log_every=1, warmup_steps=2, learning_rate=1e-2,
@@ -159,13 +167,8 @@ def test_resumed_equals_unbroken(tmp_path, precision, cached):
 
     unbroken = build()
     records = list(unbroken.steps(config))
-    first, broken = [], build()
-    for record in broken.steps(config):
-        first.append(record)
-        if isinstance(record, SaveRecord) and record.step == 5:
-            checkpoints.save(tmp_path, broken.checkpoint())
-            break
-    resumed = build()
+    stopped, resumed = build(), build()
+    first = list(stopped.steps(config, saver=Saves(stopped, 5, tmp_path)))
     rest = list(resumed.steps(config, checkpoints.newest(tmp_path)[0]))
     assert shown(first + rest) == shown(records)
     assert digest(resumed) == digest(unbroken)
@@ -175,15 +178,16 @@ def test_resumed_equals_unbroken(tmp_path, precision, cached):
 def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
     distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
     training = new_training(distillation)
-    seen, honest = [], training._update
+    seen, honest = [], training.model.loss_and_gradients
 
-    def update():
+    def loss_and_gradients(*arguments):
+        loss = honest(*arguments)
         seen.append(distillation.state())
         if len(seen) == 2:
             training.model.gradients["final_norm.bias"][0] = np.inf
-        return honest()
+        return loss
 
-    monkeypatch.setattr(training, "_update", update)
+    monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
     records = training.train(3, precision="float16", val_every=0, log_every=1)
     assert [r.step for r in records if isinstance(r, OverflowRecord)] == [2]
     assert seen[0]["updates"] == 0 and seen[1] == seen[2] and seen[1]["updates"] == 1
@@ -209,7 +213,7 @@ def test_a_step_that_was_stopped_leaves_no_gradient_of_the_temperature():
     training.model.loss_and_gradients = loss_and_gradients
     list(training.steps(config))
     assert training.progress.step == 1
-    list(training.steps(config, training.checkpoint()))
+    list(training.steps(config, training.state()))
     assert digest(training) == digest(unbroken)
 
 
@@ -218,7 +222,7 @@ def test_a_temperature_that_is_learnt_stays_between_its_bounds():
         distillation = Distillation(new_teacher(), 3.0, learn_temperature=True)
         assert distillation.temperature == pytest.approx(3.0)
         for _ in range(3000):
-            distillation._dx[0] = sign
+            distillation.temperature_parameter.dx[0] = sign
             distillation.step(0.5)
         assert distillation.temperature == pytest.approx(bound, rel=1e-3)
         assert 1 <= distillation.temperature <= 10
@@ -229,12 +233,11 @@ def test_accumulated_batches_teach_the_temperature_their_mean():
     for batch_size, accumulated in ((6, 1), (3, 2)):
         distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
         training = new_training(distillation, dropout=0.0)
-        ids, targets = new_training(None, batch_size=6).dataset.batch(0)
+        whole = first_batch(new_training(None, batch_size=6))
         for i in range(accumulated):
-            part = slice(i * batch_size, (i + 1) * batch_size)
-            distillation.loss_and_gradients(
-                training.model, ids[part], targets[part], share=1 / accumulated
-            )
+            rows = slice(i * batch_size, (i + 1) * batch_size)
+            part = Batch(*(array[rows] for array in whole))
+            distillation.loss_and_gradients(training.model, part, share=1 / accumulated)
         distillation.step(1e-2)
         states.append(distillation.state())
     assert states[0] == pytest.approx(states[1], rel=1e-4)
@@ -270,7 +273,7 @@ def test_what_does_not_go_together_is_refused():
     refused("the teacher has 9 tokens, the student vocab_size", Distillation(new_teacher(1, 9)))
     refused("the teacher sees 15 tokens", Distillation(new_teacher(block_size=15)))
     wide = new_teacher(backend="numpy", dtype=np.float64)
-    refused("another dtype", Distillation(wide))
+    refused("differ in dtype", Distillation(wide))
     stored = new_teacher()
     stored.use_precision(Precision.BFLOAT16)
     refused("stored as bfloat16", Distillation(stored))
@@ -296,9 +299,9 @@ def test_a_checkpoint_of_another_teacher_is_refused():
     config = TrainingConfig(steps=2, val_every=0)
     training = new_training(Distillation(new_teacher()))
     list(training.steps(config))
-    saved = training.checkpoint()
+    saved = training.state()
     for other in (None, Distillation(new_teacher(seed=2)), Distillation(new_teacher(), alpha=0.6)):
-        with pytest.raises(InputError, match="has another teacher"):
+        with pytest.raises(InputError, match="was saved with a different teacher"):
             list(new_training(other).steps(config, saved))
 
 

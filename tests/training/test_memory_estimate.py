@@ -14,7 +14,8 @@ from smallmind import (
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.recompute import CheckpointManager
-from smallmind.text.dataset import Dataset
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.memory_estimate import PROGRAM, Teacher, estimate, largest_at_once
 
 STRATEGIES = [
@@ -90,11 +91,12 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, precision, top_k):
     cache = tmp_path / "cache" if top_k else None
     distillation = Distillation(its_teacher, cache=cache, top_k=top_k or 16)
     distillation.prepare(model, dataset)
+    sampler = RandomWindows(dataset, stride=distillation.stride)
     with TensorPool() as pool:
         model.workspace.pool = its_teacher.workspace.pool = pool
         with pool.borrow((4, 32), np.int32) as ids, pool.borrow((4, 32), np.int32) as targets:
-            dataset.batch(0, (ids, targets))
-            distillation.loss_and_gradients(model, ids, targets, starts=dataset.starts(0))
+            batch = draw(sampler, 0, Batch(ids, targets, np.empty(0)))
+            distillation.loss_and_gradients(model, batch)
         held = pool.statistics().bytes_held
     assert expected.activations == pytest.approx(held, rel=0.05)
     assert expected.teacher == (0 if top_k else its_teacher.flat.data.nbytes)

@@ -1,4 +1,4 @@
-"""Each check before a run passes what is right, and fails a fault that is planted for it."""
+"""Each check before a run passes a sound model, and fails a fault planted for it."""
 
 import math
 from pathlib import Path
@@ -46,7 +46,7 @@ def failed(training):
         {"block_size": 1, "n_embd": 16},
     ],
 )
-def test_a_sound_model_passes_and_stays_as_it_is(settings, monkeypatch, tmp_path):
+def test_a_sound_model_passes_and_stays_unchanged(settings, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     training = small_training(**settings)
     values = training.model.flat.data.copy()
@@ -58,7 +58,17 @@ def test_a_sound_model_passes_and_stays_as_it_is(settings, monkeypatch, tmp_path
     assert not list(Path().iterdir())
 
 
-def test_what_is_measured_stands_beside_what_is_expected():
+def test_a_model_in_16_bits_is_checked_in_float32_and_then_as_it_was():
+    training = small_training(dropout=0.2)
+    training.model.use_precision("float16")
+    training.model.passes = 7
+    working = training.model.flat.working.tobytes()
+    assert [check for check in preflight(training) if not check.passed] == []
+    assert training.model.precision == "float16" and training.model.passes == 7
+    assert training.model.flat.working.tobytes() == working
+
+
+def test_what_is_measured_is_shown_beside_what_is_expected():
     V = len(set(TEXT))
     first, gradients, kernels, memory, check = preflight(small_training())
     assert first.expected.startswith(f"ln {V} = {math.log(V):.3f}")
@@ -71,7 +81,7 @@ def test_what_is_measured_stands_beside_what_is_expected():
 
 
 @pytest.mark.parametrize("factor", [30, -30])
-def test_a_broken_initialisation_begins_too_high(factor):
+def test_a_broken_initialisation_starts_too_high(factor):
     training = small_training()
     training.model.parameters["token_embedding.weight"][...] *= factor
     assert "loss at the start" in failed(training)
@@ -87,7 +97,7 @@ def test_a_dead_layer_leaves_parameters_without_a_gradient():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_weights_that_are_not_finite_fail_and_do_not_stop_the_checks():
+def test_non_finite_weights_fail_and_do_not_stop_the_checks():
     training = small_training()
     training.model.parameters["final_norm.weight"][3] = np.nan
     assert set(failed(training)) == {
@@ -98,7 +108,7 @@ def test_weights_that_are_not_finite_fail_and_do_not_stop_the_checks():
     }
 
 
-def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(monkeypatch):
+def test_a_non_finite_gradient_beside_a_finite_loss(monkeypatch):
     right = compiled.embedding_backward
 
     def wrong(dtoken_weight, *arguments):
@@ -127,7 +137,7 @@ def test_a_kernel_whose_result_is_wrong_by_a_hundredth(monkeypatch, name):
             assert check in failed(small_training(tie_weights=False, n_layer=1))
 
 
-def test_an_optimiser_that_goes_uphill_memorises_nothing(monkeypatch):
+def test_an_optimizer_that_goes_uphill_memorises_nothing(monkeypatch):
     right = compiled.adamw
 
     def wrong(parameters, gradients, *arguments):
@@ -171,8 +181,8 @@ def test_the_gradient_check_takes_no_longer_for_a_large_model():
     assert gradient_check(large).passed
 
 
-def test_samples_begin_each_in_their_own_way():
-    ids, targets = distinct_samples(small_training(block_size=40).dataset)
+def test_no_two_samples_begin_alike():
+    ids, targets, _ = distinct_samples(small_training(block_size=40).data)
     assert ids.shape == targets.shape == (8, 16)
     assert len(set(ids[:, 0])) == 8
     np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
@@ -181,7 +191,7 @@ def test_samples_begin_each_in_their_own_way():
 def test_a_text_of_one_character_can_be_checked():
     tokenizer = Tokenizer("a")
     training = Training(TransformerModel(1, 8, 16, 1, 2), tokenizer, "a" * 100)
-    # There is nothing to learn: no gradient, and that is said.
+    # There is nothing to learn, so there is no gradient.
     assert set(failed(training)) == {"gradient of every parameter"}
 
 

@@ -1,26 +1,28 @@
-"""What is read from a cache is what the teacher would say, and a wrong cache is refused."""
+"""A cache holds what the teacher would compute, and a wrong cache is refused."""
 
 import numpy as np
 import pytest
 
 from smallmind import Distillation, InputError, safetensors
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training import teacher_cache
+from smallmind.training.distillation import model_digest
+from smallmind.training.teacher_cache import make_cache, top_k_log_probabilities
 from tests.training.test_distillation import TEXT, T, V, new_teacher, new_training, sharp
 
 
-def losses_and_gradients(training, batches=4):
-    """Of some batches, with what the training has: its teacher or its cache."""
-    model, losses = training.model, []
+def losses_and_gradients(training, batches=4, stride=None):
+    """The loss of each of some batches, and their gradients, by the teacher or its cache."""
+    model, distillation, losses = training.model, training.distillation, []
+    sampler = RandomWindows(training.data, stride=stride or distillation.stride)
     for number in range(batches):
-        ids, targets = training.dataset.batch(number)
-        losses.append(training._loss_and_gradients(number, ids, targets, 1.0, 1.0))
+        losses.append(distillation.loss_and_gradients(model, draw(sampler, number)))
     return np.array(losses), model.flat.grad.copy()
 
 
 def live_on_the_same_windows(teacher, **settings):
     training = new_training(Distillation(teacher, **settings), dropout=0.0)
-    training.dataset.stride = T
-    return losses_and_gradients(training)
+    return losses_and_gradients(training, stride=T)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
@@ -39,7 +41,7 @@ def test_the_rest_of_the_probability_is_spread_over_the_other_tokens():
     logits = 3 * random.standard_normal((50, 21))
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     for k in (1, 5, 20, 21):
-        chosen, kept = teacher_cache._largest(logits, k)
+        chosen, kept = top_k_log_probabilities(logits, k)
         spread = np.repeat(np.exp(kept[:, -1:]), 21, axis=1)
         np.put_along_axis(spread, chosen, np.exp(kept[:, :-1]), axis=1)
         np.testing.assert_allclose(spread.sum(axis=1), 1, rtol=1e-12)
@@ -58,25 +60,27 @@ def test_a_loss_from_fewer_tokens_is_near_where_they_hold_nearly_all(tmp_path):
 
 
 def test_logits_without_probability_are_kept_finite():
-    chosen, kept = teacher_cache._largest(np.array([[0.0, -1e6, -2e6]]), 2)
+    chosen, kept = top_k_log_probabilities(np.array([[0.0, -1e6, -2e6]]), 2)
     assert list(chosen[0]) == [0, 1] and list(kept[0]) == [0, -65504, -65504]
 
 
-def test_a_window_is_what_the_teacher_says_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(teacher_cache, "AT_ONCE", 3 * T)  # several groups, the last not whole
+def test_a_window_is_what_the_teacher_computes_for_it(tmp_path):
     teacher = sharp(new_teacher())
-    training = new_training(Distillation(teacher, cache=tmp_path / "cache", top_k=V))
-    dataset, workspace = training.dataset, training.model.workspace
+    path, digest, data = tmp_path / "cache", model_digest(teacher), new_training(None).data
+    make_cache(path, teacher, digest, V, data, tokens_per_pass=3 * T)  # the last is not full
+    training = new_training(Distillation(teacher, cache=path, top_k=V))
+    dataset, workspace = training.data, training.model.workspace
     last = (len(dataset.train) - T - 1) // T * T
     for start in (0, 7 * T, last):
         expected = teacher.forward(dataset.train[None, start : start + T])[0]
         expected -= np.log(np.exp(expected).sum(axis=1, keepdims=True))
         with training.distillation.cache.logits(np.array([start]), workspace) as logits:
             np.testing.assert_allclose(logits, expected, rtol=6e-4, atol=1e-6)
-    starts = {int(s) for number in range(2000) for s in dataset.starts(number)}
+    sampler = RandomWindows(dataset, stride=training.distillation.stride)
+    starts = {int(s) for number in range(2000) for s in sampler.starts(number)}
     assert starts == set(range(0, last + 1, T))
-    ids, targets = dataset.batch(5)
-    for row, start in enumerate(dataset.starts(5)):
+    ids, targets, places = draw(sampler, 5)
+    for row, start in enumerate(places):
         np.testing.assert_array_equal(ids[row], dataset.train[start : start + T])
         np.testing.assert_array_equal(targets[row], dataset.train[start + 1 : start + T + 1])
 
@@ -145,11 +149,18 @@ def test_a_cache_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_cache_needs_the_starts_of_the_windows(tmp_path):
-    distillation = Distillation(new_teacher(), cache=tmp_path / "cache", top_k=3)
-    training = new_training(distillation)
-    with pytest.raises(InputError, match="give the starts"):
-        distillation.loss_and_gradients(training.model, *training.dataset.batch(0))
+def test_a_run_with_a_cache_draws_only_its_windows(tmp_path, monkeypatch):
+    training = new_training(Distillation(new_teacher(), cache=tmp_path / "cache", top_k=3))
+    honest, starts = training.distillation.loss_and_gradients, []
+
+    def loss_and_gradients(model, batch, *arguments):
+        starts.extend(batch.starts)
+        return honest(model, batch, *arguments)
+
+    monkeypatch.setattr(training.distillation, "loss_and_gradients", loss_and_gradients)
+    training.train(4, val_every=0)
+    training.train(4, epochs=1, val_every=0)
+    assert len(starts) > 100 and all(start % T == 0 for start in starts)
 
 
 def test_both_backends_read_the_same(tmp_path):
