@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind.cli.console import Console, duration
-from smallmind.training.evaluation import Evaluation, evaluate
+from smallmind.training import evaluation
+from smallmind.training.evaluation import Evaluation
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
@@ -159,7 +160,7 @@ def show_result(console: Console, run: "Run") -> None:
     """The loss on the whole held-out part, and for the stories how far it is from their entropy."""
     training = run.training
     held_out = training.data.held_out
-    result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
+    result = evaluation.evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
     scores = _scores(result, token_name(training.tokenizer.kind))
     console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")

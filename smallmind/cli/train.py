@@ -71,6 +71,7 @@ def _resume(options: argparse.Namespace) -> int:
     console = Console(patient=True)
     opened = Run.unfinished() if options.resume == "auto" else Run.open(options.resume)
     threads = {"threads": options.threads} if "threads" in options else {}
+    opened.check_text()
     opened.change(**threads, **observing_of(options))
     try:
         newest = opened.newest()
@@ -106,9 +107,9 @@ def _fit(console: Console, run: "Run", end: float) -> None:
     pace, left = run.fit_steps(end)
     config = run.settings.training
     console.line(
-        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
-        f"seconds, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
-        f"{pace.end:.1f} s at the end; {config.warmup_steps} of them are warmup"
+        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the {left:.0f} seconds that "
+        f"are left, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
+        f"{pace.end:.1f} s at the end; {config.warmup_steps} of the steps are warmup"
     )
 
 

@@ -133,13 +133,17 @@ class Run:
 
     @functools.cached_property
     def text(self) -> str:
-        """The text. InputError where it is no longer the one that the run was created with."""
+        """The text, read on first use. InputError where it has changed since the run was created."""
         text = assembly.read_source(self.settings.run.text).text
         if not self.is_own_text(text):
             raise InputError(
                 f"{self.name} has changed since the run was created; restore the text as it was"
             )
         return text
+
+    def check_text(self) -> None:
+        """InputError where the text has changed since the run was created, or cannot be read."""
+        assert self.text
 
     def is_own_text(self, text: str) -> bool:
         """Whether a text is the one that the run was created with."""
@@ -150,14 +154,13 @@ class Run:
 
         Damaged ones are skipped and listed in `passed_over`. InputError where all are damaged.
         """
-        if self._newest is None:
-            self._newest, self.passed_over = checkpoint.newest(self.path)
-        if self.passed_over and not self._newest:
+        newest = self._read_newest()
+        if self.passed_over and not newest:
             raise InputError(
                 f"no checkpoint in {self.path} is sound: restore one from a copy, or remove them "
                 "all to start the run again"
             )
-        return self._newest
+        return newest
 
     @property
     def is_finished(self) -> bool:
@@ -177,11 +180,7 @@ class Run:
 
         InputError where the text or the teacher has changed.
         """
-        newest = self.newest()
-        if newest:
-            tokenizer = loading.tokenizer_of(newest)
-        else:
-            tokenizer = Tokenizer(self.text, self.settings.run.tokenizer)
+        tokenizer = self._tokenizer()
         data = self._data or assembly.make_dataset(self.settings, self.text, tokenizer)
         training = assembly.build_training(self.settings, data, tokenizer)
         if training.distillation:
@@ -332,6 +331,18 @@ class Run:
         if self.settings.run.text == str(text.resolve()):
             text.unlink(missing_ok=True)
         self.directory.discard()
+
+    def _read_newest(self) -> RunState | None:
+        if self._newest is None:
+            self._newest, self.passed_over = checkpoint.newest(self.path)
+        return self._newest
+
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer as a checkpoint has it, or made from the text where there is none."""
+        newest = self._read_newest()
+        if newest and "tokenizer" in newest.state:
+            return loading.tokenizer_of(newest)
+        return Tokenizer(self.text, self.settings.run.tokenizer)
 
     def _train(self, on_record: OnRecord | None) -> list[Record]:
         records = []
