@@ -105,11 +105,12 @@ class Saver(Protocol):
     def save(self, state: RunState, best: bool) -> Exception | None:
         """Starts to save a state, with `best` also as the best one -> why the last save failed.
 
-        A state that is no Snapshot may change as soon as this returns.
+        On return the state may change, unless it is a Snapshot: that one must not change until
+        `wait` has returned None or another state is saved.
         """
 
     def wait(self) -> Exception | None:
-        """Waits until no state is being saved, or will be -> why the last save failed, or None."""
+        """Waits until no save is running -> why the last one failed, or None."""
 
     def close(self) -> None:
         """Waits, and raises the exception of the last save if it failed."""
@@ -118,7 +119,7 @@ class Saver(Protocol):
 class BackgroundSaver:
     """Saves checkpoints of the run in `directory` while the run continues.
 
-    `failure` is why the last save failed, None if it succeeded. A failed save is tried once more
+    `failure` is why the last save failed, None if it succeeded. A failed save is tried again
     by the next call. If the program ends during a save, that save finishes first. As a context
     manager it closes itself.
     """
@@ -134,11 +135,12 @@ class BackgroundSaver:
     def save(self, state: RunState, best: bool = False) -> Exception | None:
         """Saves a state in the background -> why the previous save failed, or None.
 
-        Waits for the previous save. On return the state may change, unless it is a Snapshot:
-        that one must not change before `wait` has returned.
+        Waits for the previous save, and tries it once more if it failed. See Saver.save for when
+        the state may change.
         """
         failure = self.wait()
         with self._lock:
+            self._pending = None  # an interrupt may leave the copy incomplete
             snapshot = state if isinstance(state, Snapshot) else self._copy.take(state)
             self._pending = snapshot, best
         threading.Thread(target=self._write, name="checkpoint").start()
@@ -146,9 +148,7 @@ class BackgroundSaver:
 
     def wait(self) -> Exception | None:
         """Waits for the save that is running, and tries a failed one again -> its failure."""
-        with self._lock:
-            self._write_pending()
-            self._pending = None  # its arrays may change from now on
+        self._write()
         return self.failure
 
     def close(self) -> None:
@@ -172,20 +172,17 @@ class BackgroundSaver:
             self.close()
 
     def _write(self) -> None:
-        with self._lock:
-            self._write_pending()
-
-    def _write_pending(self) -> None:
         """Writes the pending state, if any, in whichever thread comes first."""
-        if self._pending is None:
-            return
-        snapshot, best = self._pending
-        try:
-            save(self.directory, snapshot, self.keep, best)
-        except Exception as error:
-            self.failure = error
-        else:
-            self.failure = self._pending = None
+        with self._lock:
+            if self._pending is None:
+                return
+            snapshot, best = self._pending
+            try:
+                save(self.directory, snapshot, self.keep, best)
+            except Exception as error:
+                self.failure = error
+            else:
+                self.failure = self._pending = None
 
 
 def _folder(directory: str | PathLike[str]) -> Path:

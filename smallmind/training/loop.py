@@ -414,9 +414,11 @@ class Training:
 
     def _keep_state(self, saver: Saver | None) -> str | None:
         """Takes a snapshot -> the first tensor that is not finite, for which it is not taken."""
-        if saver:
-            saver.wait()  # it may still write the snapshot that is overwritten here
-        return self._run.spikes.keep(self._run.capture())
+        if not self.config.max_rollbacks:
+            return None
+        # A saver may still write the last snapshot, or fail and try it again later.
+        failure = saver.wait() if saver else None
+        return self._run.spikes.keep(self._run.capture(), overwrite=failure is None)
 
     def _save(self, saver: Saver, best: bool) -> Iterator[Record]:
         """Has the state saved: its snapshot, where it has just been taken."""
@@ -436,10 +438,13 @@ class Training:
         if saver and progress.step > self._saved:
             state = self.state()
             self._saved = state.step
-            # Nothing changes the state any more, so it is saved without a copy.
+            # While this waits nothing changes the state: it is saved without a copy.
             failure = saver.save(Snapshot(state.step, state.tensors, state.state), False)
             if failure:
                 yield SaveFailedRecord(state.step, str(failure))
+            if saver.wait():
+                saver.save(state, False)  # with a copy, to be tried again later
+        elif saver:
             saver.wait()
 
 

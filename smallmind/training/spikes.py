@@ -37,8 +37,8 @@ class Spikes:
         """Takes the loss of each update."""
         self.average = loss if self.average is None else DECAY * self.average + (1 - DECAY) * loss
 
-    def keep(self, state: RunState) -> str | None:
-        """Copies a state to return to, replacing the previous one.
+    def keep(self, state: RunState, overwrite: bool = True) -> str | None:
+        """Copies a state to return to, in place of the previous one, which may be overwritten.
 
         A state that is not finite does not replace it -> the name of its first such tensor.
         """
@@ -47,7 +47,7 @@ class Spikes:
         if broken := state.first_non_finite():
             return broken
         self.good = None  # an interrupt may leave the copy incomplete
-        self.good = self._copy.take(state)
+        self.good = self._copy.take(state, overwrite)
         return None
 
     def roll_back(self, step: int, loss: float, is_last: bool) -> Snapshot:

@@ -35,7 +35,7 @@ class RunState:
 
 @dataclass(frozen=True)
 class Snapshot(RunState):
-    """A state that does not change while a saver writes it, so that the saver need not copy it."""
+    """A state that does not change until a saver has written it, so that it need not copy it."""
 
 
 class StateCopy:
@@ -44,8 +44,10 @@ class StateCopy:
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
-    def take(self, state: RunState) -> Snapshot:
-        """Copies a state, overwriting the previous copy."""
+    def take(self, state: RunState, overwrite: bool = True) -> Snapshot:
+        """Copies a state, into the arrays of the previous copy unless these are still needed."""
+        if not overwrite:
+            self._arrays = {}
         arrays = self._arrays
         for name in arrays.keys() - state.tensors.keys():
             del arrays[name]

@@ -16,7 +16,12 @@ from smallmind.cli import main
 from smallmind.kernels import compilation
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.checkpoint import BackgroundSaver
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, StepRecord
+from smallmind.training.records import (
+    EarlyStopRecord,
+    EvaluationRecord,
+    SaveFailedRecord,
+    StepRecord,
+)
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
@@ -248,6 +253,40 @@ def test_what_a_saver_writes_is_the_state_of_its_step(tmp_path, max_rollbacks):
         assert saved.tensors.keys() == expected[saved.step].keys()
         for name, tensor in expected[saved.step].items():
             assert saved.tensors[name].tobytes() == tensor.tobytes(), (saved.step, name)
+
+
+@pytest.mark.parametrize("max_rollbacks", [0, 3])
+@pytest.mark.parametrize(
+    ("failing", "lost"), [({3}, set()), ({3}, {3}), ({3, 4}, {3}), ({11, 12}, set()), ({12}, set())]
+)
+def test_a_state_that_could_not_be_saved_is_tried_again_unchanged(
+    tmp_path, max_rollbacks, failing, lost, monkeypatch
+):
+    """As it was at its step, although the run has continued and taken other snapshots."""
+    tries_before_the_next = 3 if max_rollbacks else 2  # the last one as the next save begins
+    config = TrainingConfig(steps=12, save_every=1, val_every=0, max_rollbacks=max_rollbacks)
+    whole, honest, tries = {}, checkpoints.save, []
+
+    def save(directory, state, keep=3, best=False):
+        whole[state.step] = {name: x.tobytes() for name, x in state.tensors.items()}
+        tries.append(state.step)
+        may_succeed = state.step not in lost and tries.count(state.step) >= tries_before_the_next
+        if state.step in failing and not may_succeed:
+            raise OSError(28, "No space left on device")
+        honest(directory, state, keep, best)
+
+    monkeypatch.setattr(checkpoints, "save", save)
+    training = new_training()
+    with BackgroundSaver(tmp_path, keep=99) as saver:
+        records = list(training.steps(config, saver=saver))
+    told = [record.step for record in records if isinstance(record, SaveFailedRecord)]
+    assert told == [step + 1 for step in lost]
+    for path, fault in checkpoints.verify(tmp_path):
+        saved = checkpoints.load(path)
+        assert fault is None
+        assert {name: x.tobytes() for name, x in saved.tensors.items()} == whole[saved.step]
+    last = {name: x.tobytes() for name, x in training.state().tensors.items()}
+    assert checkpoints.newest(tmp_path)[0].step == 12 and whole[12] == last
 
 
 def test_a_checkpoint_with_old_names_and_fewer_fields_is_resumed():
