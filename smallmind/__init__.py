@@ -1,19 +1,25 @@
 """A transformer training engine in NumPy and Numba that runs on the CPU.
 
-import smallmind
+A run on disk, which can be interrupted, resumed and loaded:
 
-text = open("book.txt", encoding="utf-8").read()
-tokenizer = smallmind.Tokenizer(text)
-model = smallmind.TransformerModel(tokenizer.vocab_size, 64, 128, 4, 4)
-training = smallmind.Training(model, tokenizer, text)
-training.train(steps=500)
-print(smallmind.generate(model, tokenizer, "The "))
+    import smallmind
+
+    run = smallmind.Run.create(text="book.txt", steps=500)
+    run.train()
+    model, tokenizer = run.load()  # later: smallmind.load(run.path)
+    print(smallmind.generate(model, tokenizer, "The "))
+
+The same in memory only:
+
+    text = open("book.txt", encoding="utf-8").read()
+    tokenizer = smallmind.Tokenizer(text)
+    model = smallmind.TransformerModel(tokenizer.vocab_size, 64, 128, 4, 4)
+    training = smallmind.Training(model, tokenizer, text)
+    training.train(steps=500)
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from smallmind.config import __version__
 
 if TYPE_CHECKING:
     from smallmind.config import (
@@ -23,7 +29,9 @@ if TYPE_CHECKING:
         ModelConfig,
         Precision,
         RunConfig,
+        Settings,
         TrainingConfig,
+        __version__,
     )
     from smallmind.generation import generate
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
@@ -33,12 +41,15 @@ if TYPE_CHECKING:
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
     from smallmind.optim.loss_scaler import LossScaler
+    from smallmind.runs.loading import load
+    from smallmind.runs.session import Run
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
     from smallmind.training.loop import Training
     from smallmind.training.profiler import TrainingProfiler
 
+# Public name -> its module, which is imported when the name is first used.
 _EXPORTS = {
     "AdamW": "smallmind.optim.adamw",
     "CheckpointManager": "smallmind.nn.recompute",
@@ -51,14 +62,18 @@ _EXPORTS = {
     "LossScaler": "smallmind.optim.loss_scaler",
     "ModelConfig": "smallmind.config",
     "Precision": "smallmind.config",
+    "Run": "smallmind.runs.session",
     "RunConfig": "smallmind.config",
+    "Settings": "smallmind.config",
     "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
     "Training": "smallmind.training.loop",
     "TrainingConfig": "smallmind.config",
     "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",
+    "__version__": "smallmind.config",
     "generate": "smallmind.generation",
+    "load": "smallmind.runs.loading",
     "matmul": "smallmind.linalg",
     "matmul_transpose_a": "smallmind.linalg",
     "matmul_transpose_b": "smallmind.linalg",
@@ -76,7 +91,9 @@ __all__ = [
     "MemoryTracker",
     "ModelConfig",
     "Precision",
+    "Run",
     "RunConfig",
+    "Settings",
     "TensorPool",
     "Tokenizer",
     "Training",
@@ -85,6 +102,7 @@ __all__ = [
     "TransformerModel",
     "__version__",
     "generate",
+    "load",
     "matmul",
     "matmul_transpose_a",
     "matmul_transpose_b",
@@ -92,7 +110,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Importing a name only when it is used keeps `smallmind --help` quick.
     if name in _EXPORTS:
         return getattr(importlib.import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'smallmind' has no attribute {name!r}")

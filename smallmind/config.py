@@ -1,7 +1,7 @@
-"""What a model is and how it is trained: frozen records whose every field checks itself.
+"""All settings: frozen dataclasses whose fields check themselves.
 
-The command line's flags, the saved `config.json` and the library's keyword arguments all come from
-these fields.
+The command line's flags, the saved `config.json` and the library's keyword arguments are all made
+from these fields.
 """
 
 import dataclasses
@@ -14,32 +14,33 @@ from dataclasses import dataclass
 from typing import Any
 
 __version__ = "0.2.0"
+FORMAT = 1  # of config.json
 
 
 class InputError(ValueError):
-    """Something the user gave that cannot work; its one line says what to do."""
+    """Invalid input from the user; the message is one line that says what to do."""
 
 
 class Precision(enum.StrEnum):
-    """How weights and activations are stored while a model runs; sums are float32 in all."""
+    """How weights and activations are stored while a model runs; sums are always float32."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-    AUTO = "auto"  # bfloat16 where the CPU multiplies it, else float32
+    AUTO = "auto"  # bfloat16 where the CPU has instructions for it, else float32
 
 
 class CheckpointStrategy(enum.StrEnum):
-    """Which activations are kept for the backward pass; the others are computed again."""
+    """Which activations are kept for the backward pass; the others are recomputed."""
 
-    NONE = "none"  # all are kept
-    EVERY_LAYER = "every_layer"  # the inputs of all blocks
-    SQRT_LAYERS = "sqrt_layers"  # the inputs of √n_layer blocks
-    CUSTOM = "custom"  # the inputs of every checkpoint_interval-th block
+    NONE = "none"  # keep all
+    EVERY_LAYER = "every_layer"  # keep the input of every block
+    SQRT_LAYERS = "sqrt_layers"  # keep the inputs of √n_layer blocks
+    CUSTOM = "custom"  # keep the input of every checkpoint_interval-th block
 
 
 def segment_length(strategy: str, n_layer: int, interval: int) -> int:
-    """How many of n_layer blocks make a segment, of which only the input is kept; all: none is."""
+    """The number of blocks per segment, of which only the input is kept; n_layer: no recompute."""
     if strategy == CheckpointStrategy.EVERY_LAYER:
         return 1
     if strategy == CheckpointStrategy.SQRT_LAYERS:
@@ -56,9 +57,10 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field with its help text and what it may be.
+    """A field with its help text and allowed values.
 
-    low <= value <= high, above < value < below, or one of choices; None where it is the default.
+    low <= value <= high, above < value < below, or one of choices. None is allowed where it is the
+    default.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
     metadata = {"help": help, "limits": limits, "choices": choices}
@@ -66,26 +68,32 @@ def setting(
 
 
 SCHEDULES = (
-    "constant", "cosine", "one-cycle", "linear", "step", "exponential", "wsd", "plateau",
-)  # fmt: skip
+    "constant",
+    "cosine",
+    "one-cycle",
+    "linear",
+    "step",
+    "exponential",
+    "wsd",
+    "plateau",
+)
 
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "low": ("at least", operator.ge),
-    "high": ("at most", operator.le),
     "above": ("above", operator.gt),
+    "high": ("at most", operator.le),
     "below": ("below", operator.lt),
 }
 
 
 def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """What a field becomes when it is set to value.
+    """value as a plain Python number, string or bool for this field.
 
-    InputError that names field, value and what is allowed, where value is not.
+    InputError naming the field, the value and what is allowed where the value is not.
     """
-    choices, limits = field.metadata["choices"], field.metadata["limits"]
     if value is None and field.default is None:
         return None
-    shown = f"{field.name}={value!r}"
+    shown, choices = f"{field.name}={value!r}", field.metadata["choices"]
     if choices and value not in choices:
         raise InputError(f"{shown} must be one of {', '.join(choices)}")
     if field.type is bool and not isinstance(value, bool):
@@ -98,24 +106,30 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
         raise InputError(f"{shown} must be a number")
     if field.type in (int, int | None) and not isinstance(value, numbers.Integral):
         raise InputError(f"{shown} must be a whole number")
-    asked = {name: limit for name, limit in limits.items() if limit is not None}
-    words = [f"{COMPARISONS[name][0]} {limit}" for name, limit in asked.items()]
-    holds = [COMPARISONS[name][1](value, limit) for name, limit in asked.items()]
-    if not isinstance(value, numbers.Integral) and not math.isfinite(float(value)):
-        raise InputError(f"{shown} must be {' and '.join(['finite', *words])}")
-    if not all(holds):
+    limits = field.metadata["limits"]
+    rules = [(*COMPARISONS[name], limits[name]) for name in COMPARISONS if limits[name] is not None]
+    is_finite = isinstance(value, numbers.Integral) or math.isfinite(float(value))
+    if not is_finite or not all(holds(value, limit) for _, holds, limit in rules):
+        words = [f"{word} {_number(limit)}" for word, _, limit in rules]
+        if not is_finite and limits["high"] is None and limits["below"] is None:
+            words.insert(0, "finite")
         raise InputError(f"{shown} must be {' and '.join(words)}")
-    # Plain numbers, whatever NumPy's were given: they are written as JSON.
+    # A NumPy number would not go into JSON.
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def _number(limit: float) -> str:
+    """1.0 -> '1', 0.5 -> '0.5', 2**63 -> all its digits."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
+
+
 def check_field(config: type, name: str, value: Any) -> Any:
-    """What the field `name` of a config becomes when set to value; InputError as in `check`."""
+    """value as `check` returns it for the field of this name."""
     return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
 
 
 def _check(config: Any) -> None:
-    """Every field checked and made plain; InputError for the first that is wrong."""
+    """Checks and normalises every field; InputError for the first that is wrong."""
     for field in dataclasses.fields(config):
         value = check(field, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
@@ -128,9 +142,9 @@ class ModelConfig:
     vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1)
     block_size: int = setting(64, "tokens of context", low=1)
     n_layer: int = setting(4, "transformer blocks", low=1)
-    n_head: int = setting(4, "attention heads a block", low=1)
+    n_head: int = setting(4, "attention heads per block", low=1)
     n_embd: int = setting(128, "channels; a multiple of n_head", low=1)
-    dropout: float = setting(0.0, "share of activations dropped in training", low=0.0, below=1.0)
+    dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
 
@@ -145,88 +159,90 @@ class ModelConfig:
 
 
 def micro_batch_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
-    """A batch of windows of so many tokens -> how many go through a model together, evenly.
+    """windows in a batch, tokens per window -> the sizes of its micro-batches, nearly equal.
 
-    At most at_once; without it 2048 tokens, which are as fast as more of them.
+    At most at_once windows each; by default 2048 tokens, above which nothing gets faster.
     """
     groups = math.ceil(windows / (at_once or max(1, 2048 // tokens)))
     return [windows * (i + 1) // groups - windows * i // groups for i in range(groups)]
 
 
-# Fields of TrainingConfig that watch a run, and change nothing of what it learns.
+# Fields of TrainingConfig that observe a run without changing what it learns.
 OBSERVING = ("enable_diagnostics", "check_gradient_health", "diagnostic_interval", "detect_anomaly")
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model learns: length, schedule, optimiser, evaluation."""
+    """How a model learns: length, schedule, optimizer, evaluation."""
 
-    steps: int = setting(2000, "updates of the weights", low=0)
+    steps: int = setting(2000, "number of weight updates", low=0)
     epochs: int = setting(
-        0, "times through the training text, each window once, instead of steps at random", low=0
+        0, "passes over the training text, each window once, instead of --steps", low=0
     )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
     min_lr: float | None = setting(
-        None, "learning rate where its decay ends; default: a tenth of the peak", low=0.0
+        None, "learning rate at the end of the decay; default: a tenth of the peak", low=0.0
     )
     warmup_steps: int = setting(
-        100, "steps of linear warmup; one-cycle takes a tenth of all instead", low=0
+        100, "steps of linear warmup; one-cycle always takes a tenth of all steps", low=0
     )
     schedule: str = setting("cosine", "learning rate after the warmup", choices=SCHEDULES)
     lr_decay_factor: float = setting(
-        0.5, "what step and plateau multiply the learning rate by", above=0.0, below=1.0
+        0.5, "factor that step and plateau multiply the learning rate by", above=0.0, below=1.0
     )
-    lr_decay_every: int = setting(500, "steps between the decays of step", low=1)
+    lr_decay_every: int = setting(500, "steps between the decays of the schedule step", low=1)
     lr_decay_share: float = setting(
-        0.1, "share of the steps, the last, over which wsd decays", low=0.0, high=1.0
+        0.1, "share of the steps, at the end, over which wsd decays", low=0.0, high=1.0
     )
     plateau_patience: int = setting(
-        3, "evaluations without a lower loss until plateau decays", low=1
+        3, "evaluations without a lower loss before plateau decays", low=1
     )
-    weight_decay: float = setting(0.1, "AdamW's decay of matrices", low=0.0)
-    beta1: float = setting(0.9, "AdamW's memory of gradients", low=0.0, below=1.0)
-    beta2: float = setting(0.99, "AdamW's memory of squared gradients", low=0.0, below=1.0)
+    weight_decay: float = setting(0.1, "AdamW's weight decay, of matrices only", low=0.0)
+    beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
+    beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; 0: never", low=0.0)
     max_grad_value: float = setting(
-        0.0, "then clip each number of the gradient to this; 0: never", low=0.0
+        0.0, "then clip each element of the gradient to this; 0: never", low=0.0
     )
     grad_accum_steps: int = setting(1, "batches whose gradients make one update", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
-    val_batches: int = setting(20, "batches of an evaluation; 0: all held-out text", low=0)
+    val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
-    keep: int = setting(3, "newest checkpoints that stay, besides the best", low=1)
+    keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
     early_stopping_patience: int = setting(
-        0, "evaluations without a lower loss that end the run; 0: never", low=0
+        0, "evaluations without a lower loss before the run ends early; 0: never", low=0
     )
     early_stopping_min_delta: float = setting(
-        0.0, "nats by which a loss must be lower than the best to count", low=0.0
+        0.0, "nats by which a loss must be below the best to count as lower", low=0.0
     )
     max_rollbacks: int = setting(
-        3, "times that a run goes back when its loss spikes, before it stops; 0: never", low=0
+        3, "times a run rolls back after a loss spike before it gives up; 0: never", low=0
     )
     log_every: int = setting(10, "steps between records of the loss", low=1)
-    use_mixed_precision: bool = setting(False, "the same as --precision float16")
+    use_mixed_precision: bool = setting(False, "same as --precision float16")
     precision: str | None = setting(
         None, "storage of weights and activations; default: float32", choices=tuple(Precision)
     )
     micro_batch_size: int | None = setting(
-        None, "windows of a batch in memory at once; default: 2048 tokens of them", low=1
+        None, "windows of a batch in memory at once; default: 2048 tokens' worth", low=1
     )
-    enable_diagnostics: bool = setting(False, "show at the end where time and memory went")
+    enable_diagnostics: bool = setting(False, "report at the end where time and memory went")
     check_gradient_health: bool = setting(
-        False, "look for gradients, updates and hidden units that are not healthy"
+        False, "check gradients, updates and hidden units for problems"
     )
-    diagnostic_interval: int = setting(100, "steps between those looks", low=1)
+    diagnostic_interval: int = setting(100, "steps between health checks", low=1)
     detect_anomaly: bool = setting(
-        False, "stop at the first NaN or Inf and name its layer; slows the steps down"
+        False, "stop at the first NaN or Inf and name its layer; slower steps"
     )
     use_gradient_checkpointing: bool = setting(
-        False, "keep fewer activations, and compute them again on the way back"
+        False, "keep fewer activations and recompute them in the backward pass"
     )
     checkpoint_strategy: str | None = setting(
-        None, "which are then kept; default: sqrt_layers", choices=tuple(CheckpointStrategy)
+        None,
+        "which activations to keep then; default: sqrt_layers",
+        choices=tuple(CheckpointStrategy),
     )
-    checkpoint_interval: int = setting(3, "blocks a segment, for the strategy custom", low=1)
+    checkpoint_interval: int = setting(3, "blocks per segment, for the strategy custom", low=1)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -238,14 +254,13 @@ class TrainingConfig:
         if self.schedule == "exponential" and self.resolved_min_lr == 0:
             raise InputError(
                 f"min_lr={self.resolved_min_lr} must be above 0 with schedule='exponential', which "
-                "only comes near 0; 'linear' and 'cosine' reach it"
+                "never reaches 0; 'linear' and 'cosine' do"
             )
         if self.schedule == "plateau" and self.val_every == 0:
             raise InputError(
-                "val_every=0 must be at least 1 with schedule='plateau', which waits for "
+                "val_every=0 must be at least 1 with schedule='plateau', which depends on "
                 "evaluations"
             )
-
         if self.use_mixed_precision and self.precision not in (None, Precision.FLOAT16):
             raise InputError(
                 f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
@@ -254,22 +269,22 @@ class TrainingConfig:
 
     @property
     def resolved_min_lr(self) -> float:
-        """min_lr, or a tenth of the peak where it is None."""
+        """min_lr, or a tenth of learning_rate where it is None."""
         return self.learning_rate / 10 if self.min_lr is None else self.min_lr
 
     def with_min_lr(self) -> "TrainingConfig":
-        """The same with a number for min_lr, as it is saved with a run."""
+        """The same with min_lr as a number, as it is saved with a run."""
         return dataclasses.replace(self, min_lr=self.resolved_min_lr)
 
     @property
     def requested_precision(self) -> Precision:
-        """What use_mixed_precision and precision come to."""
+        """The precision that use_mixed_precision and precision together ask for."""
         default = Precision.FLOAT16 if self.use_mixed_precision else Precision.FLOAT32
         return Precision(self.precision or default)
 
     @property
     def recompute(self) -> CheckpointStrategy:
-        """What use_gradient_checkpointing and checkpoint_strategy come to."""
+        """The strategy that use_gradient_checkpointing and checkpoint_strategy together ask for."""
         if not self.use_gradient_checkpointing:
             return CheckpointStrategy.NONE
         return CheckpointStrategy(self.checkpoint_strategy or CheckpointStrategy.SQRT_LAYERS)
@@ -277,42 +292,46 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run reads, draws, computes on and writes."""
+    """The run: text, batches, seed, machine, directory."""
 
     text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
     tokenizer: str = setting("char", "what a token is", choices=("char", "byte"))
-    batch_size: int = setting(12, "windows of text a batch", low=1)
-    seed: int = setting(1337, "of weights, batches, dropout and samples", low=0, below=2**63)
-    minutes: float | None = setting(
-        None, "end after so long: some steps are measured, then their number is fixed", above=0.0
+    batch_size: int = setting(12, "windows of text per batch", low=1)
+    seed: int = setting(
+        1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
     )
-    threads: int | None = setting(None, "threads; default: all cores", low=1)
-    backend: str = setting("numba", "kernels: compiled, or plain NumPy", choices=("numba", "numpy"))
+    minutes: float | None = setting(
+        None, "train for about N minutes; the number of steps is chosen by timing a few", above=0.0
+    )
+    threads: int | None = setting(None, "threads; default: one per core", low=1)
+    backend: str = setting(
+        "numba", "kernels: compiled (numba) or plain NumPy", choices=("numba", "numpy")
+    )
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
 
     def __post_init__(self) -> None:
         _check(self)
 
 
-LEARNT_TEMPERATURES = (1.0, 10.0)  # what a temperature that is learnt stays between
+LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 
 
 @dataclass(frozen=True)
 class DistillationConfig:
     """How a student learns from a teacher (Hinton et al. 2015)."""
 
-    teacher: str | None = setting(None, "a run, or a file with a model, of the same vocabulary")
+    teacher: str | None = setting(None, "a run or a model file with the same vocabulary")
     temperature: float = setting(
         2.0, "divides the logits of teacher and student", low=0.1, high=100.0
     )
     alpha: float = setting(
-        0.5, "the teacher's share of the loss; the rest is the text's", low=0.0, high=1.0
+        0.5, "weight of the teacher in the loss; the rest is the text's", low=0.0, high=1.0
     )
     learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
     teacher_cache: str | None = setting(
-        None, "file of the teacher's logits, read instead of running it; made if it is not there"
+        None, "file of the teacher's logits, read instead of running it; created if missing"
     )
-    teacher_top_k: int = setting(16, "tokens whose logits it keeps at each place", low=1)
+    teacher_top_k: int = setting(16, "logits per token kept in the cache", low=1)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -323,7 +342,7 @@ class DistillationConfig:
         low, high = LEARNT_TEMPERATURES
         if self.learn_temperature and not low < self.temperature < high:
             raise InputError(
-                f"temperature={self.temperature} must be above {low} and below {high} "
+                f"temperature={self.temperature} must be above {low:g} and below {high:g} "
                 "with learn_temperature"
             )
 
@@ -333,24 +352,39 @@ class GenerationConfig:
     """How text is sampled from a model."""
 
     max_tokens: int = setting(500, "tokens to write", low=0)
-    temperature: float = setting(0.8, "divides the logits; 0: the likeliest token", low=0.0)
-    top_k: int | None = setting(None, "only the k likeliest tokens", low=1)
-    top_p: float | None = setting(
-        None, "only the fewest tokens whose probabilities reach p", above=0.0, high=1.0
+    temperature: float = setting(
+        0.8, "divides the logits; 0: always the most likely token", low=0.0
     )
-    seed: int = setting(1337, "the same seed writes the same text", low=0, below=2**63)
+    top_k: int | None = setting(None, "sample from the k most likely tokens only", low=1)
+    top_p: float | None = setting(
+        None,
+        "sample from the fewest tokens whose probabilities add up to p",
+        above=0.0,
+        high=1.0,
+    )
+    seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:
         _check(self)
 
 
-# Fields that had another name in files of earlier versions: old name -> name now.
+# Fields that earlier versions wrote under another name: old name -> current name.
 RENAMED = {"windows_at_once": "micro_batch_size"}
 
 
 def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by name, as any version wrote them -> the same under today's names."""
+    """Fields by name, as any version wrote them -> the same under their current names."""
     return {RENAMED.get(name, name): value for name, value in fields.items()}
+
+
+def check_format(saved: Mapping[str, Any]) -> None:
+    """InputError where a newer version wrote this config. Version 0.1.0 wrote no format number."""
+    number = saved.get("format", FORMAT)
+    if not isinstance(number, int) or number > FORMAT:
+        raise InputError(
+            f"a newer smallmind wrote it, in format {number!r}; this version reads formats up to "
+            f"{FORMAT}: upgrade smallmind"
+        )
 
 
 @dataclass(frozen=True)
@@ -364,28 +398,38 @@ class Settings:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
-        """Fields of the four configs by name, which are distinct -> settings; others are ignored.
+        """Fields of the four configs by name -> settings. No two configs share a field name.
 
-        InputError for the first value that is out of range.
+        InputError for an unknown name or the first value that is out of range.
         """
+        _check_names(fields)
         return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
-        """What `to_dict` returned, or an earlier version of it, whose missing fields are defaults.
+        """The settings that `to_dict` of this or an earlier version returned.
 
-        KeyError, TypeError or ValueError where it is something else.
+        Missing sections and fields take their defaults, which are what versions without them did.
+        InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
+        something else.
         """
+        check_format(saved)
         return cls(
             **{name: kind(**current_names(saved.get(name, {}))) for name, kind in SECTIONS.items()}
         )
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Section -> field -> value, fit for JSON."""
-        return {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
+    def to_dict(self) -> dict[str, Any]:
+        """The number of the format, and section -> field -> value; fit for JSON."""
+        return {"format": FORMAT} | {
+            name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
+        }
 
     def replace(self, **fields: Any) -> "Settings":
-        """The same with other values of these fields, whichever of the configs has them."""
+        """The same with other values for these fields, whichever config has them.
+
+        InputError for an unknown name or a value out of range.
+        """
+        _check_names(fields)
         return Settings(
             **{
                 name: dataclasses.replace(config, **_own(type(config), fields))
@@ -407,3 +451,14 @@ def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the fields that a config of this kind has."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in fields.items() if name in names}
+
+
+def _check_names(fields: Mapping[str, Any]) -> None:
+    """InputError for a name that no config has, with the most similar one."""
+    known = [field.name for kind in SECTIONS.values() for field in dataclasses.fields(kind)]
+    for name in fields:
+        if name not in known:
+            import difflib  # takes milliseconds to import
+
+            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise InputError(f"unknown setting {name!r}; did you mean {nearest}?")

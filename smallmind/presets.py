@@ -1,6 +1,6 @@
-"""Where the settings of a run come from: named sizes, named runs, a file, and flags over all.
+"""Where the settings of a run come from: named sizes, named presets, a file, and flags.
 
-Fields are a dictionary of fields, whose names are distinct over the four configs.
+All are dictionaries from field to value: no two of the four configs share a field name.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import SECTIONS, InputError, check
+from smallmind.config import SECTIONS, InputError, check, check_format, current_names
 
 Fields = dict[str, Any]
 
@@ -19,9 +19,9 @@ FIELDS = {
     for section, config in SECTIONS.items()
     for field in dataclasses.fields(config)
 }
-# Not taken from a saved run: they say which text it was, where it wrote and on which machine.
+# Not taken from a saved run: these depend on its text, its directory or its machine.
 OF_ONE_RUN = ("vocab_size", "out", "threads", "minutes")
-# How long a run is: what is set over one of them leaves the others behind.
+# The length of a run: setting one of them overrides all three.
 LENGTHS = ("steps", "epochs", "minutes")
 
 # Each has about six times the parameters of the one before.
@@ -29,25 +29,38 @@ SIZES: dict[str, Fields] = {
     "nano": {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "batch_size": 12},
     "tiny": {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64, "batch_size": 12},
     "small": {"n_layer": 6, "n_head": 4, "n_embd": 256, "block_size": 128, "batch_size": 12},
-    # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
     "medium": {
-        "n_layer": 8, "n_head": 8, "n_embd": 512, "block_size": 256, "batch_size": 8,
+        "n_layer": 8,
+        "n_head": 8,
+        "n_embd": 512,
+        "block_size": 256,
+        "batch_size": 8,
+        # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
         "learning_rate": 6e-4,
     },
-}  # fmt: skip
+}
 
 PRESETS: dict[str, Fields] = {
-    # Every part of a run at work (warmup, accumulation, evaluation), over in seconds.
+    # Exercises every part of a run (warmup, accumulation, evaluation) in seconds.
     "test": {
-        "steps": 100, "warmup_steps": 10, "batch_size": 2, "grad_accum_steps": 2,
-        "val_every": 50, "val_batches": 5,
+        "steps": 100,
+        "warmup_steps": 10,
+        "batch_size": 2,
+        "grad_accum_steps": 2,
+        "val_every": 50,
+        "val_batches": 5,
     },
-    # Long, with 32 to 64 windows an update at every size, and evaluations that vary little.
+    # Long, with 32 to 64 windows per update at every size, and evaluations with little noise.
     "production": {
-        "steps": 5000, "warmup_steps": 100, "min_lr": 1e-6, "grad_accum_steps": 4,
-        "max_grad_norm": 1.0, "val_every": 500, "val_batches": 50,
+        "steps": 5000,
+        "warmup_steps": 100,
+        "min_lr": 1e-6,
+        "grad_accum_steps": 4,
+        "max_grad_norm": 1.0,
+        "val_every": 500,
+        "val_batches": 50,
     },
-}  # fmt: skip
+}
 
 
 def resolve(
@@ -56,21 +69,24 @@ def resolve(
     file: Path | None = None,
     flags: Fields | None = None,
 ) -> Fields:
-    """What is set by size, preset, file and flags, each over the one before it.
+    """The fields that size, preset, file and flags set; later ones override earlier ones.
 
-    What none of them sets is left to the defaults of the configs. InputError for a file that is
-    wrong, or that sets all of what size or preset would.
+    Fields that none of them sets are absent. InputError for an invalid file, or one that sets
+    everything that size or preset would.
     """
     named = [SIZES[size] if size else {}, PRESETS[preset] if preset else {}]
     from_file = read_settings(file) if file else {}
     for flag, settings in zip((f"--size {size}", f"--preset {preset}"), named, strict=True):
         if settings and settings.keys() <= from_file.keys():
             raise InputError(
-                f"{flag} would change nothing, as {file} sets all of it; leave one of the two out"
+                f"{flag} would change nothing: {file} sets everything it does; leave out one of "
+                "the two"
             )
     flags = flags or {}
     if len(given := [name for name in LENGTHS if flags.get(name)]) > 1:
-        raise InputError(f"--{given[0]} and --{given[1]} both say how long the run is; give one")
+        raise InputError(
+            f"--{given[0]} and --{given[1]} both set the length of the run; give only one"
+        )
     resolved: Fields = {}
     for source in (*named, from_file, flags):
         if any(name in source for name in LENGTHS):
@@ -80,9 +96,9 @@ def resolve(
 
 
 def read_settings(file: Path) -> Fields:
-    """A TOML file with the SECTIONS, or the config.json of a run.
+    """The fields in a TOML file with the SECTIONS, or in the config.json of a run.
 
-    InputError names the file, the key and its value, and for an unknown key the nearest known one.
+    InputError names the file, the key and its value, and for an unknown key the most similar one.
     """
     settings: Fields = {}
     for section, keys in _sections(file).items():
@@ -96,41 +112,47 @@ def read_settings(file: Path) -> Fields:
 def _sections(file: Path) -> dict[str, Any]:
     is_saved_run = file.suffix == ".json"
     try:
-        # utf-8-sig: with or without the mark that some editors begin a file with.
+        # utf-8-sig: some editors begin a file with a byte order mark.
         text = file.read_text(encoding="utf-8-sig")
-        return _of_saved_run(json.loads(text)) if is_saved_run else tomllib.loads(text)
+        return _reusable_sections(json.loads(text)) if is_saved_run else tomllib.loads(text)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
     except ValueError as error:
         kind = "the config.json of a run" if is_saved_run else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {error}") from None
 
 
-def _of_saved_run(config: Any) -> dict[str, Any]:
-    """What another run can have in common with the one that saved this."""
+def _reusable_sections(config: Any) -> dict[str, Any]:
+    """config, as saved by any version -> its sections, without what belongs to that run alone."""
+    if not isinstance(config, dict) or not config.keys() & SECTIONS.keys():
+        raise ValueError("it has no section model")
+    check_format(config)
     sections = {}
     for section in SECTIONS:
-        if not isinstance(config, dict) or not isinstance(config.get(section), dict):
-            raise InputError(f"it has no section {section}")
+        fields = config.get(section, {})
+        if not isinstance(fields, dict):
+            raise ValueError(f"its {section} is not a section")
         sections[section] = {
             key: value
-            for key, value in config[section].items()
+            for key, value in current_names(fields).items()
             if key not in OF_ONE_RUN and value is not None
         }
     return sections
 
 
 def _checked(section: str, keys: Any) -> Fields:
-    """The settings of a section; InputError for the first that is unknown or wrong."""
+    """The fields of a section; InputError for the first that is unknown or invalid."""
     if section in SECTIONS and not isinstance(keys, dict):
         raise InputError(f"{section}={keys!r} must be a section, [{section}]")
     if not isinstance(keys, dict):
-        raise InputError(f"{section}={keys!r} is in no section; {_nearest_key(section)}")
+        raise InputError(f"{section}={keys!r} is outside any section; {_nearest_key(section)}")
     if section not in SECTIONS:
         nearest = _nearest(section, SECTIONS)
-        raise InputError(f"unknown section [{section}]; the nearest known one is [{nearest}]")
+        raise InputError(f"unknown section [{section}]; did you mean [{nearest}]?")
     settings = {}
-    for key, value in keys.items():
+    for key, value in current_names(keys).items():
         home, field = FIELDS.get(key, ("", None))
         if field is None or home != section:
             raise InputError(f"unknown key {key} in [{section}]; {_nearest_key(key)}")
@@ -142,7 +164,7 @@ def _checked(section: str, keys: Any) -> Fields:
 
 def _nearest_key(word: str) -> str:
     key = _nearest(word, FIELDS)
-    return f"the nearest known one is {key} in [{FIELDS[key][0]}]"
+    return f"did you mean {key} in [{FIELDS[key][0]}]?"
 
 
 def _nearest(word: str, known: dict[str, Any]) -> str:

@@ -2,7 +2,14 @@ import dataclasses
 
 import pytest
 
-from smallmind import GenerationConfig, InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind import (
+    GenerationConfig,
+    InputError,
+    ModelConfig,
+    RunConfig,
+    Settings,
+    TrainingConfig,
+)
 
 
 @pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig, GenerationConfig])
@@ -23,7 +30,7 @@ def test_defaults_are_allowed_and_frozen(config):
             "n_embd=130 must be a multiple of n_head=4, for example 128",
         ),
         (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
-        (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0.0 and below 1.0"),
+        (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0 and below 1"),
         (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),
         (
             TrainingConfig,
@@ -59,24 +66,25 @@ def test_defaults_are_allowed_and_frozen(config):
         (
             TrainingConfig,
             {"lr_decay_factor": 1},
-            "lr_decay_factor=1 must be above 0.0 and below 1.0",
+            "lr_decay_factor=1 must be above 0 and below 1",
         ),
         (
             TrainingConfig,
             {"lr_decay_share": 1.1},
-            "lr_decay_share=1.1 must be at least 0.0 and at most 1.0",
+            "lr_decay_share=1.1 must be at least 0 and at most 1",
         ),
         (TrainingConfig, {"lr_decay_every": 0}, "lr_decay_every=0 must be at least 1"),
         (TrainingConfig, {"plateau_patience": 0}, "plateau_patience=0 must be at least 1"),
-        (TrainingConfig, {"beta1": 1.0}, "beta1=1.0 must be at least 0.0 and below 1.0"),
+        (TrainingConfig, {"beta1": 1.0}, "beta1=1.0 must be at least 0 and below 1"),
         (TrainingConfig, {"steps": -1}, "steps=-1 must be at least 0"),
         (RunConfig, {"tokenizer": "word"}, "tokenizer='word' must be one of char, byte"),
         (RunConfig, {"seed": -1}, "seed=-1 must be at least 0"),
         (ModelConfig, {"n_layer": "4"}, "n_layer='4' must be a number"),
         (ModelConfig, {"n_layer": None}, "n_layer=None must be a number"),
         (ModelConfig, {"bias": 1}, "bias=1 must be true or false"),
-        (GenerationConfig, {"top_p": 0}, "top_p=0 must be at most 1.0 and above 0.0"),
-        (GenerationConfig, {"top_p": 1.1}, "top_p=1.1 must be at most 1.0 and above 0.0"),
+        (GenerationConfig, {"top_p": 0}, "top_p=0 must be above 0 and at most 1"),
+        (GenerationConfig, {"top_p": float("nan")}, "top_p=nan must be above 0 and at most 1"),
+        (GenerationConfig, {"top_p": 1.1}, "top_p=1.1 must be above 0 and at most 1"),
         (RunConfig, {"threads": 0}, "threads=0 must be at least 1"),
     ],
 )
@@ -88,6 +96,35 @@ def test_what_is_out_of_range_is_named_with_its_value_and_range(config, settings
 
 @pytest.mark.parametrize("peak", [1e-3, 5e-5, 0.0])
 def test_min_lr_is_a_tenth_of_the_peak_unless_given(peak):
-    assert TrainingConfig(learning_rate=peak).min_lr == peak / 10
-    assert TrainingConfig(learning_rate=peak, min_lr=0).min_lr == 0
-    assert dataclasses.asdict(TrainingConfig(learning_rate=peak))["min_lr"] == peak / 10
+    config = TrainingConfig(learning_rate=peak)
+    assert config.min_lr is None and config.resolved_min_lr == peak / 10
+    assert config.with_min_lr().min_lr == peak / 10
+    assert TrainingConfig(learning_rate=peak, min_lr=0).with_min_lr().min_lr == 0
+    lower = dataclasses.replace(config, learning_rate=peak / 2)
+    assert lower.with_min_lr().min_lr == peak / 20
+
+
+def test_settings_survive_a_file():
+    settings = Settings().replace(n_layer=3, min_lr=1e-5, seed=7, teacher="t", alpha=0.25)
+    assert settings.model.n_layer == 3 and settings.distillation.alpha == 0.25
+    saved = settings.to_dict()
+    assert saved["format"] == 1 and Settings.from_dict(saved) == settings
+    assert Settings.from_fields({"n_layer": 3, "seed": 7}).run.seed == 7
+
+
+def test_settings_of_earlier_versions_take_the_defaults_of_what_they_lack():
+    saved = {"model": {"n_layer": 3}, "training": {"windows_at_once": 5}, "run": {}}
+    settings = Settings.from_dict(saved)
+    assert settings == Settings().replace(n_layer=3, micro_batch_size=5)
+
+
+@pytest.mark.parametrize("number", [2, 99, "two"])
+def test_settings_of_a_newer_version_are_refused(number):
+    with pytest.raises(InputError, match="a newer smallmind wrote it, in format .*: upgrade"):
+        Settings.from_dict({**Settings().to_dict(), "format": number})
+
+
+@pytest.mark.parametrize("make", [Settings().replace, lambda **fields: Settings.from_fields(fields)])
+def test_an_unknown_setting_names_the_most_similar_one(make):
+    with pytest.raises(InputError, match=r"unknown setting 'n_layers'; did you mean n_layer\?"):
+        make(n_layers=3)

@@ -31,7 +31,7 @@ def test_everything_in_one_run(tmp_path, capsys, precision, cached):
     capsys.readouterr()
     assert main(["train", text, *SHAPE, *flags]) == 0
     printed = capsys.readouterr()
-    for words in ("PERFORMANCE REPORT", "stops early", "Temperature at the end", "clipped"):
+    for words in ("PERFORMANCE REPORT", "stopped early", "Temperature at the end", "clipped"):
         assert words in printed.out, words
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "grad_norm" in line]

@@ -114,7 +114,17 @@ def test_public_names_are_there_and_documented(name):
 
 def test_help_imports_neither_numpy_nor_numba():
     code = (
-        "import sys; from smallmind.cli.program import _parser; _parser().format_help();"
+        "import sys; from smallmind.cli.program import COMMANDS, make_parser\n"
+        "for words in ([], *([name] for name in COMMANDS)): make_parser(words).format_help()\n"
         "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'tabulate')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_list_of_commands_imports_no_command():
+    code = (
+        "import sys; from smallmind.cli.program import make_parser; make_parser([]).format_help();"
+        "sys.exit(any(name in sys.modules for name in "
+        "('smallmind.config', 'smallmind.cli.train', 'smallmind.cli.flags')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -72,7 +72,9 @@ def test_the_readme_shows_what_names_mean(kind, known):
         assert settings.keys() <= fields
         configs = configure(settings)
         for field in fields:
-            assert float(row[f"`{field}`"]) == getattr(configs[FIELDS[field][0]], field), name
+            config = configs[FIELDS[field][0]]
+            value = config.resolved_min_lr if field == "min_lr" else getattr(config, field)
+            assert float(row[f"`{field}`"]) == value, name
 
 
 def test_the_readme_tells_how_large_sizes_are():
@@ -125,7 +127,7 @@ def test_one_length_of_a_run_leaves_those_before_it_behind(toml):
     # What is saved of a run by epochs has their steps too.
     saved = toml("[training]\nepochs = 3\nsteps = 77\n")
     assert resolve(file=saved).items() >= {("epochs", 3), ("steps", 77)}
-    with pytest.raises(InputError, match="--steps and --minutes both say how long"):
+    with pytest.raises(InputError, match="--steps and --minutes both set the length"):
         resolve(flags={"steps": 5, "minutes": 1.0})
 
 
@@ -147,13 +149,13 @@ def test_values_of_every_type(toml):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[model]\nn_layers = 4", "unknown key n_layers in [model]; the nearest known one is "
-         "n_layer in [model]"),
-        ("[model]\nn-layer = 4", "the nearest known one is n_layer in [model]"),
-        ("[training]\nbatch_size = 4", "unknown key batch_size in [training]; the nearest known "
-         "one is batch_size in [run]"),
-        ("[trainng]\nsteps = 4", "unknown section [trainng]; the nearest known one is [training]"),
-        ("steps = 4", "steps=4 is in no section; the nearest known one is steps in [training]"),
+        ("[model]\nn_layers = 4", "unknown key n_layers in [model]; did you mean n_layer in "
+         "[model]?"),
+        ("[model]\nn-layer = 4", "did you mean n_layer in [model]?"),
+        ("[training]\nbatch_size = 4", "unknown key batch_size in [training]; did you mean "
+         "batch_size in [run]?"),
+        ("[trainng]\nsteps = 4", "unknown section [trainng]; did you mean [training]?"),
+        ("steps = 4", "steps=4 is outside any section; did you mean steps in [training]?"),
         ("model = 4", "model=4 must be a section, [model]"),
         ("[[model]]\nn_layer = 4", "must be a section, [model]"),
         ("[model]\nvocab_size = 4", "vocab_size=4 follows from the text; leave it out"),
@@ -176,15 +178,17 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(toml, text, message):
 
 
 def test_what_is_no_config_file_is_said(tmp_path, toml):
-    (tmp_path / "saved.json").write_text('{"model": {}, "training": {}}', encoding="utf-8")
+    (tmp_path / "saved.json").write_text('{"model": {}, "training": 3}', encoding="utf-8")
+    (tmp_path / "newer.json").write_text('{"format": 2, "model": {}}', encoding="utf-8")
     (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
     (tmp_path / "cut.json").write_text('{"model": {', encoding="utf-8")
     for file, message in [
         (toml("steps 4"), "run.toml is not TOML in UTF-8: Expected '='"),
         (tmp_path / "none.toml", "none.toml: No such file"),
         (tmp_path, f"cannot read {tmp_path}: "),
-        (tmp_path / "saved.json", "is not the config.json of a run: it has no section run"),
+        (tmp_path / "saved.json", "is not the config.json of a run: its training is not a section"),
         (tmp_path / "list.json", "is not the config.json of a run: it has no section model"),
+        (tmp_path / "newer.json", "newer.json: a newer smallmind wrote it, in format 2"),
         (tmp_path / "cut.json", "is not the config.json of a run: Expecting"),
     ]:
         with pytest.raises(InputError) as error:
@@ -213,6 +217,15 @@ def test_a_saved_run_is_trained_again_elsewhere(tmp_path):
     assert configs["training"] == TrainingConfig(steps=7)
     assert configs["run"] == RunConfig(seed=5, text="/a.txt")
     assert resolve(file=tmp_path / "config.json", flags={"steps": 8})["steps"] == 8
+
+
+def test_a_run_saved_by_an_earlier_version_is_trained_again(tmp_path):
+    path = saved_run(tmp_path)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["training"]["windows_at_once"] = 5
+    del config["distillation"], config["training"]["micro_batch_size"]
+    path.write_text(json.dumps(config), encoding="utf-8")
+    assert configure(read_settings(path))["training"] == TrainingConfig(steps=7, micro_batch_size=5)
 
 
 @pytest.mark.parametrize("source", [{"size": "small"}, {"preset": "test"}])

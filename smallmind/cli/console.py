@@ -1,82 +1,111 @@
-"""Everything that is printed: tables, the live line, and what a plain terminal gets instead."""
+"""Everything that is printed: lines, tables and the live line, at most 80 columns wide."""
 
 import functools
 import os
+import re
+import shlex
 import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from smallmind.box import can_print
 
-MARGIN = "  | "
+WIDTH = 80
+INDENT = "  "  # of the second and later lines of a long one
+MARGIN = "  | "  # of quoted text
 
 
 class Console:
     """Prints to a stream that may be a terminal, a file or a pipe, in any encoding.
 
-    Where it takes no more, as a file on a full disk, there is an OSError: at once, or where patient
-    from `check`, so that the work can go on.
+    Where the stream takes no more, such as a file on a full disk, OSError is raised: at once, or,
+    for a patient console, by `check`, so that the work can continue.
     """
 
     def __init__(self, stream: TextIO | None = None, patient: bool = False) -> None:
-        # A program whose output was closed before it began has none.
-        self.stream = stream or sys.stdout or _nowhere()
+        # sys.stdout is None where the output was closed before the program started.
+        self.stream = stream or sys.stdout or _null_stream()
         if hasattr(self.stream, "reconfigure"):
-            # A sample may hold characters that this console does not have.
+            # A sample may have characters that this console cannot show.
             self.stream.reconfigure(errors="replace")
         self.is_terminal = self.stream.isatty()
-        self.is_read = True  # until nobody reads it: the other end of a pipe has gone
+        self.has_reader = True  # until the other end of a pipe is closed
         self.patient = patient
         self.failure: OSError | None = None
         self._live_width = 0
 
     def check(self) -> None:
-        """OSError where something could not be printed."""
+        """Raises the OSError of a patient console that could not print something."""
         if self.failure:
             raise self.failure
 
-    def line(self, text: str = "") -> None:
-        """One line that stays."""
+    def line(self, text: str = "", indent: str = INDENT) -> None:
+        """A line that stays; a long one is wrapped at words, and continues after indent."""
         self._clear()
-        self._write(text + "\n")
+        self._write(wrap(text, line_width(), indent) + "\n")
 
     def warning(self, text: str) -> None:
-        """One line that stays, with a sign in front."""
+        """A line with a warning sign in front."""
         sign = "⚠️ " if can_print(self.stream, "⚠️") else "Warning:"
         self.line(f"{sign} {text}")
 
+    def command(self, label: str, words: Sequence[str]) -> None:
+        """A shell command to copy, quoted; a long one continues after a backslash."""
+        lines = [label]
+        # A flag and its value stay on one line.
+        for part in re.split(r" (?=--)", " ".join(map(_quote, words))):
+            if lines != [label] and len(lines[-1]) + len(part) + 3 > line_width():
+                lines.append(2 * INDENT + part)
+            else:
+                lines[-1] += " " + part
+        self._clear()
+        self._write(" \\\n".join(lines) + "\n")
+
     def live(self, text: str) -> None:
-        """A line that the next one replaces; only on a terminal."""
+        """A line that the next one replaces, without what does not fit; only on a terminal."""
         width = max(1, shutil.get_terminal_size().columns - 1)
+        while len(text) > width and "  " in text.strip():
+            text = text.rstrip().rpartition("  ")[0]  # the last of the values in it
         text = text[:width]
         self._write("\r" + text.ljust(min(self._live_width, width)))
         self._live_width = len(text)
 
     def piece(self, text: str) -> None:
-        """Part of a line, shown at once; a terminal gets no control characters."""
+        """Part of a text, shown as it is; control characters do not reach a terminal."""
         self._clear()
         self._write(_printable(text) if self.is_terminal else text)
 
     def quote(self, text: str) -> None:
-        """Text of any length, set off by a margin and wrapped to the terminal."""
-        width = min(100, shutil.get_terminal_size().columns) - len(MARGIN)
+        """A text of any length, behind a margin and wrapped."""
+        width = line_width() - len(MARGIN)
         for line in text.strip().split("\n"):
             for part in textwrap.wrap(_printable(line), max(20, width)) or [""]:
-                self.line((MARGIN + part).rstrip())
+                self._clear()
+                self._write((MARGIN + part).rstrip() + "\n")
         self.line()
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
-        """Rows of a name and values, the last column right-aligned, in a box under a title."""
-        # tabulate takes time to import, which --help does not need.
+        """Rows of a name and values, the last column right-aligned, in a box under a title.
+
+        Where they are too wide, the widest column is wrapped.
+        """
+        # Takes time to import, which --help does not need.
         from tabulate import tabulate
 
         style = "rounded_outline" if can_print(self.stream, "╭─┬╮│") else "outline"
         align = ["left"] * (len(rows[0]) - 1) + ["right"]
-        self.line(title)
-        self.line(tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True))
+        table = tabulate(_fit(rows), tablefmt=style, colalign=align, disable_numparse=True)
+        self._clear()
+        self._write(f"{title}\n{table}\n")
+
+    def drawing(self, text: str) -> None:
+        """Lines that are laid out already."""
+        self._clear()
+        self._write(text.rstrip() + "\n")
 
     def _clear(self) -> None:
         if self._live_width:
@@ -84,15 +113,15 @@ class Console:
             self._live_width = 0
 
     def _write(self, text: str) -> None:
-        if not self.is_read:
+        if not self.has_reader:
             return
         try:
             self.stream.write(text)
             self.stream.flush()
         except OSError as error:
-            # As in `smallmind train | head`: the work goes on, unseen. Python flushes once more at
-            # its end, into nothing.
-            self.is_read = False
+            # As in `smallmind train | head`: the work continues without output. Python flushes
+            # again when it exits: into the null device.
+            self.has_reader = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             if not isinstance(error, BrokenPipeError):
                 self.failure = error
@@ -100,17 +129,40 @@ class Console:
                     raise
 
 
-@functools.cache
-def _nowhere() -> TextIO:
-    # Open until the end of the process.
-    return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
+@contextmanager
+def announcing_compilation(console: Console, backend: str = "numba") -> Iterator[None]:
+    """Within the block, console says so when kernels have to be compiled."""
+    if backend != "numba":
+        yield
+        return
+    from smallmind.runs import threads
+
+    words = "Compiling kernels for this CPU, once: about 15 seconds ..."
+    with threads.announcing_compilation(lambda: console.line(words)):
+        yield
 
 
-def _printable(text: str) -> str:
-    """text with a mark in place of control characters, which could rewrite the screen."""
-    return "".join(
-        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t\r" else c for c in text
-    )
+def error_line(text: str) -> None:
+    """An error on the standard error output: one line, which is only wrapped on a terminal."""
+    stream = sys.stderr or _null_stream()
+    if stream.isatty():
+        text = "\n".join(
+            wrap(line, shutil.get_terminal_size().columns) for line in text.split("\n")
+        )
+    print(text, file=stream)
+
+
+def line_width() -> int:
+    """The width of lines: that of the terminal, at most 80."""
+    return max(20, min(WIDTH, shutil.get_terminal_size().columns))
+
+
+def wrap(text: str, width: int, indent: str = INDENT) -> str:
+    """A line broken at spaces where it is longer than width; words are never broken."""
+    lines = []
+    for line in text.split("\n"):
+        lines += [line] if len(line) <= width else _wrapper(width, indent).wrap(line)
+    return "\n".join(lines)
 
 
 def duration(seconds: float) -> str:
@@ -123,3 +175,48 @@ def duration(seconds: float) -> str:
 def megabytes(nbytes: int) -> str:
     """Bytes -> 1,234.5 MB, of a million bytes each."""
     return f"{nbytes / 1e6:,.1f} MB"
+
+
+def _quote(word: str) -> str:
+    """A word for a shell; double quotes, where they are enough, are also right on Windows."""
+    return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)
+
+
+def _wrapper(width: int, indent: str = "") -> textwrap.TextWrapper:
+    return textwrap.TextWrapper(
+        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _fit(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The same with the widest column wrapped where all together are wider than a line."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widest = widths.index(max(widths))
+    width = max(20, WIDTH - 1 - sum(w + 3 for w in widths) + widths[widest])
+    if widths[widest] <= width:
+        return [list(row) for row in rows]
+    return [
+        [_wrap_cell(cell, width) if i == widest else cell for i, cell in enumerate(row)]
+        for row in rows
+    ]
+
+
+def _wrap_cell(cell: str, width: int) -> str:
+    if len(cell) <= width:
+        return cell
+    # A flag and its value stay together.
+    together = re.sub(r"(--\S+) (?!--)", "\\1\0", cell)
+    return "\n".join(_wrapper(width).wrap(together)).replace("\0", " ")
+
+
+@functools.cache
+def _null_stream() -> TextIO:
+    # Stays open until the process ends.
+    return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
+
+
+def _printable(text: str) -> str:
+    """text with a mark in place of control characters, which could change the terminal."""
+    return "".join(
+        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t\r" else c for c in text
+    )

@@ -1,294 +1,202 @@
-"""What a run of training shows: tables before it, a line on the way, results at its end."""
+"""What a run shows while it trains, and its results at the end."""
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind.cli.console import Console, duration
-from smallmind.config import CheckpointStrategy, Precision, RunConfig, TrainingConfig
+from smallmind.training import evaluation
+from smallmind.training.evaluation import Evaluation
+from smallmind.training.records import (
+    EarlyStopRecord,
+    EvaluationRecord,
+    HealthRecord,
+    OverflowRecord,
+    Record,
+    RollbackRecord,
+    SaveFailedRecord,
+    StepRecord,
+)
 
 if TYPE_CHECKING:
-    # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.nn.transformer import TransformerModel
-    from smallmind.runs.directory import RunDirectory
-    from smallmind.text.dataset import Dataset
+    from smallmind.runs.session import Run
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
-    from smallmind.training.records import HealthRecord, Record, RollbackRecord, StepRecord
 
-SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
-MUCH_CLIPPED, MUCH_EVALUATED = 0.1, 0.2  # shares of the steps and of the time, worth a word
-FINDINGS_SHOWN = 3  # of one kind at one step
-
-
-def describe(
-    console: Console,
-    name: str,
-    text: str,
-    training: "Training",
-    training_config: TrainingConfig,
-    run: RunConfig,
-) -> None:
-    """All that is known before the first step."""
-    dataset, model = training.dataset, training.model
-    _describe_model(console, model)
-    _describe_data(console, name, text, training.tokenizer, dataset)
-    if training.distillation:
-        _describe_distillation(console, training.distillation)
-    _describe_run(console, training_config, run, dataset.block_size, model.precision)
-
-
-def _describe_model(console: Console, model: "TransformerModel") -> None:
-    rows: dict[str, list[Any]] = {}
-    for name, value in model.parameters.items():
-        # One row for what all blocks have in common.
-        words = name.split(".")
-        layer = f"{model.config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
-        row = rows.setdefault(layer.replace("_", " "), [[], 0])
-        if value.ndim == 2:
-            shape = f"{value.shape[0]} x {value.shape[1]}"
-            row[0] += [shape] if shape not in row[0] else []
-        row[1] += value.size
-    if model.config.tie_weights:
-        rows["head"] = [["the token embedding"], 0]
-    table = [[layer, ", ".join(shapes), f"{count:,}"] for layer, (shapes, count) in rows.items()]
-    total = sum(value.size for value in model.parameters.values())
-    console.table("Model", [*table, ["parameters", "", f"{total:,}"]])
-
-
-def _describe_data(
-    console: Console, name: str, text: str, tokenizer: "Tokenizer", dataset: "Dataset"
-) -> None:
-    console.table(
-        "Data",
-        [
-            ["text", name],
-            ["characters", f"{len(text):,}"],
-            ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
-            ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
-            ["trained on", f"{len(dataset.train):,} tokens"],
-            ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
-        ],
-    )
-
-
-def _describe_distillation(console: Console, distillation: "Distillation") -> None:
-    config, teacher = distillation.config, distillation.teacher
-    if teacher:
-        said_by = f"{teacher.config.n_layer} layers of {teacher.config.n_embd} channels"
-    else:
-        said_by = f"its {distillation.top_k} likeliest tokens, from {distillation.cache_file}"
-    learnt = ", learnt" if config.learn_temperature else ""
-    rows = [
-        ["teacher", said_by],
-        ["its share of the loss", f"{config.alpha:g}"],
-        ["temperature", f"{distillation.temperature:g}{learnt}"],
-    ]
-    console.table("Distillation", rows)
-
-
-def _describe_run(
-    console: Console,
-    training: TrainingConfig,
-    run: RunConfig,
-    block_size: int,
-    precision: Precision,
-) -> None:
-    windows = run.batch_size * training.grad_accum_steps
-    tokens = f"{windows * block_size:,} ({windows} windows of {block_size})"
-    chosen = " (auto)" if training.requested_precision == Precision.AUTO else ""
-    epochs = f" ({training.epochs} epochs)" if training.epochs else ""
-    rows = [
-        ["steps", f"{training.steps:,}{epochs}"],
-        ["tokens a step", tokens],
-        ["precision", f"{precision}{chosen}"],
-    ]
-    if training.recompute != CheckpointStrategy.NONE:
-        rows.append(["activations", f"recomputed, {training.recompute}"])
-    if run.backend == "numba":
-        from smallmind.kernels.codegen.isa import ISA
-        from smallmind.kernels.codegen.threads import threading_layer
-
-        rows += [
-            ["threads", f"{run.threads}"],
-            ["threading layer", threading_layer()],
-            ["instruction set", ISA.name],
-        ]
-    else:
-        rows.append(["kernels", "plain NumPy"])
-    console.table("Run", [*rows, ["directory", str(run.out)]])
+# Shares of the steps and of the time above which advice is given.
+MAX_CLIPPED = 0.1
+MAX_EVALUATING = 0.2
+MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """One line that is rewritten on a terminal; some lines where there is none."""
+    """One line that is rewritten on a terminal; a line every few records elsewhere."""
 
-    def __init__(self, console: Console, steps: int) -> None:
+    def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
         self.steps = steps
-        self.records = 0
+        self.token = token  # what one is, such as "char"
+        self.step_records = 0
         self.first: StepRecord | None = None
-        self.looks = 0  # at the health of the run
-        self.known: set[tuple[str, str]] = set()  # what they found: name and problem
+        self.health_checks = 0
+        self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
-    def show(self, record: "Record") -> None:
-        from smallmind.training.records import (
-            EarlyStopRecord,
-            EvaluationRecord,
-            HealthRecord,
-            OverflowRecord,
-            RollbackRecord,
-            SaveFailedRecord,
-            StepRecord,
-        )
+    def show(self, record: Record) -> None:
+        """Shows a record of a kind in the table SHOW; others are for the metrics only."""
+        if show := SHOW.get(type(record)):
+            show(self, record)
 
-        width = len(str(self.steps))
-        place = f"step {record.step:{width}}/{self.steps}"
-        if isinstance(record, EvaluationRecord):
-            losses = f"training text {record.train_loss:.4f}  held-out text {record.val_loss:.4f}"
-            self.console.line(
-                f"{place}  {losses}: {record.bits_per_character:.3f} bits a character, perplexity "
-                f"{record.perplexity:.4g}, {record.accuracy:.1%} right"
-            )
-            return
-        if isinstance(record, RollbackRecord):
-            self._show_rollback(record)
-            return
-        if isinstance(record, EarlyStopRecord):
-            self.console.line(
-                f"{place}  stops early: the lowest loss on held-out text was "
-                f"{record.best_loss:.4f}, after step {record.best_step}"
-            )
-            return
-        if isinstance(record, SaveFailedRecord):
-            self.console.warning(
-                f"A checkpoint could not be saved; the next save tries again: {record.reason}"
-            )
-            return
-        if isinstance(record, OverflowRecord):
-            self.console.warning(
-                f"Step {record.step}: Gradient overflow detected, skipping update. "
-                f"Loss scale: {record.loss_scale:g}"
-            )
-            return
-        if isinstance(record, HealthRecord):
-            self._show_health(record)
-            return
-        if not isinstance(record, StepRecord):
-            return
+    def show_health(self) -> None:
+        """At the end: that health was checked, where there was nothing to warn about."""
+        if self.health_checks and not self.known:
+            self.console.line(f"Health: {self.health_checks} checks, no problems")
+
+    def show_step(self, record: StepRecord) -> None:
+        """Loss, learning rate, speed and the time that is left."""
         if self.first is None:
-            self.first = record  # it may have waited for kernels to compile
+            self.first = record  # this one may have waited for kernels to compile
         elapsed = record.elapsed_seconds - self.first.elapsed_seconds
         left = elapsed / max(1, record.step - self.first.step) * (self.steps - record.step)
-        text = f"{place}  loss {record.loss:.4f}  lr {record.lr:.1e}"
+        text = f"{self._place(record)}  loss {record.loss:.4f}  lr {record.lr:.1e}"
         if elapsed:
             text += f"  {record.tokens_per_second:,.0f} tokens/s  {duration(left)} left"
         if self.console.is_terminal:
             self.console.live(text)
-        elif self.records % PLAIN_EVERY == 0 or record.step == self.steps:
+        elif self.step_records % PLAIN_EVERY == 0 or record.step == self.steps:
             self.console.line(text)
-        self.records += 1
+        self.step_records += 1
 
-    def _show_health(self, record: "HealthRecord") -> None:
-        """A line a finding, once in a run; of many alike the first few and their number."""
-        self.looks += 1
-        place = f"Step {record.step}"
+    def show_evaluation(self, record: EvaluationRecord) -> None:
+        """The loss on both parts of the text; the rest is about the held-out part."""
+        losses = f"training loss {record.train_loss:.4f}  held-out loss {record.val_loss:.4f}"
+        scores = _scores(record, self.token)
+        self.console.line(f"{self._place(record)}  {losses}")
+        self.console.line(f"{' ' * len(self._place(record))}  {scores}")
+
+    def show_rollback(self, record: RollbackRecord) -> None:
+        """What happened, and how the run continues."""
+        loss, average = record.spike_loss, record.average_loss
+        problem = "is not finite" if loss is None else f"rose to {loss:.4f}"
+        usual = "" if average is None else f" from an average of {average:.4f}"
+        self.console.warning(
+            f"Step {record.spike_step}: the loss {problem}{usual}. Rolled back to step "
+            f"{record.step}; continuing at {record.lr_factor:g} of the learning rate, without "
+            "that batch."
+        )
+
+    def show_overflow(self, record: OverflowRecord) -> None:
+        """A step without an update, in float16."""
+        self.console.warning(
+            f"Step {record.step}: Gradient overflow detected, skipping update. "
+            f"Loss scale: {record.loss_scale:g}"
+        )
+
+    def show_failed_save(self, record: SaveFailedRecord) -> None:
+        """Why a checkpoint is missing."""
+        self.console.warning(
+            f"A checkpoint could not be saved; the next save tries again: {record.reason}"
+        )
+
+    def show_early_stop(self, record: EarlyStopRecord) -> None:
+        """Why the run has ended."""
+        self.console.line(
+            f"{self._place(record)}  stopped early: the lowest held-out loss was "
+            f"{record.best_loss:.4f}, after step {record.best_step}"
+        )
+
+    def show_health_record(self, record: HealthRecord) -> None:
+        """Each finding once per run; of similar ones the first few and how many more."""
+        self.health_checks += 1
         new = [f for f in record.findings if (f.name, f.problem) not in self.known]
         self.known |= {(finding.name, finding.problem) for finding in new}
         for problem in dict.fromkeys(finding.problem for finding in new):
-            alike = [finding for finding in new if finding.problem == problem]
-            for finding in alike[:FINDINGS_SHOWN]:
-                self.console.warning(f"{place}: {finding}")
-            if (more := len(alike) - FINDINGS_SHOWN) > 0:
-                self.console.warning(f"{place}: {problem} {more} times more, all in metrics.jsonl")
+            similar = [finding for finding in new if finding.problem == problem]
+            for finding in similar[:MAX_FINDINGS]:
+                self.console.warning(f"Step {record.step}: {finding}")
+            if (more := len(similar) - MAX_FINDINGS) > 0:
+                self.console.warning(
+                    f"Step {record.step}: {problem} {more} more times, see metrics.jsonl"
+                )
 
-    def _show_rollback(self, record: "RollbackRecord") -> None:
-        loss, average = record.spike_loss, record.average_loss
-        what = "is not finite" if loss is None else f"rose to {loss:.4f}"
-        before = "" if average is None else f", where {average:.4f} was usual"
-        self.console.warning(
-            f"Step {record.spike_step}: the loss {what}{before}. Back to step {record.step}, at "
-            f"{record.lr_factor:g} of the learning rate and without that batch."
-        )
+    def _place(self, record: Record) -> str:
+        return f"step {record.step:{len(str(self.steps))}}/{self.steps}"
 
-    def show_health_of_run(self) -> None:
-        """So that who asked for it hears of good health too."""
-        if self.looks and not self.known:
-            self.console.line(f"Health: nothing found in {self.looks} looks at the run")
+
+SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
+    StepRecord: ProgressDisplay.show_step,
+    EvaluationRecord: ProgressDisplay.show_evaluation,
+    RollbackRecord: ProgressDisplay.show_rollback,
+    OverflowRecord: ProgressDisplay.show_overflow,
+    SaveFailedRecord: ProgressDisplay.show_failed_save,
+    EarlyStopRecord: ProgressDisplay.show_early_stop,
+    HealthRecord: ProgressDisplay.show_health_record,
+}
 
 
 def show_costs(console: Console, training: "Training") -> None:
-    """What share of the time evaluations took and of the steps was clipped, and what to change."""
+    """The share of time in evaluations and of clipped gradients, and advice where it is large."""
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
     if evaluating:
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
-        if share > MUCH_EVALUATED:
-            console.warning(f"{text}: evaluate less often (--val-every) or less (--val-batches)")
+        if share > MAX_EVALUATING:
+            console.warning(
+                f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"
+            )
         else:
             console.line(text)
     if config.max_grad_norm and training.optimizer.steps:
         share = progress.clipped / training.optimizer.steps
         text = f"{share:.1%} of the gradients were clipped to max_grad_norm={config.max_grad_norm}"
-        if share > MUCH_CLIPPED:
+        if share > MAX_CLIPPED:
             advice = "lower the learning rate, warm up longer, or raise --max-grad-norm"
             console.warning(f"{text}: {advice}")
         else:
             console.line(text)
 
 
-def show_result(console: Console, training: "Training", of_stories: bool) -> None:
-    """The loss over the whole held-out part, beside the floor where it is known."""
-    from smallmind.training.evaluation import evaluate
-
-    held_out = training.dataset.held_out
-    result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
-    console.line(
-        f"Whole held-out text: {result.loss:.4f} nats a token, "
-        f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}, "
-        f"{result.accuracy:.1%} of the next tokens right"
-    )
-    if of_stories:
-        from smallmind.text.stories import entropy_per_character
-
-        floor = entropy_per_character()
-        excess = result.nats_per_character - floor
+def show_result(console: Console, run: "Run") -> None:
+    """The loss on the whole held-out part, and for the stories how far it is from their entropy."""
+    training = run.training
+    held_out = training.data.held_out
+    result = evaluation.evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
+    scores = _scores(result, token_name(training.tokenizer))
+    console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
+    console.line(f"  {scores}")
+    if run.settings.run.text is None:
+        floor, excess = floor_of_stories(result)
         console.line(
-            f"The stories' own entropy is {floor:.4f} nats a character: "
-            f"{excess:.2f} nats above the best possible"
+            f"The entropy of the stories is {floor:.4f} nats per character: the model is "
+            f"{excess:.2f} nats above that floor"
         )
 
 
-def show_sample(
-    console: Console, training: "Training", step: int, directory: "RunDirectory"
-) -> None:
-    from smallmind.generation import generate
+def floor_of_stories(result: Evaluation) -> tuple[float, float]:
+    """The entropy of the built-in stories and a model's distance from it, in nats per character."""
+    from smallmind.text.stories import entropy_per_character
 
-    seed = training.dataset.seed
-    sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
-    directory.save_sample(step, sample)
-    console.line("\nIt writes:")
-    console.quote(sample)
+    floor = entropy_per_character()
+    return floor, result.nats_per_character - floor
 
 
-def show_checks(console: Console, training: "Training") -> int:
-    """A line a check and the verdict -> exit status."""
-    from smallmind.training.preflight import preflight
-
-    failed = checks = 0
-    for check in preflight(training):
-        verdict = "ok    " if check.passed else "FAILED"
-        console.line(f"{verdict}  {check.name}: {check.measured}; expected {check.expected}")
-        checks, failed = checks + 1, failed + (not check.passed)
-    if failed:
-        console.line(f"{failed} of {checks} checks failed: this model would not train as it should")
-    else:
-        console.line(f"All {checks} checks passed: nothing was written, the run can start")
-    return 1 if failed else 0
+def token_name(tokenizer: "Tokenizer") -> str:
+    """What one of its tokens is called: char or token."""
+    return "char" if tokenizer.unit == "characters" else "token"
 
 
-def suggested_prompt(text: str) -> str:
-    """The flag with the first two words of the text, if it begins with words."""
-    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()[:2]
-    prompt = " ".join(words)
-    return f' --prompt "{prompt}"' if prompt and len(prompt) <= 40 and prompt in text else ""
+def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:
+    """2.879 bits/char, perplexity 7.36, next char right 39.4%"""
+    return (
+        f"{result.bits_per_character:.3f} bits/char, "
+        f"perplexity {format_perplexity(result.perplexity)}, "
+        f"next {token} right {result.accuracy:.1%}"
+    )
+
+
+def format_perplexity(value: float) -> str:
+    """Three significant digits: 7.36, 47.5, 1,234."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -255,14 +256,25 @@ class TransformerModel:
             config = ModelConfig(**current_names(safetensors.from_json(metadata["config"])))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
+        return cls.from_tensors(config, tensors, os.fspath(path), backend)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: ModelConfig,
+        tensors: Mapping[str, np.ndarray],
+        source: str,
+        backend: str = "numba",
+    ) -> "TransformerModel":
+        """A model of these parameters. InputError naming their source where they do not match."""
         # Before anything is allocated: a wrong config may ask for any amount of memory.
         shapes = {name: value.shape for name, value in tensors.items()}
         if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
-            raise InputError(f"{path} does not hold the parameters that its config describes")
+            raise InputError(f"{source} does not hold the parameters that its config describes")
         model = cls(config, backend=backend)
         for name, value in tensors.items():
             if value.dtype != np.float32 or not np.isfinite(value).all():
-                raise InputError(f"{path}: {name} is not finite float32")
+                raise InputError(f"{source}: {name} is not finite float32")
             model.parameters[name][...] = value
         return model
 

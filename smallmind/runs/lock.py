@@ -14,14 +14,15 @@ except ImportError:  # Windows
     import msvcrt
 
 NAME = ".lock"
-FAR = 2**30  # on Windows a locked byte cannot be read: one behind the process number is locked
+# Windows does not let others read a locked byte: lock one far behind the process number.
+LOCKED_BYTE = 2**30
 
 
 class RunLock:
-    """Holds a run's directory until `release`, the end of the `with` block, or of the process.
+    """Locks a run's directory until `release`, the end of the `with` block, or of the process.
 
-    InputError that names the other process where one holds it. The system itself releases the lock
-    of a process that died; a child made by fork shares the lock of its parent.
+    InputError naming the other process where one holds the lock. The system itself releases the
+    lock of a process that dies; a forked child shares the lock of its parent.
     """
 
     def __init__(self, directory: str | PathLike[str]) -> None:
@@ -32,11 +33,11 @@ class RunLock:
             raise InputError(f"cannot lock {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
-        """Gives the directory free. Nothing happens a second time."""
+        """Releases the lock. Calling it again does nothing."""
         file, self._file = self._file, None
         if file is None:
             return
-        with suppress(OSError):  # Windows removes no open file: it stays
+        with suppress(OSError):  # Windows cannot remove an open file: it stays
             os.unlink(self.path)
         os.close(file)
 
@@ -51,39 +52,34 @@ class RunLock:
             file = os.open(self.path, _flags(), 0o666)
             try:
                 self._lock(file)
-                if _is(self.path, file):
+                if _is_same_file(self.path, file):
                     os.ftruncate(file, 0)
                     os.write(file, str(os.getpid()).encode())
                     return file
             except BaseException:
                 os.close(file)
                 raise
-            # The one who held it has removed the file meanwhile: the lock is on nothing.
+            # The previous holder has removed the file meanwhile: the lock has no name.
             os.close(file)
 
     def _lock(self, file: int) -> None:
         if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise InputError(f"{self.path} is no regular file; remove it")
+            raise InputError(f"{self.path} is not a regular file; remove it")
         try:
-            _lock_now(file)
+            lock_file(file)
         except (BlockingIOError, PermissionError):
             holder = os.read(file, 20).decode("ascii", "replace")
             who = f"process {holder}" if holder.isdecimal() else "another process"
             raise InputError(
-                f"{self.path.parent} is in use by {who}; wait for it, end it, or take another "
+                f"{self.path.parent} is in use by {who}; wait for it, end it, or use another "
                 "directory"
             ) from None
 
 
-def _flags() -> int:
-    # Neither a pipe nor a link in its place is waited for or followed.
-    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
-    return os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in optional)
-
-
-def _lock_now(file: int) -> None:
+def lock_file(file: int) -> None:
+    """Locks an open file. BlockingIOError or PermissionError where another process holds it."""
     if os.name == "nt":
-        os.lseek(file, FAR, os.SEEK_SET)
+        os.lseek(file, LOCKED_BYTE, os.SEEK_SET)
         try:
             msvcrt.locking(file, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         finally:
@@ -92,7 +88,13 @@ def _lock_now(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _is(path: Path, file: int) -> bool:
+def _flags() -> int:
+    # Neither waits for a pipe nor follows a link in its place.
+    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
+    return os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in optional)
+
+
+def _is_same_file(path: Path, file: int) -> bool:
     try:
         return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(file))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The metrics of a run as a table: a row a step, evaluations beside the steps they were made at."""
+"""The metrics of a run as a table: a row per step, evaluations beside the step they followed."""
 
 import csv
 import dataclasses
@@ -17,11 +17,11 @@ FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.field
 
 @dataclass(frozen=True)
 class MetricsTable:
-    """Rows by step in rising order, each from column to value where there is one.
+    """One row per step in ascending order, each a dictionary from column to value.
 
-    `columns` are those that have a value in some row, in the order of the records' fields, whatever
-    came first. `unreadable` are the numbers, from 1, of the lines that are no record: the last one
-    of a run that was killed or goes on, as a rule.
+    `columns` are those with a value in some row, in the order of the records' fields. `unreadable`
+    are the numbers, from 1, of the lines that are not records: usually the last line of a run that
+    was killed or is being written.
     """
 
     columns: list[str]
@@ -29,7 +29,7 @@ class MetricsTable:
     unreadable: list[int]
 
     def to_csv(self) -> str:
-        """Comma-separated, a header first; a cell is empty where a record has no value."""
+        """Comma-separated with a header; a cell is empty where a row has no value."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -39,21 +39,21 @@ class MetricsTable:
 
 
 def _cell(value: Any) -> Any:
-    """Lists and dictionaries, as of findings, as JSON: one cell."""
+    """Lists and dictionaries, such as findings, become JSON: one cell."""
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def read_metrics(run: Path) -> MetricsTable:
     """The metrics in the directory of a run. InputError where there are none.
 
-    Where two records of a step have the same column the later one stands: a run that went back some
-    steps has written them again.
+    Where two records of a step have the same column, the later one counts: a run that rolled back
+    wrote these steps again.
     """
     try:
         lines = (run / METRICS).read_bytes().splitlines()
     except OSError as error:
         raise InputError(
-            f"{run} holds no run: cannot read its {METRICS}: {error.strerror}"
+            f"{run} is not a run: cannot read its {METRICS}: {error.strerror}"
         ) from None
     rows: dict[int, dict[str, Any]] = {}
     unreadable = []
@@ -64,16 +64,16 @@ def read_metrics(run: Path) -> MetricsTable:
             continue
         rows.setdefault(record["step"], {}).update(record)
     if not rows:
-        raise InputError(f"{run / METRICS} has no records yet")
+        raise InputError(f"{run / METRICS} has no records yet; train the run first")
     in_order = [rows[step] for step in sorted(rows)]
-    # What another version wrote comes behind the fields that this one knows.
+    # Fields that only another version knows come last.
     names = dict.fromkeys([*FIELDS, *sorted(set().union(*in_order))])
     columns = [name for name in names if any(name in row for row in in_order)]
     return MetricsTable(columns, in_order, unreadable)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """A line of the metrics as a dictionary with a step, or None where it is cut."""
+    """A line of the metrics as a dictionary with a step; None where it is cut or damaged."""
     try:
         record = json.loads(line)
     except ValueError:

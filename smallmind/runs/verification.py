@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a run are what it went through. Nothing is written."""
+"""Whether the checkpoints of a run are sound, and follow from each other. Writes nothing."""
 
 import hashlib
 from collections.abc import Iterator
@@ -19,21 +19,22 @@ from smallmind.training.state import RunState
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was looked at, and a line about what is wrong with it; None where nothing is."""
+    """What was checked, and one line that says what is wrong with it, or None."""
 
     name: str
     fault: str | None
 
 
-def verification(
+def verify_run(
     directory: str | PathLike[str],
     training: Training | None = None,
     config: TrainingConfig | None = None,
 ) -> Iterator[Record | Verdict]:
-    """A Verdict on every checkpoint of a run, newest first, and on each stretch between two.
+    """A Verdict on every checkpoint of a run, newest first, then on each pair of neighbours.
 
-    With training and config, which are those of the run, it is trained again from each sound
-    checkpoint to the next one, whose hashes must come out; the records on the way are yielded too.
+    With training and config, which must be the run's own, the run is retrained from each sound
+    checkpoint to the next one and must reproduce its hashes; the records of these steps are yielded
+    too.
     """
     sound = []
     for path, fault in verify(directory):
@@ -41,23 +42,23 @@ def verification(
         if not fault:
             sound.append(path)
     if training and config:
-        yield from _replay(training, config, sound)
+        yield from _retrain(training, config, sound)
 
 
-def fingerprint(checkpoint: RunState) -> dict[str, str]:
-    """SHA-256 of every tensor and of every part of the state, without what the clock says."""
+def fingerprint(state: RunState) -> dict[str, str]:
+    """SHA-256 of every tensor and every part of the state, except for times."""
     parts = {
         name: hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in state.tensors.items()
     }
-    for name, part in checkpoint.state.items():
+    for name, part in state.state.items():
         if isinstance(part, dict):
             part = {key: value for key, value in part.items() if not key.endswith("seconds")}
         parts[name] = hashlib.sha256(safetensors.to_json(part).encode()).hexdigest()
     return parts
 
 
-def _replay(
+def _retrain(
     training: Training, config: TrainingConfig, paths: list[Path]
 ) -> Iterator[Record | Verdict]:
     by_step = {_step(path): path for path in reversed(paths)}
@@ -65,12 +66,12 @@ def _replay(
         try:
             yield from training.steps(config, load(by_step[first]), until=second)
             trained = fingerprint(training.state())
-            # Where a run was broken off in an evaluation, that comes first when it goes on.
+            # A run interrupted during an evaluation starts with that evaluation when it resumes.
             yield from training.steps(config, load(by_step[second]), until=second)
             fault = _difference(trained, fingerprint(training.state()))
         except (InputError, FloatingPointError) as error:
             fault = str(error)
-        yield Verdict(f"trained again from step {first} to {second}", fault)
+        yield Verdict(f"retrained from step {first} to {second}", fault)
 
 
 def _step(path: Path) -> int:
@@ -83,6 +84,6 @@ def _difference(trained: dict[str, str], saved: dict[str, str]) -> str | None:
     if not names:
         return None
     return (
-        f"{len(names)} of {len(saved)} hashes differ, first that of {names[0]}: a checkpoint was "
-        "changed, or comes from another version or kind of CPU"
+        f"{len(names)} of {len(saved)} hashes differ, the first is {names[0]}: a checkpoint was "
+        "changed, or was written by another version or kind of CPU"
     )

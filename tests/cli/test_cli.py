@@ -16,6 +16,7 @@ from smallmind import TrainingConfig, safetensors
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_costs
+from smallmind.cli.estimate import parse_size
 from smallmind.config import SCHEDULES
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
@@ -35,6 +36,11 @@ def text(tmp_path):
     return str(path)
 
 
+def flat(printed):
+    """What was printed, with every line break and its indentation as one space."""
+    return " ".join(printed.split())
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The directory of a finished run."""
@@ -44,17 +50,19 @@ def run(tmp_path_factory):
     return root / "run"
 
 
-def test_train_tells_what_it_does(text, tmp_path, capsys):
+def test_train_shows_what_it_does(text, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     for words in (
         "Model", "token embedding", "parameters", "Data", "2,880", "vocabulary", "held out", "Run",
-        "tokens a step", "threads", "instruction set", "step 30/30", "held-out text",
-        "bits a character", "It writes:", f"The run is in {out}",
-        f'Next: smallmind generate --run {out} --prompt "the cat"',
+        "tokens per step", "threads", "instruction set", "step 30/30", "held-out loss",
+        "bits/char, perplexity", "next char right", "Sample:", f"The run is in {out}",
+        f"Directory: {out}",
     ):  # fmt: skip
-        assert words in printed, words
+        assert words in flat(printed), words
+    next_command = printed[printed.index("Next: ") :].replace("\\\n", " ")
+    assert flat(next_command) == f'Next: smallmind generate --run {out} --prompt "the cat"'
     assert "\r" not in printed  # no terminal, no line that is rewritten
 
 
@@ -68,6 +76,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
         "best.safetensors", "step-00000020.safetensors", "step-00000030.safetensors",
     }  # fmt: skip
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert config["format"] == 1 and config["training"]["min_lr"] == 1e-4
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
     assert config["training"]["enable_diagnostics"] is False
     assert config["training"]["steps"] == 30 and config["training"]["learning_rate"] == 1e-3
@@ -105,7 +114,7 @@ def test_evaluate_measures_the_held_out_part(run, capsys):
     assert main(["evaluate", "--run", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "cats, the held-out part" in printed and " 287 " in printed
-    for words in ("nats a token", "bits a character", "perplexity"):
+    for words in ("nats per token", "bits/char", "perplexity", "next char right"):
         assert words in printed
     assert "floor" not in printed
 
@@ -114,7 +123,7 @@ def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
     (tmp_path / "other.txt").write_text("the mat sat on the cat.\n", encoding="utf-8")
     assert main(["evaluate", "--run", str(run), str(tmp_path / "other.txt")]) == 0
     printed = capsys.readouterr().out
-    assert "other, all of it" in printed and " 23 " in printed
+    assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
 
 
 def test_numpy_and_bytes(text, tmp_path, capsys):
@@ -154,7 +163,7 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
         "  matmul", "  attention_backward", "  adamw", "TOTAL", "MEMORY REPORT", "After training",
     ):  # fmt: skip
         assert any(name in line for line in boxes), name
-    assert f"The trace is in {trace}" in printed
+    assert f"Wrote the trace to {trace}" in flat(printed)
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
 
@@ -176,24 +185,25 @@ def test_epochs(text, tmp_path, capsys):
     # The last evaluation was of all that is held out: what the end says again.
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     loss = next(line["val_loss"] for line in reversed(lines) if "val_loss" in line)
-    assert f"Whole held-out text: {loss:.4f} nats a token" in printed
+    assert f"Whole held-out text: {loss:.4f} nats per token" in printed
     assert main(["train", "--resume", str(out)]) == 0
-    assert f"is finished: {steps} steps" in capsys.readouterr().out
+    assert f"is finished: {steps} steps" in flat(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("norm", "share"), [("1e-6", "100.0%"), ("1e6", "0.0%")])
-def test_the_share_of_clipped_gradients_is_told(text, tmp_path, capsys, norm, share):
+def test_the_share_of_clipped_gradients_is_shown(text, tmp_path, capsys, norm, share):
     flags = ["--max-grad-norm", norm, "--max-grad-value", "0.1", "--out", str(tmp_path / "run")]
     assert main(["train", text, *SMALL, *flags]) == 0
     printed = capsys.readouterr().out
-    told = f"{share} of the gradients were clipped to max_grad_norm={float(norm)}"
-    assert told in printed
+    shown = f"{share} of the gradients were clipped to max_grad_norm={float(norm)}"
+    assert shown in flat(printed)
+    printed = flat(printed)
     assert ("lower the learning rate, warm up longer" in printed) == (share == "100.0%")
     assert ("Warning" in printed or "⚠️" in printed) == (share == "100.0%")
 
 
 @pytest.mark.parametrize("much", [True, False])
-def test_the_time_of_evaluations_is_told(much, capsys):
+def test_the_time_of_evaluations_is_shown(much, capsys):
     training = types.SimpleNamespace(
         progress=RunProgress(seconds={"total": 50.0, "evaluations": 10.5 if much else 9.5}),
         config=TrainingConfig(max_grad_norm=0),
@@ -202,10 +212,11 @@ def test_the_time_of_evaluations_is_told(much, capsys):
     printed = capsys.readouterr().out
     assert ("Evaluations took 10.5 of 50.0 seconds (21%)" in printed) == much
     assert ("Evaluations took 9.5 of 50.0 seconds (19%)\n" in printed) != much
-    assert ("evaluate less often (--val-every) or less (--val-batches)" in printed) == much
+    advice = "evaluate less often (--val-every) or on less text (--val-batches)"
+    assert (advice in flat(printed)) == much
 
 
-def test_a_rollback_is_told_and_kept(text, tmp_path, capsys, monkeypatch):
+def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
     honest, calls = TransformerModel.loss_and_gradients, []
 
     def loss_and_gradients(*arguments):
@@ -216,9 +227,10 @@ def test_a_rollback_is_told_and_kept(text, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--save-every", "12", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert "Step 25: the loss is not finite, where " in printed
-    assert "Back to step 24, at 0.5 of the learning rate and without that batch." in printed
+    printed = flat(capsys.readouterr().out)
+    assert "Step 25: the loss is not finite from an average of " in printed
+    continuing = "continuing at 0.5 of the learning rate, without that batch."
+    assert f"Rolled back to step 24; {continuing}" in printed
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     [kept] = [line for line in lines if "spike_step" in line]
     assert kept["step"] == 24 and kept["spike_step"] == 25 and kept["spike_loss"] is None
@@ -227,24 +239,29 @@ def test_a_rollback_is_told_and_kept(text, tmp_path, capsys, monkeypatch):
     assert next(row for row in rows if row["step"] == "24")["lr_factor"] == "0.5"
 
 
+def change_initialisation(monkeypatch, name, place, value):
+    """Every model that is built from now on starts with this value in a parameter."""
+    right = TransformerModel.__init__
+
+    def init(model, *arguments, **settings):
+        right(model, *arguments, **settings)
+        model.parameters[name][place] = value
+
+    monkeypatch.setattr(TransformerModel, "__init__", init)
+
+
 HEALTH = ["--check-gradient-health", "--diagnostic-interval", "10"]
 
 
-def test_a_finding_is_shown_once_and_kept_every_time(text, tmp_path, capsys, monkeypatch):
-    right = TransformerModel._initialise
-
-    def initialise(model, seed):
-        right(model, seed)
-        model.parameters["blocks.0.mlp.expansion.bias"][...] = -100
-
-    monkeypatch.setattr(TransformerModel, "_initialise", initialise)
+def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, monkeypatch):
+    change_initialisation(monkeypatch, "blocks.0.mlp.expansion.bias", ..., -100)
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, *HEALTH, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
+    printed = flat(capsys.readouterr().out)
     assert printed.count("blocks.0.mlp.expansion: 64 of 64 hidden units are dead") == 1
     # Five parameters get no gradient: three lines, and how many more.
     assert printed.count("all gradients are zero") == 3
-    assert "Step 1: zero 2 times more, all in metrics.jsonl" in printed and "Health:" not in printed
+    assert "Step 1: zero 2 more times, see metrics.jsonl" in printed and "Health:" not in printed
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     kept = [line for line in lines if "findings" in line]
     assert [line["step"] for line in kept] == [1, 10, 20, 30]
@@ -261,21 +278,15 @@ def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, ca
         assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == told
 
 
-def test_good_health_is_told_to_who_asked(text, tmp_path, capsys):
+def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
     for number, (flags, told) in enumerate(((HEALTH, 1), ([], 0))):
         assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / str(number))]) == 0
         printed = capsys.readouterr().out
-        assert printed.count("Health: nothing found in 4 looks at the run") == told
+        assert printed.count("Health: 4 checks, no problems") == told
 
 
 def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, monkeypatch):
-    right = TransformerModel._initialise
-
-    def initialise(model, seed):
-        right(model, seed)
-        model.parameters["blocks.0.mlp.expansion.weight"][2, 3] = float("nan")
-
-    monkeypatch.setattr(TransformerModel, "_initialise", initialise)
+    change_initialisation(monkeypatch, "blocks.0.mlp.expansion.weight", (2, 3), math.nan)
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--detect-anomaly", "--out", str(out)]) == 1
     assert capsys.readouterr().err == (
@@ -286,18 +297,23 @@ def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, mon
     assert not out.exists()
 
 
+def unwrapped(printed):
+    """The lines that were printed, each with those that continue it."""
+    return printed.replace("\n        ", " ").splitlines()
+
+
 @pytest.mark.parametrize("command", [["check"], ["train", "--dry-run"]])
 def test_a_check_before_the_run(text, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
     flags = [text, *SMALL, "--out", "run", "--n-embd", "32"]
     assert main([*command, *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out)
     names = ("loss at", "gradient of every", "compiled kernels", "memorising 8", "gradient check")
     assert [line[:8] for line in lines[-6:-1]] == ["ok      "] * 5
     for line, name in zip(lines[-6:-1], names, strict=True):
         assert line[8:].startswith(name) and "; expected " in line
-    assert lines[-1] == "All 5 checks passed: nothing was written, the run can start"
+    assert lines[-1] == "All 5 checks passed: the run can start; nothing was written"
     right = compiled.gelu_backward
 
     def wrong(dx, *arguments):
@@ -306,9 +322,9 @@ def test_a_check_before_the_run(text, tmp_path, monkeypatch, capsys, command):
 
     monkeypatch.setattr(compiled, "gelu_backward", wrong)
     assert main([*command, *flags]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    lines = unwrapped(capsys.readouterr().out)
     assert lines[2].startswith("FAILED  compiled kernels against NumPy: gradients differ by")
-    assert lines[-1] == "1 of 5 checks failed: this model would not train as it should"
+    assert lines[-1] == "1 of 5 checks failed: this model would not learn properly"
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -348,13 +364,13 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", str(tmp_path / "binary")], "byte 0xfe at offset 2"),
         (["train", text, "--out", str(run)], "already holds a run"),
         (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
-        (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot be written"),
+        (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot write"),
         (
             ["train", text, "--steps", "5", "--epochs", "2"],
-            "--steps and --epochs both say how long",
+            "--steps and --epochs both set the length",
         ),
         (["train", text, "--minutes", "0"], "minutes=0.0 must be above 0"),
-        (["schedule", "--config", epochs], "is not known: give --steps"),
+        (["schedule", "--config", epochs], "follows from epochs or minutes here: give --steps"),
         (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
         (["check", str(tmp_path / "none")], "does not exist"),
         (["check", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
@@ -366,11 +382,11 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
             ["train", text, "--config", str(run / "config.json"), "--size", "small"],
             "--size small would change nothing",
         ),
-        (["generate", "--run", str(tmp_path / "none")], "is not the directory of a run"),
-        (["generate", "--run", str(tmp_path)], "cannot read"),
+        (["generate", "--run", str(tmp_path / "none")], "does not exist; give a run"),
+        (["generate", "--run", str(tmp_path)], "neither a model nor a sound checkpoint"),
         (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
-        (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be at most 1.0"),
-        (["evaluate", "--run", str(tmp_path)], "holds no run: cannot read its config.json"),
+        (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be above 0 and at most 1"),
+        (["evaluate", "--run", str(tmp_path)], "is not a run: cannot read its config.json"),
         (["evaluate", "--run", str(run), str(tmp_path / "none")], "does not exist"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -445,7 +461,7 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text):
                 break
         rest = process.stdout.read()
     assert process.returncode == 130
-    assert "Interrupted after step" in rest and f"The run is in {out}" in rest
+    assert "Interrupted after step" in rest and f"The run is in {out}" in flat(rest)
     assert main(["generate", "--run", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
 
 
@@ -476,17 +492,19 @@ def test_a_failure_before_the_first_step_leaves_no_directory(tmp_path, text, cap
     assert not (tmp_path / "run").exists()
 
 
-def test_names_that_a_shell_would_take_apart_are_quoted(tmp_path, text, capsys):
+def test_names_that_a_shell_would_split_are_quoted(tmp_path, text, capsys):
     out = tmp_path / "my run (1)"
     assert main(["train", text, *SMALL, "--out", str(out)]) == 0
-    assert f"generate --run '{out}' --prompt" in capsys.readouterr().out
+    printed = capsys.readouterr().out.replace("\\\n", " ")
+    assert f"generate --run '{out}' --prompt" in flat(printed)
 
 
 def test_a_text_without_words_suggests_no_prompt(tmp_path, capsys):
     (tmp_path / "stars.txt").write_text("*** --- " * 50, encoding="utf-8")
     out = tmp_path / "run"
     assert main(["train", str(tmp_path / "stars.txt"), *SMALL, "--out", str(out)]) == 0
-    assert f"Next: smallmind generate --run {out}\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out.replace("\\\n", " ")
+    assert flat(printed).endswith(f"Next: smallmind generate --run {out}")
     assert main(["generate", "--run", str(out), "--max-tokens", "5"]) == 0
 
 
@@ -538,14 +556,24 @@ def schedule_table(capsys, *flags):
     """The cells of what `smallmind schedule` prints, heads first, and the lines below the box."""
     assert main(["schedule", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
-    cells = [[cell.strip(" ║") for cell in line.split("│")] for line in lines if line[0] == "║"]
-    return cells[1:], [line for line in lines if line[0] not in "╔║╠╟╚"]
+    tables: list[list] = []
+    for line in lines:
+        if line[0] == "╔":
+            tables.append([])
+        if line[0] == "║":
+            tables[-1].append([cell.strip(" ║") for cell in line.split("│")])
+    assert all(table[0] == ["LEARNING RATE"] for table in tables)
+    # Tables too wide for one line are beside each other again, their steps once.
+    rows = [sum((row[1:] for row in rows), rows[0][:1]) for rows in zip(*tables, strict=True)]
+    assert all(row[0] == rows[i][0] for table in tables for i, row in enumerate(table))
+    notes = flat(" ".join(line for line in lines if line[0] not in "╔║╠╟╚"))
+    return rows[1:], notes
 
 
 def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
     flags = ["--schedule", "wsd", "--steps", "30", "--warmup-steps", "5", "--learning-rate", "2e-3"]
     table, notes = schedule_table(capsys, *flags, "--lr-decay-share", "0.5")
-    assert table[0] == ["at step", "wsd"] and notes == []
+    assert table[0] == ["step", "wsd"] and notes == ""
     shown = {int(step): rate for step, rate in table[1:]}
     assert {1, 6, 15, 30} <= set(shown)
     assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
@@ -560,29 +588,29 @@ def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
 
 def test_schedule_shows_all_side_by_side(capsys):
     table, notes = schedule_table(capsys)
-    assert table[0] == ["at step", *SCHEDULES]
+    assert table[0] == ["step", *SCHEDULES]
     assert {len(row) for row in table} == {9}
     assert table[-1][0] == "2,000"
     assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == {
         "constant": "1.0e-03", "cosine": "1.0e-04", "one-cycle": "1.0e-04", "linear": "1.0e-04",
         "step": "1.3e-04", "exponential": "1.0e-04", "wsd": "1.0e-04", "plateau": "1.0e-03",
     }  # fmt: skip
-    assert notes == [
-        "plateau is shown while the held-out loss falls; 3 evaluations without a lower one "
-        "multiply it by 0.5, never under 0.0001"
-    ]
+    assert notes == (
+        "plateau is shown for a held-out loss that keeps falling; 3 evaluations without a lower "
+        "one multiply the rate by 0.5, down to 0.0001"
+    )
 
 
 def test_schedule_says_which_one_it_leaves_out(capsys):
     table, notes = schedule_table(capsys, "--min-lr", "0", "--steps", "3")
     assert "exponential" not in table[0] and len(table[0]) == 8
     assert [row[0] for row in table[1:]] == ["1", "2", "3"]
-    assert notes[1].startswith("exponential is left out: min_lr=0.0 must be above 0")
+    assert "down to 0 exponential is left out: min_lr=0.0 must be above 0" in notes
 
 
 def test_schedule_in_ascii():
     shown = command("schedule", "--schedule", "step", env={"PYTHONIOENCODING": "ascii"})
-    assert shown.returncode == 0 and b"| at step | step " in shown.stdout
+    assert shown.returncode == 0 and b"| step  | step " in shown.stdout
 
 
 def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
@@ -592,7 +620,7 @@ def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
         (["--min-lr", "1"], "min_lr=1.0 must be at most learning_rate=0.001"),
         (["--schedule", "exponential", "--min-lr", "0"], "min_lr=0.0 must be above 0"),
         (["--plot", str(tmp_path / "curve.txt")], "must end in .png, .pdf, .svg"),
-        (["--plot", str(tmp_path / "no" / "curve.png")], "cannot be written"),
+        (["--plot", str(tmp_path / "no" / "curve.png")], "cannot write"),
     ]:
         assert_refused(capsys, ["schedule", *flags], message)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
@@ -663,19 +691,19 @@ def test_schedule_takes_sizes_presets_and_files(tmp_path, capsys):
     file.write_text("[training]\nschedule = 'wsd'\n", encoding="utf-8")
     sources = ["--size", "medium", "--preset", "production", "--config", str(file)]
     table, _ = schedule_table(capsys, *sources)
-    assert table[0] == ["at step", "wsd"] and table[-1] == ["5,000", "2.2e-06"]
+    assert table[0] == ["step", "wsd"] and table[-1] == ["5,000", "2.2e-06"]
     assert max(float(row[1]) for row in table[1:]) == 6e-4
     table, _ = schedule_table(capsys, *sources, "--schedule", "constant")
-    assert table[0] == ["at step", "constant"]
+    assert table[0] == ["step", "constant"]
     table, _ = schedule_table(capsys, "--preset", "production")
-    assert table[0] == ["at step", *SCHEDULES]
+    assert table[0] == ["step", *SCHEDULES]
 
 
 def test_metrics_as_csv(run, tmp_path, capsys):
     out = tmp_path / "metrics.csv"
     assert main(["export-metrics", str(run), "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err == f"4 steps are in {out}\n"
+    assert printed.out == "" and flat(printed.err) == f"Wrote 4 rows to {out}"
     assert main(["export-metrics", str(run)]) == 0
     printed = capsys.readouterr()
     assert printed.out == out.read_text(encoding="utf-8") and printed.err == ""
@@ -691,7 +719,8 @@ def test_metrics_of_a_run_that_was_killed(run, tmp_path, capsys):
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 5
     file = tmp_path / "metrics.jsonl"
-    assert printed.err == f"Left out of {file} as cut or damaged: line {len(lines.splitlines())}\n"
+    number = len(lines.splitlines())
+    assert flat(printed.err) == f"Skipped cut or damaged lines of {file}: {number}"
 
 
 def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, capsys):
@@ -699,8 +728,8 @@ def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, caps
     before = metrics.read_bytes()
     for arguments, message in [
         ([str(run), "--out", str(metrics)], "must end in .csv"),
-        ([str(run), "--out", str(tmp_path / "no" / "m.csv")], "cannot be written"),
-        ([str(tmp_path)], "holds no run: cannot read its metrics.jsonl"),
+        ([str(run), "--out", str(tmp_path / "no" / "m.csv")], "cannot write"),
+        ([str(tmp_path)], "is not a run: cannot read its metrics.jsonl"),
     ]:
         assert_refused(capsys, ["export-metrics", *arguments], message)
     assert metrics.read_bytes() == before
@@ -710,12 +739,20 @@ def estimate_of(capsys, *flags):
     """What `smallmind estimate` returns and prints: the status, its cells and its lines."""
     status = main(["estimate", *flags])
     lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line[0] == "│"]
-    return (
-        status,
-        {row[0]: row[-1] for row in rows},
-        [line for line in lines if line[0] not in "╭│╰"],
-    )
+    cells: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        if line[0] != "│":
+            continue
+        first, *_, last = [cell.strip() for cell in line.split("│")[1:-1]]
+        if not first:  # the flags in the last cell continue
+            cells[name] += f" {last}"
+        elif first.startswith("--") and not last:  # those in the first cell do
+            cells[f"{name} {first}"] = cells.pop(name)
+            name = f"{name} {first}"
+        else:
+            name, cells[first] = first, last
+    return status, cells, [line for line in lines if line[0] not in "╭│╰"]
 
 
 def megabytes(cell):
@@ -818,17 +855,15 @@ def test_estimate_compares_with_what_is_free(capsys, free):
     [("800MB", 8e8), ("1.5GiB", 1.5 * 2**30), ("2 gb", 2e9), ("512KiB", 2**19), ("7B", 7)],
 )
 def test_sizes_of_memory(size, nbytes):
-    from smallmind.cli.program import _size
-
-    assert _size(size) == nbytes
+    assert parse_size(size) == nbytes
 
 
 @pytest.mark.parametrize("size", ["", "MB", "1.5", "2XB", "0MB", "1..5GB", "1iB", "nanGB"])
-def test_what_is_no_size_is_refused(size, capsys):
+def test_what_is_not_a_size_is_refused(size, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["estimate", "--memory", size])
     assert exit_.value.code == 2
-    assert "is no size; write it as 800MB or 1.5GiB" in capsys.readouterr().err
+    assert "is not a size: write 800MB or 1.5GiB" in capsys.readouterr().err
 
 
 def test_estimate_refuses_what_train_refuses(tmp_path, capsys):

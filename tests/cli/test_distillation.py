@@ -46,29 +46,29 @@ def without_the_end(whole, out):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_student_is_trained_and_its_run_goes_on(root, tmp_path, capsys, monkeypatch, cached):
+def test_a_student_is_trained_and_its_run_resumes(root, tmp_path, capsys, monkeypatch, cached):
     monkeypatch.chdir(root)
     cache = ["--teacher-cache", str(tmp_path / "cache"), "--teacher-top-k", "5"] if cached else []
     given = ["cats.txt", *STUDENT, "--teacher", "teacher", *LEARNT, *cache]
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", *given, "--out", str(whole)]) == 0
-    printed = capsys.readouterr().out
-    said_by = "its 5 likeliest tokens" if cached else "2 layers of 24 channels"
-    for words in ("Distillation", said_by, "share of the loss", "0.7", "3, learnt"):
+    printed = " ".join(capsys.readouterr().out.split())
+    source = "the 5 most likely tokens, from a cache" if cached else "2 layers of 24 channels"
+    for words in ("Distillation", source, "weight in the loss", "0.7", "3, learned"):
         assert words in printed, words
     end = float(re.search(r"Temperature at the end: ([\d.]+)", printed)[1])
     assert 1 < end < 10 and end != 3
-    assert ("The teacher reads the text once" in printed) == cached
+    assert ("Running the teacher over the text once" in printed) == cached
     without_the_end(whole, out)
     monkeypatch.chdir(tmp_path)  # the teacher was named from elsewhere
     if cached:
-        (tmp_path / "cache").unlink()  # it is made anew
+        (tmp_path / "cache").unlink()  # it is created again
     assert main(["train", "--resume", str(out)]) == 0
-    assert "Goes on after step 5" in capsys.readouterr().out
+    assert "Resuming after step 5" in capsys.readouterr().out
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_a_run_does_not_go_on_with_another_teacher(root, tmp_path, capsys):
+def test_a_run_does_not_resume_with_another_teacher(root, tmp_path, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     file = tmp_path / "teacher.safetensors"
     shutil.copy(root / "teacher" / "model.safetensors", file)
@@ -97,7 +97,7 @@ def test_a_cache_is_made_once_and_never_by_a_check(root, tmp_path, capsys):
     for out, made in (("first", True), ("second", False)):
         capsys.readouterr()
         assert train(root, tmp_path / out, *flags) == 0
-        assert ("The teacher reads the text once" in capsys.readouterr().out) == made
+        assert ("Running the teacher over the text once" in capsys.readouterr().out) == made
     assert losses(tmp_path / "first") == losses(tmp_path / "second")
     assert train(root, tmp_path / "third", *flags, "--teacher-top-k", "3") == 2
     assert "was made for another top k" in capsys.readouterr().err
@@ -110,16 +110,16 @@ def test_what_cannot_teach_is_refused(root, tmp_path, capsys):
     cows, cats = str(root / "cows.txt"), str(root / "cats.txt")
     teacher = ["--teacher", str(root / "teacher")]
     for arguments, message in (
-        ([cows, *teacher], "has other tokens than this text"),
+        ([cows, *teacher], "are not those of this text"),
         ([cats, "--teacher", str(tmp_path / "none")], "cannot read"),
         ([cats, "--teacher", str(tokenless)], "has no tokenizer in its metadata"),
         ([cats, "--teacher", cats], "is not a sound safetensors file"),
         ([cats, "--temperature", "3"], "temperature=3.0 needs a teacher"),
         ([cats, "--learn-temperature"], "learn_temperature=True needs a teacher"),
-        ([cats, *teacher, "--alpha", "2"], "alpha=2.0 must be at least 0.0 and at most 1.0"),
+        ([cats, *teacher, "--alpha", "2"], "alpha=2.0 must be at least 0 and at most 1"),
         ([cats, *teacher, "--block-size", "17"], "the teacher sees 16 tokens"),
         ([cats, *teacher, "--teacher-cache", str(tmp_path)], "is no regular file"),
-        ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot be written"),
+        ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot write"),
     ):
         out = tmp_path / "run"
         assert main(["train", arguments[0], *STUDENT, *arguments[1:], "--out", str(out)]) == 2

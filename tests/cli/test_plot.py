@@ -32,7 +32,7 @@ def test_every_curve_has_its_panel_and_the_file_is_a_picture(tmp_path, drawn, ca
     file = tmp_path / "curves.png"
     assert main(["schedule", "--min-lr", "0", "--steps", "5000", "--plot", str(file)]) == 0
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert f"The plot is in {file}" in capsys.readouterr().out
+    assert f"Wrote the plot to {file}" in " ".join(capsys.readouterr().out.split())
     names = ["constant", "cosine", "one-cycle", "linear", "step", "wsd", "plateau"]
     assert list(drawn[0]) == names
     for xs, ys in drawn[0].values():

@@ -51,7 +51,7 @@ def test_every_command_in_every_encoding(run, tmp_path, monkeypatch, encoding, i
     health = ["--check-gradient-health", "--diagnostic-interval", "4", "--profile-wide"]
     small = [*FLAGS, "--steps", "8"]
     for arguments, words in [
-        (["train", text, *small, *health, "--out", str(tmp_path / "run")], "It writes:"),
+        (["train", text, *small, *health, "--out", str(tmp_path / "run")], "Sample:"),
         (["train", "--resume", str(run)], "is finished: 8 steps"),
         (["generate", "--run", str(run), "--prompt", "the 漢"], "the "),
         (["evaluate", "--run", str(run)], "perplexity"),

@@ -89,7 +89,7 @@ def test_what_is_in_the_place_of_the_lock(tmp_path):
         RunLock(tmp_path)
     place.rmdir()
     os.mkfifo(place)
-    with pytest.raises(InputError, match="is no regular file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         RunLock(tmp_path)
     with pytest.raises(InputError, match=r"cannot lock .*: No such file"):
         RunLock(tmp_path / "missing")
@@ -97,14 +97,14 @@ def test_what_is_in_the_place_of_the_lock(tmp_path):
 
 def test_a_lock_that_is_released_while_it_is_taken(tmp_path, monkeypatch):
     """The file that was opened has no name any more: another process would lock a new one."""
-    lock_now, first = run_lock._lock_now, RunLock(tmp_path)
+    lock_file, first = run_lock.lock_file, RunLock(tmp_path)
 
     def release_and_lock(file):
         first.release()
-        lock_now(file)
+        lock_file(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_lock, "_lock_now", release_and_lock)
+        patch.setattr(run_lock, "lock_file", release_and_lock)
         second = RunLock(tmp_path)
     with pytest.raises(InputError, match="in use"):
         RunLock(tmp_path)

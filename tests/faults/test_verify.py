@@ -54,7 +54,8 @@ def verified(capsys, run, *flags, status=0):
     before = everything(run)
     assert main(["verify", str(run), *flags]) == status
     assert everything(run) == before
-    return capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
+    return printed.replace("\n        ", " ").splitlines()  # long lines are one again
 
 
 def change(run, name, edit):
@@ -75,8 +76,8 @@ def flip(path):
 def test_a_run_that_is_as_it_was_trained(run, capsys):
     assert verified(capsys, run) == [
         *(f"ok      {name}: sound" for name in FILES),
-        "ok      trained again from step 10 to 12: the same",
-        "ok      trained again from step 12 to 14: the same",
+        "ok      retrained from step 10 to 12: identical",
+        "ok      retrained from step 12 to 14: identical",
         "All 6 checks passed",
     ]
     lines = verified(capsys, run, "--digests-only")
@@ -91,7 +92,7 @@ def test_damage_is_named_and_the_stretch_goes_over_it(run, capsys):
         assert [line[:6] for line in lines[:4]] == ["ok    ", "FAILED", "ok    ", "FAILED"]
         assert FILES[1] in lines[1] and "does not match its SHA-256" in lines[1]
         assert lines[4:-1] == (
-            [] if flags else ["ok      trained again from step 10 to 14: the same"]
+            [] if flags else ["ok      retrained from step 10 to 14: identical"]
         )
         assert lines[-1].startswith("2 of ")
 
@@ -120,10 +121,10 @@ def edit_seed(tensors, state):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (edit_weight, "1 of N hashes differ, first that of model.blocks.1.mlp.expansion.weight"),
-        (edit_moment, "1 of N hashes differ, first that of optimizer.v"),
-        (edit_counter, "1 of N hashes differ, first that of passes"),
-        (edit_best, "1 of N hashes differ, first that of progress"),
+        (edit_weight, "1 of N hashes differ, the first is model.blocks.1.mlp.expansion.weight"),
+        (edit_moment, "1 of N hashes differ, the first is optimizer.v"),
+        (edit_counter, "1 of N hashes differ, the first is passes"),
+        (edit_best, "1 of N hashes differ, the first is progress"),
         (edit_seed, "the checkpoint of step 14 was saved with a different batch size or seed"),
     ],
 )
@@ -131,9 +132,9 @@ def test_what_was_changed_under_a_right_digest_is_found(run, capsys, edit, words
     change(run, FILES[0], edit)
     assert verified(capsys, run, "--digests-only")[-1] == "All 4 checks passed"
     lines = verified(capsys, run, status=1)
-    assert lines[4] == "ok      trained again from step 10 to 12: the same"
+    assert lines[4] == "ok      retrained from step 10 to 12: identical"
     line = re.sub(r"1 of \d+ hashes", "1 of N hashes", lines[5])
-    assert line.startswith(f"FAILED  trained again from step 12 to 14: {words}")
+    assert line.startswith(f"FAILED  retrained from step 12 to 14: {words}")
     assert lines[6] == "1 of 6 checks failed"
 
 
@@ -156,7 +157,7 @@ def test_a_run_that_was_stopped_in_an_evaluation(tmp_path, capsys, monkeypatch):
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert "step-00000012.safetensors" in names
     lines = verified(capsys, tmp_path / "run")
-    assert "ok      trained again from step 10 to 12: the same" in lines
+    assert "ok      retrained from step 10 to 12: identical" in lines
 
 
 def test_a_broken_off_verification_changes_nothing(run, capsys, monkeypatch):
@@ -180,8 +181,8 @@ def test_what_cannot_be_verified(run, tmp_path, capsys):
         printed = capsys.readouterr().err
         assert message in printed and printed.count("\n") == 1
 
-    refused(tmp_path / "none", "holds no run")
-    refused(tmp_path / "none", "holds no run", "--digests-only")
+    refused(tmp_path / "none", "is not a run")
+    refused(tmp_path / "none", "is not a run", "--digests-only")
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "other.txt").write_text(TEXT + "more", encoding="utf-8")
     config["run"]["text"] = str(tmp_path / "other.txt")

@@ -10,7 +10,7 @@ import pytest
 
 from smallmind import InputError
 from smallmind.runs.metrics import read_metrics
-from smallmind.training.loop import EvaluationRecord, OverflowRecord, StepRecord
+from smallmind.training.records import EvaluationRecord, OverflowRecord, StepRecord
 
 STEPS = [
     StepRecord(
@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such(tmp_path):
 
 
 def test_a_directory_without_metrics_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"holds no run: cannot read its metrics\.jsonl"):
+    with pytest.raises(InputError, match=r"is not a run: cannot read its metrics\.jsonl"):
         read_metrics(tmp_path)
     write(tmp_path, [])
     with pytest.raises(InputError, match="has no records yet"):

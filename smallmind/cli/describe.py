@@ -1,0 +1,101 @@
+"""Tables of everything that is known before the first step."""
+
+from typing import TYPE_CHECKING
+
+from smallmind.cli.console import Console
+from smallmind.config import CheckpointStrategy, Precision
+
+if TYPE_CHECKING:
+    from smallmind.nn.transformer import TransformerModel
+    from smallmind.runs.session import Run
+    from smallmind.training.distillation import Distillation
+
+
+def describe(console: Console, run: "Run") -> None:
+    """The model, the data, the teacher and the run, and where its files go."""
+    _describe_model(console, run.training.model)
+    _describe_data(console, run)
+    if run.training.distillation:
+        _describe_teacher(console, run.training.distillation)
+    _describe_run(console, run)
+    console.line(f"Directory: {run.path}")
+
+
+def _describe_model(console: Console, model: "TransformerModel") -> None:
+    shapes: dict[str, list[str]] = {}  # of the matrices of each layer
+    counts: dict[str, int] = {}
+    for name, value in model.parameters.items():
+        # One row for what all blocks have in common.
+        words = name.split(".")
+        layer = f"{model.config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
+        layer = layer.replace("_", " ")
+        known = shapes.setdefault(layer, [])
+        if value.ndim == 2 and (shape := f"{value.shape[0]} x {value.shape[1]}") not in known:
+            known.append(shape)
+        counts[layer] = counts.get(layer, 0) + value.size
+    rows = [[layer, ", ".join(shapes[layer]), f"{count:,}"] for layer, count in counts.items()]
+    if model.config.tie_weights:
+        rows.append(["head", "the token embedding", "0"])
+    total = sum(value.size for value in model.parameters.values())
+    console.table("Model", [*rows, ["parameters", "", f"{total:,}"]])
+
+
+def _describe_data(console: Console, run: "Run") -> None:
+    tokenizer, dataset = run.training.tokenizer, run.training.data
+    rows = [
+        ["text", shorten(run.name)],
+        ["characters", f"{len(run.text):,}"],
+        ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
+        ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
+        ["training", f"{len(dataset.train):,} tokens"],
+        ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
+    ]
+    console.table("Data", rows)
+
+
+def _describe_teacher(console: Console, distillation: "Distillation") -> None:
+    config, teacher = distillation.config, distillation.teacher
+    if teacher:
+        source = f"{teacher.config.n_layer} layers of {teacher.config.n_embd} channels"
+    else:
+        source = f"the {distillation.top_k} most likely tokens, from a cache"
+    learned = ", learned" if config.learn_temperature else ""
+    rows = [
+        ["teacher", source],
+        ["weight in the loss", f"{config.alpha:g}"],
+        ["temperature", f"{distillation.temperature:g}{learned}"],
+    ]
+    console.table("Distillation", rows)
+
+
+def _describe_run(console: Console, run: "Run") -> None:
+    training, config = run.settings.training, run.settings.run
+    block_size = run.training.data.block_size
+    windows = config.batch_size * training.grad_accum_steps
+    auto = " (auto)" if training.requested_precision == Precision.AUTO else ""
+    epochs = f" ({training.epochs} epochs)" if training.epochs else ""
+    rows = [
+        ["steps", f"{training.steps:,}{epochs}"],
+        ["tokens per step", f"{windows * block_size:,} ({windows} windows of {block_size})"],
+        ["precision", f"{run.training.model.precision}{auto}"],
+    ]
+    if training.recompute != CheckpointStrategy.NONE:
+        rows.append(["activations", f"recomputed, {training.recompute}"])
+    if config.backend == "numba":
+        from smallmind.kernels.codegen.isa import ISA
+        from smallmind.kernels.codegen.threads import threading_layer
+
+        rows += [
+            ["threads", f"{config.threads}"],
+            ["threading layer", threading_layer()],
+            ["instruction set", ISA.name],
+        ]
+    else:
+        rows.append(["kernels", "plain NumPy"])
+    console.table("Run", rows)
+
+
+def shorten(name: str, width: int = 40) -> str:
+    """A name with dots in its middle where it is longer than width."""
+    half = (width - 3) // 2
+    return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"

@@ -1,0 +1,60 @@
+"""Show how much memory a run would take, and what fits."""
+
+import argparse
+import dataclasses
+import re
+
+from smallmind.cli.console import Console
+from smallmind.cli.flags import add_training_flags, settings_of
+from smallmind.config import InputError
+
+DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BINARY_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+UNITS = DECIMAL_UNITS | BINARY_UNITS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind estimate`: those of train, and a memory budget."""
+    add_training_flags(parser)
+    group = parser.add_argument_group("Memory budget")
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="distinct tokens; default: those of the text",
+    )
+    group.add_argument(
+        "--memory", type=parse_size, metavar="SIZE", help="800MB or 1.5GiB; default: what is free"
+    )
+    group.add_argument(
+        "--target-batch", type=int, default=64, metavar="N", help="windows per update (64)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """The parts of the memory, and what fits -> exit status: 0 the run fits, 1 it does not."""
+    settings = settings_of(options)
+    if options.target_batch < 1:
+        raise InputError(f"target_batch={options.target_batch} must be at least 1")
+    from smallmind.cli.memory import make_plan, show_estimate
+    from smallmind.runs.assembly import read_source, read_teacher
+    from smallmind.runs.threads import choose_threads
+    from smallmind.text.tokenizer import Tokenizer
+
+    model = settings.model
+    if "vocab_size" not in options:
+        tokenizer = Tokenizer(read_source(settings.run.text).text, settings.run.tokenizer)
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+    config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
+    plan = make_plan(model, settings.training, config, read_teacher(settings.distillation))
+    return show_estimate(Console(), plan, options.memory, options.target_batch)
+
+
+def parse_size(text: str) -> int:
+    """800MB or 1.5GiB -> bytes. ArgumentTypeError where it is not a size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?i?B)", text.strip(), re.IGNORECASE)
+    nbytes = int(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
+    if not nbytes:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 800MB or 1.5GiB")
+    return nbytes

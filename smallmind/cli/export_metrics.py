@@ -1,0 +1,40 @@
+"""Write the metrics of a run as a CSV table."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from smallmind.cli.console import Console
+from smallmind.cli.flags import check_writable
+from smallmind.config import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind export-metrics`."""
+    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.csv", help="file to write; default: standard output"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the table; notes about it go to the standard error output."""
+    if options.out:
+        if options.out.suffix != ".csv":
+            raise InputError(f"--out: {options.out} must end in .csv")
+        check_writable("--out", options.out)
+    from smallmind.runs.directory import METRICS
+    from smallmind.runs.metrics import read_metrics
+
+    table = read_metrics(options.directory)
+    if options.out:
+        options.out.write_text(table.to_csv(), encoding="utf-8")
+    else:
+        Console().piece(table.to_csv())
+    notes = Console(sys.stderr)
+    if table.unreadable:
+        lines = ", ".join(map(str, table.unreadable))
+        notes.line(f"Skipped cut or damaged lines of {options.directory / METRICS}: {lines}")
+    if options.out:
+        notes.line(f"Wrote {len(table.rows)} rows to {options.out}")
+    return 0

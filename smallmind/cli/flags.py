@@ -1,0 +1,148 @@
+"""Command-line flags made from the fields of the configs, and settings made from the flags."""
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from smallmind.config import (
+    OBSERVING,
+    RENAMED,
+    SECTIONS,
+    GenerationConfig,
+    InputError,
+    Settings,
+)
+from smallmind.presets import FIELDS, PRESETS, SIZES, Fields, resolve
+
+WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
+METAVARS = {"teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
+METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """TEXT, sources of settings, and a flag for every field of the four configs."""
+    parser.usage = f"{parser.prog} [-h] [TEXT] [FLAG [VALUE]] ..."
+    parser.add_argument(
+        "text",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="a UTF-8 text file; without it, built-in stories",
+    )
+    add_source_flags(parser)
+    for config in SECTIONS.values():
+        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
+        group = parser.add_argument_group(title)
+        for field in dataclasses.fields(config):
+            if field.name not in WITHOUT_FLAG:
+                _add_flag(group, field)
+    group = parser.add_argument_group("Profiling")
+    group.add_argument(
+        "--profile",
+        dest="enable_diagnostics",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="report at the end where time and memory went",
+    )
+    group.add_argument(
+        "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
+    )
+    group.add_argument(
+        "--profile-json", metavar="FILE", help="the same, and write a trace for chrome://tracing"
+    )
+
+
+def add_source_flags(parser: argparse.ArgumentParser) -> None:
+    """--size, --preset and --config."""
+    group = parser.add_argument_group(
+        "Settings by name or from a file",
+        "--config overrides --preset, which overrides --size; all other flags override these.",
+    )
+    shapes = ", ".join(f"{name} {s['n_layer']}x{s['n_embd']}" for name, s in SIZES.items())
+    lengths = ", ".join(f"{name} with {s['steps']} steps" for name, s in PRESETS.items())
+    group.add_argument("--size", choices=SIZES, help=f"layers x channels of the model: {shapes}")
+    group.add_argument("--preset", choices=PRESETS, help=f"kind of run: {lengths}")
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE.toml",
+        help="sections [model], [training], [run], [distillation] with the names of the flags, as "
+        "in n_layer = 4; or the config.json of a run, to train again with its settings",
+    )
+
+
+def add_config_flags(parser: Any, config: type, names: Collection[str] | None = None) -> None:
+    """A flag for every field of a config, or for those with these names."""
+    for field in dataclasses.fields(config):
+        if names is None or field.name in names:
+            _add_flag(parser, field)
+
+
+def fields_of(options: argparse.Namespace) -> Fields:
+    """What the flags, --config, --preset and --size set together."""
+    flags = {name: value for name, value in vars(options).items() if name in FIELDS}
+    return resolve(options.size, options.preset, options.config, flags)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The settings of a run. InputError for the first one that is wrong."""
+    settings = Settings.from_fields({**fields_of(options), **observing_of(options)})
+    training = settings.training
+    if training.checkpoint_strategy and not training.use_gradient_checkpointing:
+        raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
+    return settings
+
+
+def observing_of(options: argparse.Namespace) -> Fields:
+    """The flags that only observe a run; a resumed run may have others."""
+    flags = {name: value for name, value in vars(options).items() if name in OBSERVING}
+    if options.profile_wide or options.profile_json:
+        flags["enable_diagnostics"] = True
+    return flags
+
+
+def generation_of(options: argparse.Namespace) -> GenerationConfig:
+    """The settings of a sample."""
+    names = {field.name for field in dataclasses.fields(GenerationConfig)}
+    return GenerationConfig(**{name: x for name, x in vars(options).items() if name in names})
+
+
+def check_writable(flag: str, file: Path) -> None:
+    """InputError where the file that a flag names cannot be written."""
+    if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
+        raise InputError(f"{flag}: cannot write {file}; name a file in a writable directory")
+
+
+def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
+    flag = "--" + field.name.replace("_", "-")
+    # Only flags that are given become attributes: a default must not override what a file sets.
+    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
+    if field.type is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
+        return
+    kind: Any = field.type
+    if isinstance(kind, types.UnionType):
+        kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
+    if field.metadata["choices"]:
+        settings["choices"] = field.metadata["choices"]
+    else:
+        settings["metavar"] = METAVARS.get(field.name, METAVARS_BY_TYPE[kind])
+    group.add_argument(flag, type=kind, **settings)
+    for former, name in RENAMED.items():
+        if name == field.name:
+            settings["help"] = argparse.SUPPRESS
+            former_flag = "--" + former.replace("_", "-")
+            group.add_argument(former_flag, dest=name, type=kind, **settings)
+
+
+def _help(field: "dataclasses.Field[Any]") -> str:
+    """The help text with the default."""
+    if field.type is bool:
+        return f"{field.metadata['help']} ({'yes' if field.default else 'no'})"
+    default = "" if field.default is None else f" ({field.default})"
+    return str(field.metadata["help"]) + default

@@ -1,0 +1,127 @@
+"""Show the learning rate over a run, as a table and as a plot."""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smallmind.box import can_print, draw
+from smallmind.cli.console import WIDTH, Console
+from smallmind.cli.flags import add_config_flags, add_source_flags, check_writable, fields_of
+from smallmind.config import SCHEDULES, InputError, Settings, TrainingConfig
+
+if TYPE_CHECKING:
+    from smallmind.optim.schedule import Schedule
+
+SCHEDULE_FIELDS = (
+    "steps",
+    "learning_rate",
+    "min_lr",
+    "warmup_steps",
+    "lr_decay_factor",
+    "lr_decay_every",
+    "lr_decay_share",
+    "plateau_patience",
+)
+CURVE_POINTS = 2000  # of a plot, besides the last step
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind schedule`."""
+    parser.usage = f"{parser.prog} [-h] [FLAG [VALUE]] ..."
+    parser.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default=argparse.SUPPRESS,
+        help="one of them; default: all side by side",
+    )
+    add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
+    add_source_flags(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Tables of the schedules side by side, and their plot."""
+    fields = fields_of(options)
+    config = Settings.from_fields(fields).training.with_min_lr()
+    if "steps" not in fields and (config.epochs or fields.get("minutes")):
+        raise InputError("the number of steps follows from epochs or minutes here: give --steps")
+    if not config.steps:
+        raise InputError("steps=0 must be at least 1, or there is no learning rate to show")
+    if options.plot:
+        from smallmind.cli.plot import check_plot
+
+        check_plot(options.plot)
+        check_writable("--plot", options.plot)
+    names = [config.schedule] if "schedule" in fields else SCHEDULES
+    _show(Console(), config, names, options.plot)
+    return 0
+
+
+def _show(
+    console: Console, config: TrainingConfig, names: Sequence[str], plot: Path | None
+) -> None:
+    from smallmind.optim.schedule import schedule
+
+    schedules, skipped = {}, []
+    for name in names:
+        try:
+            schedules[name] = schedule(dataclasses.replace(config, schedule=name))
+        except InputError as error:
+            skipped.append(f"{name} is left out: {error}")
+    steps = _steps(schedules, config)
+    for names_of_table in _split(list(schedules), config.steps):
+        shown = {name: schedules[name] for name in names_of_table}
+        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream)))
+    if "plateau" in schedules:
+        console.line(
+            "plateau is shown for a held-out loss that keeps falling; "
+            f"{config.plateau_patience} evaluations without a lower one multiply the rate by "
+            f"{config.lr_decay_factor:g}, down to {config.min_lr:g}"
+        )
+    for reason in skipped:
+        console.line(reason)
+    if plot:
+        _draw(schedules, config.steps, plot)
+        console.line(f"Wrote the plot to {plot}")
+
+
+def _steps(schedules: "dict[str, Schedule]", config: TrainingConfig) -> list[int]:
+    """The steps to show, from 1: the warmups, the peaks, every tenth of the run, 95 % of it."""
+    steps = {1, config.steps * 19 // 20, *(config.steps * tenth // 10 for tenth in range(1, 11))}
+    for s in schedules.values():
+        steps |= {s.warmup // 2, s.warmup + 1}
+    return sorted(step for step in steps if 1 <= step <= config.steps)
+
+
+def _split(names: list[str], last: int) -> list[list[str]]:
+    """The names in as few tables as fit in a line each, with about equally many."""
+    rate = len("1.0e-03")
+
+    def width(part: list[str]) -> int:
+        return 4 + len(f"{last:,}") + sum(3 + max(rate, len(name)) for name in part)
+
+    for tables in range(1, len(names) + 1):
+        size = math.ceil(len(names) / tables)
+        parts = [names[i : i + size] for i in range(0, len(names), size)]
+        if all(width(part) <= WIDTH for part in parts):
+            return parts
+    return [[name] for name in names]
+
+
+def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool) -> str:
+    """A row per step, a column per schedule."""
+    heads = ["step", *schedules]
+    width = max(len(heads[0]), len(f"{steps[-1]:,}"))
+    rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
+    return draw("LEARNING RATE", heads, rows, ascii_only=ascii_only)
+
+
+def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
+    from smallmind.cli.plot import draw_curves
+
+    steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
+    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
+    draw_curves(curves, "step", "learning rate", file)

@@ -1,0 +1,193 @@
+"""Train a model on a text, or resume a run."""
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from smallmind.box import can_print
+from smallmind.cli import check
+from smallmind.cli.console import Console, announcing_compilation
+from smallmind.cli.flags import add_training_flags, check_writable, observing_of, settings_of
+from smallmind.config import OBSERVING, InputError
+from smallmind.presets import FIELDS
+
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.runs.session import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind train`."""
+    parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
+    parser.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="resume the run in DIR; no other flags needed; auto: the newest in runs that has not "
+        "ended",
+    )
+    add_training_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains, and shows how -> exit status."""
+    start = time.perf_counter()
+    if options.profile_json:
+        check_writable("--profile-json", Path(options.profile_json))
+    if options.resume:
+        return _resume(options)
+    if options.dry_run:
+        return check.run(options)
+    settings = settings_of(options)
+    cache = settings.distillation.teacher_cache
+    if cache and not os.path.lexists(cache):
+        check_writable("--teacher-cache", Path(cache))
+
+    from smallmind.runs.session import Run
+
+    console = Console(patient=True)
+    with announcing_compilation(console, settings.run.backend):
+        created = Run.create(settings)
+        try:
+            _build(console, created)
+            if settings.run.minutes:
+                _fit(console, created, start + 60 * settings.run.minutes)
+            return _train(console, created, options)
+        finally:
+            created.discard_untrained()
+
+
+def _resume(options: argparse.Namespace) -> int:
+    """Continues a run; only the number of threads and what is observed may change."""
+    changeable = ("threads", *OBSERVING)
+    fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
+    if fixed or options.size or options.preset or options.config or options.dry_run:
+        raise InputError("--resume takes all settings from the run; leave out the other flags")
+    from smallmind.runs.session import Run
+
+    console = Console(patient=True)
+    opened = Run.unfinished() if options.resume == "auto" else Run.open(options.resume)
+    threads = {"threads": options.threads} if "threads" in options else {}
+    opened.check_text()
+    opened.change(**threads, **observing_of(options))
+    try:
+        newest = opened.newest()
+    finally:
+        for file, reason in opened.passed_over:
+            console.warning(f"Skipping {file.name}: {reason}")
+    step = newest.step if newest else 0
+    if opened.is_finished:
+        console.line(f"The run in {opened.path} is finished: {step} steps")
+        return 0
+    with announcing_compilation(console, opened.settings.run.backend):
+        _build(console, opened)
+        resuming = f"Resuming after step {step}" if step else "Starting again: no checkpoint yet"
+        return _train(console, opened, options, resuming)
+
+
+def _build(console: Console, run: "Run") -> None:
+    """Builds the model, unless it would not fit in memory; says what takes long."""
+    from smallmind.cli.memory import check_memory, make_plan
+    from smallmind.runs.assembly import read_teacher
+
+    settings = run.settings
+    teacher = read_teacher(settings.distillation)
+    check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher))
+    cache = settings.distillation.teacher_cache
+    if cache and not os.path.lexists(cache):
+        console.line(f"Running the teacher over the text once; caching its logits in {cache} ...")
+    run.training  # noqa: B018
+
+
+def _fit(console: Console, run: "Run", end: float) -> None:
+    """Chooses the number of steps of a run with --minutes."""
+    pace, left = run.fit_steps(end)
+    config = run.settings.training
+    console.line(
+        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the {left:.0f} seconds that "
+        f"are left, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
+        f"{pace.end:.1f} s at the end; {config.warmup_steps} of the steps are warmup"
+    )
+
+
+def _train(
+    console: Console, run: "Run", options: argparse.Namespace, resuming: str | None = None
+) -> int:
+    """Trains to the end or an interrupt, and shows the results -> exit status."""
+    from smallmind.cli.describe import describe
+    from smallmind.cli.display import show_result
+
+    describe(console, run)
+    if resuming:
+        console.line(resuming)
+    with _profiling(console, run, options):
+        status = _show_steps(console, run)
+    distillation = run.training.distillation
+    if distillation and distillation.config.learn_temperature:
+        console.line(f"Temperature at the end: {distillation.temperature:.3f}")
+    if not status:
+        show_result(console, run)
+        console.line("\nSample:")
+        console.quote(run.sample or "")
+    console.line(f"The run is in {run.path}")
+    if status:
+        console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
+        return status
+    prompt = _suggested_prompt(run.text)
+    flags = ["--prompt", prompt] if prompt else []
+    console.command("Next:", ["smallmind", "generate", "--run", str(run.path), *flags])
+    console.check()
+    return 0
+
+
+def _show_steps(console: Console, run: "Run") -> int:
+    """Trains and shows each record -> exit status."""
+    from smallmind.cli.display import ProgressDisplay, show_costs, token_name
+    from smallmind.cli.signals import stopping_on_signals
+
+    token = token_name(run.training.tokenizer)
+    progress = ProgressDisplay(console, run.settings.training.steps, token)
+    with stopping_on_signals(run) as received, closing(run.steps()) as steps:
+        for record in steps:
+            progress.show(record)
+        progress.show_health()
+        show_costs(console, run.training)
+    if not received:
+        return 0
+    console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
+    return 128 + received[0]
+
+
+@contextmanager
+def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Iterator[None]:
+    """Around training: shows and writes at the end what was measured, if asked to."""
+    if not run.settings.training.enable_diagnostics:
+        yield
+        return
+    from smallmind.memory.tracker import MemoryTracker
+    from smallmind.training.profiler import TrainingProfiler
+
+    profiler = TrainingProfiler(keep_events=bool(options.profile_json))
+    run.training.profiler = profiler
+    tracker = MemoryTracker()
+    tracker.snapshot("Before training")
+    try:
+        yield
+    finally:
+        tracker.snapshot("After training")
+        ascii_only = not can_print(console.stream)
+        console.drawing(profiler.report(options.profile_wide, ascii_only))
+        console.drawing(tracker.report(ascii_only))
+        if options.profile_json:
+            profiler.save_trace(options.profile_json)
+            console.line(f"Wrote the trace to {options.profile_json}")
+
+
+def _suggested_prompt(text: str) -> str | None:
+    """The first two words of the text, if it starts with words."""
+    words = "".join(c if c.isalnum() else " " for c in text[:200]).split()[:2]
+    prompt = " ".join(words)
+    return prompt if prompt and len(prompt) <= 40 and prompt in text else None

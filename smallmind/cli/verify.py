@@ -1,0 +1,47 @@
+"""Check the checkpoints of a run, and retrain from each to the next. Writes nothing."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from smallmind.cli.console import Console, announcing_compilation
+
+INDENT = " " * 8  # of the second line of a verdict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind verify`."""
+    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
+    parser.add_argument(
+        "--digests-only", action="store_true", help="only check that each file is sound"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """A line per verdict -> exit status: 0 all is well, 1 it is not."""
+    from smallmind.runs.session import Run
+    from smallmind.runs.verification import Verdict
+    from smallmind.training.records import StepRecord
+
+    console = Console()
+
+    def show(record: Any) -> None:
+        if isinstance(record, StepRecord) and console.is_terminal:
+            console.live(f"retrained: step {record.step}")
+        if isinstance(record, Verdict):
+            good = "sound" if record.name.endswith(".safetensors") else "identical"
+            verdict = "FAILED" if record.fault else "ok    "
+            console.line(f"{verdict}  {record.name}: {record.fault or good}", INDENT)
+
+    opened = Run.open(options.directory)
+    if options.digests_only:
+        verdicts = opened.verify(digests_only=True, on_record=show)
+    else:
+        with announcing_compilation(console, opened.settings.run.backend):
+            verdicts = opened.verify(on_record=show)
+    failed = sum(verdict.fault is not None for verdict in verdicts)
+    if failed:
+        console.line(f"{failed} of {len(verdicts)} checks failed")
+        return 1
+    console.line(f"All {len(verdicts)} checks passed")
+    return 0

@@ -1,0 +1,146 @@
+"""From settings to a training that is ready to start: text, tokenizer, teacher and model."""
+
+import dataclasses
+import hashlib
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from smallmind import safetensors
+from smallmind.config import DistillationConfig, InputError, ModelConfig, Settings, current_names
+from smallmind.nn.transformer import TransformerModel
+from smallmind.runs.directory import MODEL
+from smallmind.runs.loading import load_model
+from smallmind.runs.threads import choose_threads, use_threads
+from smallmind.text.stories import built_in_text
+from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.samplers import Epochs
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.distillation import Distillation
+from smallmind.training.loop import Training
+from smallmind.training.memory_estimate import Teacher
+
+MAX_PATH_CHARACTERS = 1000  # a longer string is a text
+
+
+class Source(NamedTuple):
+    """A text and a short name for it."""
+
+    text: str
+    name: str
+
+
+def read_source(text: str | PathLike[str] | None) -> Source:
+    """A path, a text itself, or None for the built-in stories -> the text.
+
+    A string with a line break, or longer than 1000 characters, is a text itself. InputError where a
+    file cannot be read.
+    """
+    if text is None:
+        return Source(built_in_text(), "stories")
+    if is_literal(text):
+        return Source(str(text), "text")
+    return Source(read_text(str(text)), Path(text).stem)
+
+
+def is_literal(text: str | PathLike[str] | None) -> bool:
+    """Whether a string is a text itself and not the path of one."""
+    return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset:
+    """The dataset that settings describe. InputError where the text is too short."""
+    run = settings.run
+    return Dataset.from_text(text, tokenizer, settings.model.block_size, run.batch_size, run.seed)
+
+
+def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
+    """The same with everything that follows from text and machine as a number.
+
+    These are vocab_size, steps where epochs are set, min_lr and threads. InputError where the
+    machine has fewer threads.
+    """
+    run, training = settings.run, settings.training
+    if training.epochs:
+        steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
+        training = dataclasses.replace(training, steps=steps)
+    return Settings(
+        model=dataclasses.replace(settings.model, vocab_size=tokenizer.vocab_size),
+        training=training.with_min_lr(),
+        run=dataclasses.replace(run, threads=choose_threads(run)),
+        distillation=settings.distillation,
+    )
+
+
+def absolute_paths(settings: Settings) -> Settings:
+    """The same with paths that are valid from any working directory; `out` stays as given."""
+    fields = {
+        "text": settings.run.text,
+        "teacher": settings.distillation.teacher,
+        "teacher_cache": settings.distillation.teacher_cache,
+    }
+    return settings.replace(
+        **{name: str(Path(path).resolve()) for name, path in fields.items() if path}
+    )
+
+
+def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Training:
+    """The training that resolved settings describe; kernels run on their threads from now on.
+
+    Where the teacher is to be cached and no cache exists, the teacher runs over the text now.
+    InputError where the teacher does not fit the text.
+    """
+    run = settings.run
+    use_threads(run)
+    distillation = load_distillation(settings.distillation, run.backend, tokenizer)
+    model = TransformerModel(
+        **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
+    )
+    model.use_precision(settings.training.requested_precision)
+    return Training(model, data=data, distillation=distillation)
+
+
+def load_distillation(
+    config: DistillationConfig, backend: str, tokenizer: Tokenizer
+) -> Distillation | None:
+    """The teacher, loaded; None where there is none. InputError where its tokens are others."""
+    if not config.teacher:
+        return None
+    teacher, teacher_tokenizer = load_model(_model_file(config.teacher), backend)
+    if teacher_tokenizer.state() != tokenizer.state():
+        raise InputError(
+            f"the tokens of the teacher {config.teacher} are not those of this text; use a teacher "
+            "trained on text with the same characters, or train both with --tokenizer byte"
+        )
+    return Distillation(
+        teacher,
+        config.temperature,
+        config.alpha,
+        config.learn_temperature,
+        config.teacher_cache,
+        config.teacher_top_k,
+    )
+
+
+def read_teacher(config: DistillationConfig) -> Teacher | None:
+    """The shape of the teacher, from its file's metadata: enough to estimate its memory."""
+    if not config.teacher:
+        return None
+    file = _model_file(config.teacher)
+    try:
+        fields = safetensors.from_json(safetensors.read_metadata(file)["config"])
+        model = ModelConfig(**current_names(fields))
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a model saved by smallmind: {error}") from None
+    return Teacher(model, config.teacher_top_k if config.teacher_cache else None)
+
+
+def _model_file(teacher: str) -> Path:
+    """The directory of a run or a model file -> the model file."""
+    path = Path(teacher)
+    return path / MODEL if path.is_dir() else path

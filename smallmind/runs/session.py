@@ -1,0 +1,382 @@
+"""A run on disk as an object: create, train, interrupt, resume, load, evaluate, verify.
+
+    import smallmind
+
+    run = smallmind.Run.create(text="book.txt", steps=500, n_layer=2)
+    run.train()
+    model, tokenizer = run.load("best")
+    print(smallmind.generate(model, tokenizer, "The "))
+
+Nothing here prints. The command line is a caller of this class.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from smallmind import durable
+from smallmind.config import OBSERVING, InputError, Settings
+from smallmind.generation import generate
+from smallmind.nn.transformer import TransformerModel
+from smallmind.runs import assembly, loading, pace
+from smallmind.runs.directory import CONFIG, TEXT, RunDirectory, SavedConfig, default_directory
+from smallmind.runs.interrupt import stopping_on_interrupt
+from smallmind.runs.lock import RunLock
+from smallmind.runs.metrics import MetricsTable, read_metrics
+from smallmind.runs.verification import Verdict, verify_run
+from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training import checkpoint, evaluation
+from smallmind.training.checkpoint import BackgroundSaver
+from smallmind.training.evaluation import Evaluation
+from smallmind.training.loop import Training
+from smallmind.training.records import Record
+from smallmind.training.state import RunState
+
+CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
+SAMPLE_TOKENS = 400
+
+OnRecord = Callable[[Any], object]
+
+
+class Run:
+    """A run of training and its directory.
+
+    `Run.create` starts a new one, `Run.open` opens an existing one. `path` is the directory,
+    `settings` are the resolved settings, `sample` is the text that the model wrote at the end.
+    """
+
+    def __init__(self, directory: RunDirectory, config: SavedConfig) -> None:
+        self.path = directory.path
+        self.settings = config.settings.replace(out=str(directory.path))
+        self.directory = directory
+        self.sample: str | None = None
+        self.passed_over: list[tuple[Path, str]] = []  # damaged checkpoints, and what is wrong
+        self._config = config
+        self._newest: RunState | None = None  # read, and not used yet
+        self._data: Dataset | None = None
+
+    def __repr__(self) -> str:
+        return f"Run.open({str(self.path)!r})"
+
+    @classmethod
+    def create(
+        cls,
+        settings: Settings | None = None,
+        text: str | PathLike[str] | None = None,
+        *,
+        out: str | PathLike[str] | None = None,
+        **fields: Any,
+    ) -> "Run":
+        """A new run, whose directory `out` then holds its resolved settings.
+
+        `fields` override `settings`, as in `Run.create(text="book.txt", n_layer=2, steps=500)`.
+        `text` is the path of a UTF-8 file, or the text itself (a string with a line break or of
+        more than 1000 characters), which is written to text.txt in the directory; without it the
+        model learns from built-in stories. `out` is by default runs/<date>-<text>.
+
+        InputError where a setting is unknown or out of range, the text cannot be read or is too
+        short, or the directory holds a run already. Then nothing is left behind.
+        """
+        settings = (settings or Settings()).replace(**fields)
+        if text is not None and not assembly.is_literal(text):
+            settings = settings.replace(text=str(text))
+        source = assembly.read_source(settings.run.text if text is None else text)
+        tokenizer = Tokenizer(source.text, settings.run.tokenizer)
+        data = assembly.make_dataset(settings, source.text, tokenizer)
+        settings = assembly.resolve_settings(settings, data, tokenizer)
+        path = Path(out or settings.run.out or default_directory(source.name))
+        directory = RunDirectory.create(path)
+        if assembly.is_literal(text):
+            durable.write(path / TEXT, [source.text.encode()])
+            settings = settings.replace(text=str(path / TEXT))
+        settings = assembly.absolute_paths(settings.replace(out=str(path)))
+        run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
+        run.__dict__["text"] = source.text  # or the property would read it again
+        run._data = data
+        run._save_config()
+        return run
+
+    @classmethod
+    def open(cls, directory: str | PathLike[str]) -> "Run":
+        """The run in a directory. InputError where there is none."""
+        opened = RunDirectory(Path(directory))
+        config = opened.load_config()
+        recorded, own = config.settings.run.text, opened.path / TEXT
+        if recorded and Path(recorded).name == TEXT and own.is_file():  # wherever it was created
+            settings = config.settings.replace(text=str(own.resolve()))
+            config = config._replace(settings=settings)
+        return cls(opened, config)
+
+    @classmethod
+    def unfinished(cls, parent: str | PathLike[str] = "runs") -> "Run":
+        """The newest run below parent that has not ended yet. InputError where there is none."""
+        configs = sorted(Path(parent).glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
+        for config in reversed(configs):
+            try:
+                run = cls.open(config.parent)
+                if not run.is_finished:
+                    return run
+            except InputError:  # not a run that this version can resume
+                continue
+        raise InputError(f"{parent} holds no unfinished run; name the directory of one")
+
+    @property
+    def name(self) -> str:
+        """A short name for the text."""
+        return Path(self.settings.run.text).stem if self.settings.run.text else "stories"
+
+    @functools.cached_property
+    def text(self) -> str:
+        """The text, read on first use. InputError where it has changed since the run was created."""
+        text = assembly.read_source(self.settings.run.text).text
+        if not self.is_own_text(text):
+            raise InputError(
+                f"{self.name} has changed since the run was created; restore the text as it was"
+            )
+        return text
+
+    def check_text(self) -> None:
+        """InputError where the text has changed since the run was created, or cannot be read."""
+        assert self.text
+
+    def is_own_text(self, text: str) -> bool:
+        """Whether a text is the one that the run was created with."""
+        return assembly.digest(text) == self._config.text_sha256
+
+    def newest(self) -> RunState | None:
+        """The newest sound checkpoint; None where nothing has been saved yet.
+
+        Damaged ones are skipped and listed in `passed_over`. InputError where all are damaged.
+        """
+        newest = self._read_newest()
+        if self.passed_over and not newest:
+            raise InputError(
+                f"no checkpoint in {self.path} is sound: restore one from a copy, or remove them "
+                "all to start the run again"
+            )
+        return newest
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended by itself and its final model is saved."""
+        newest = self.newest()
+        if newest is None:
+            return False
+        progress = newest.state.get("progress")
+        if not isinstance(progress, dict):
+            raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
+        ended = bool(progress.get("ended")) or newest.step >= self.settings.training.steps
+        return ended and self.directory.has_model()
+
+    @functools.cached_property
+    def training(self) -> Training:
+        """Model, data and teacher, built on first use; the state is loaded when training starts.
+
+        InputError where the text or the teacher has changed.
+        """
+        tokenizer = self._tokenizer()
+        data = self._data or assembly.make_dataset(self.settings, self.text, tokenizer)
+        training = assembly.build_training(self.settings, data, tokenizer)
+        if training.distillation:
+            self._check_teacher(training.distillation.digest)
+        return training
+
+    def fit_steps(self, end: float) -> tuple[pace.Pace, float]:
+        """Sets the number of steps so that the run ends at `end`, in time.perf_counter's seconds.
+
+        Times a few steps, which have no effect -> the pace measured, and the seconds that were left
+        then. InputError where not even one step fits.
+        """
+        config, now = self.settings.training, time.perf_counter()
+        measured = pace.measure(self.training, config, end - now, self.path, SAMPLE_TOKENS)
+        left = end - time.perf_counter()
+        fitted = pace.fit_steps(config, measured, left)
+        self.settings = dataclasses.replace(self.settings, training=fitted)
+        self._save_config()
+        return measured, left
+
+    def train(self, on_record: OnRecord | None = None) -> list[Record]:
+        """Trains a new run to its end -> all records; `on_record` gets each of them at once.
+
+        Ctrl-C ends training after the current batch and saves everything, for `resume`; a second
+        one raises KeyboardInterrupt, and the run resumes from its last checkpoint. With the setting
+        `minutes`, a few steps are timed first. InputError where the run has been trained already,
+        or another process is training it; OSError where the last checkpoint cannot be saved;
+        FloatingPointError where the loss diverges and rolling back does not help.
+        """
+        newest = self.newest()
+        if newest:
+            raise InputError(
+                f"{self.path} has been trained to step {newest.step} already: resume it"
+            )
+        if self.settings.run.minutes:
+            self.fit_steps(time.perf_counter() + 60 * self.settings.run.minutes)
+        return self._train(on_record)
+
+    def resume(self, on_record: OnRecord | None = None, **changes: Any) -> list[Record]:
+        """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
+
+        Starts again where there is no checkpoint; a run that is finished returns no records.
+        `changes` are those that `change` allows. Errors as in `train`.
+        """
+        self.change(**changes)
+        return [] if self.is_finished else self._train(on_record)
+
+    def change(self, **fields: Any) -> None:
+        """Changes settings that do not affect the result: `threads` and what is only observed.
+
+        InputError for any other.
+        """
+        for name in fields:
+            if name not in CHANGEABLE:
+                raise InputError(
+                    f"{name} is fixed when a run is created; you can change {', '.join(CHANGEABLE)}"
+                )
+        self.settings = self.settings.replace(**fields)
+
+    def stop(self) -> None:
+        """Ends training after the current batch and saves everything; from any thread."""
+        self.training.stop()
+
+    def steps(self) -> Generator[Record, None, None]:
+        """Trains from the newest checkpoint, or the start, and yields each record.
+
+        Logs records, saves checkpoints in the background, and at the end the model and a sample,
+        all with the directory locked. After `stop`, or when the caller leaves the loop, everything
+        is saved as it is then. Errors as in `train`.
+        """
+        training, config = self.training, self.settings.training
+        assembly.use_threads(self.settings.run)
+        with RunLock(self.path):
+            newest, self._newest = self.newest(), None
+            self.directory.cut_metrics(newest.step if newest else 0)
+            with BackgroundSaver(self.path, config.keep) as saver:
+                records = training.steps(config, newest, saver=saver)
+                del newest
+                try:
+                    for record in records:
+                        self.directory.log(record)
+                        yield record
+                except GeneratorExit:  # the caller has left the loop
+                    training.stop()
+                    for record in records:
+                        self.directory.log(record)
+                finally:
+                    self._newest = None  # there are newer ones
+            self._finish()
+
+    def load(
+        self, checkpoint: int | str | None = None, backend: str = "numba"
+    ) -> tuple[TransformerModel, Tokenizer]:
+        """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
+
+        Without it, the final model, or the newest checkpoint where the run has not ended yet.
+        InputError where there is no such checkpoint.
+        """
+        return loading.load_from_run(self.path, checkpoint, backend)
+
+    def evaluate(self, text: str | PathLike[str] | None = None) -> Evaluation:
+        """How well the model that `load()` returns predicts a text.
+
+        `text` is a path or a text as in `create`, and all of it counts; without it, or where it is
+        the run's own, only the held-out part does.
+        """
+        model, tokenizer = self.load()
+        content = self.text if text is None else assembly.read_source(text).text
+        tokens = tokenizer.encode(content)
+        if self.is_own_text(content):
+            tokens = tokens[len(tokens) - int(len(tokens) * HELD_OUT) :]
+        return evaluation.evaluate(model, tokens, len(tokenizer.decode(tokens)))
+
+    def metrics(self) -> MetricsTable:
+        """The metrics, one row per step. InputError where nothing has been logged yet."""
+        return read_metrics(self.path)
+
+    def verify(
+        self, digests_only: bool = False, on_record: OnRecord | None = None
+    ) -> list[Verdict]:
+        """Checks every checkpoint, and that retraining from each reproduces the next.
+
+        `digests_only` leaves out the retraining. `on_record` gets every Verdict at once, and the
+        records of the retraining. InputError where nothing has been saved yet.
+        """
+        if digests_only:
+            findings = verify_run(self.path)
+        else:
+            # The run may come from another machine.
+            self.change(threads=None)
+            findings = verify_run(self.path, self.training, self.settings.training)
+        verdicts = []
+        for finding in findings:
+            if on_record:
+                on_record(finding)
+            if isinstance(finding, Verdict):
+                verdicts.append(finding)
+        if not verdicts:
+            raise InputError(f"{self.path} holds no checkpoint yet; resume the run first")
+        return verdicts
+
+    def discard_untrained(self) -> None:
+        """Removes the files of a new run that has not trained a step yet, and its directory."""
+        trained = "training" in self.__dict__ and self.training.progress.step > 0
+        if trained or self.directory.has_model() or self.newest():
+            return
+        text = self.path / TEXT
+        if self.settings.run.text == str(text.resolve()):
+            text.unlink(missing_ok=True)
+        self.directory.discard()
+
+    def _read_newest(self) -> RunState | None:
+        if self._newest is None:
+            self._newest, self.passed_over = checkpoint.newest(self.path)
+        return self._newest
+
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer as a checkpoint has it, or made from the text where there is none."""
+        newest = self._read_newest()
+        if newest and "tokenizer" in newest.state:
+            return loading.tokenizer_of(newest)
+        return Tokenizer(self.text, self.settings.run.tokenizer)
+
+    def _train(self, on_record: OnRecord | None) -> list[Record]:
+        records = []
+        with stopping_on_interrupt(self.stop), closing(self.steps()) as steps:
+            for record in steps:
+                records.append(record)
+                if on_record:
+                    on_record(record)
+        return records
+
+    def _finish(self) -> None:
+        """Saves what is left to save once training has stopped."""
+        training, step = self.training, self.training.progress.step
+        has_ended = training.progress.ended or step >= self.settings.training.steps
+        self.directory.flush()
+        if step or has_ended:
+            self.directory.save_model(training.model, training.tokenizer)
+        if has_ended:
+            seed = self.settings.run.seed
+            self.sample = generate(
+                training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed
+            )
+            self.directory.save_sample(step, self.sample)
+
+    def _check_teacher(self, digest: str) -> None:
+        if self._config.teacher_sha256 not in (None, digest):
+            raise InputError(
+                f"the teacher {self.settings.distillation.teacher} has changed since the run was "
+                "created; restore it"
+            )
+        if self._config.teacher_sha256 is None:
+            self._config = self._config._replace(teacher_sha256=digest)
+            self._save_config()
+
+    def _save_config(self) -> None:
+        self._config = self._config._replace(settings=self.settings)
+        self.directory.save_config(self._config)

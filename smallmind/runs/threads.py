@@ -1,0 +1,46 @@
+"""How many threads a run uses, and what to do when its kernels have to be compiled.
+
+Numba is only imported where a function needs it: the command line's help does without.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from smallmind.config import InputError, RunConfig
+
+
+def choose_threads(run: RunConfig) -> int:
+    """The number of threads that run asks for, or one per core; binds those to their cores.
+
+    InputError where this machine runs fewer.
+    """
+    if run.backend != "numba":
+        return 1
+    from smallmind.kernels.codegen import threads
+
+    if run.threads is None:
+        threads.bind_to_cores()
+    available = threads.max_threads()
+    if run.threads is not None and run.threads > available:
+        raise InputError(
+            f"threads={run.threads} must be at most {available}, the number this machine runs"
+        )
+    return run.threads or threads.cores()
+
+
+def use_threads(run: RunConfig) -> None:
+    """Kernels run on the threads that `choose_threads` returns from now on."""
+    count = choose_threads(run)
+    if run.backend == "numba":
+        from smallmind.kernels.codegen.threads import set_threads
+
+        set_threads(count)
+
+
+@contextmanager
+def announcing_compilation(announce: Callable[[], None]) -> Iterator[None]:
+    """Within the block, announce is called once if a kernel is not in the cache and is compiled."""
+    from smallmind.kernels.codegen.jit import on_first_compile
+
+    with on_first_compile(announce):
+        yield
