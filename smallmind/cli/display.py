@@ -243,8 +243,11 @@ def show_result(console: Console, training: "Training", of_stories: bool) -> Non
     """The loss over the whole held-out part, beside the floor where it is known."""
     from smallmind.training.evaluation import evaluate
 
-    held_out = training.dataset.held_out
-    result = evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
+    dataset, model = training.dataset, training.model
+    held_out = dataset.held_out
+    characters = len(training.tokenizer.decode(held_out))
+    # In batches of the size that the run had, whose arrays are there already.
+    result = evaluate(model, held_out, characters, dataset.batch_size)
     console.line(
         f"Whole held-out text: {result.loss:.4f} nats a token, "
         f"{result.bits_per_character:.4f} bits a character, perplexity {result.perplexity:.4g}, "
