@@ -22,7 +22,7 @@ import smallmind
 from bench import CPUS
 from bench.peers import job
 from bench.peers.job import Sizes
-from smallmind.text.corpus import built_in_text
+from smallmind.text.stories import built_in_text
 
 ROOT = Path(__file__).parent.parent
 # name -> package; those in 16 bits are measured where they are asked for.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 class InputError(ValueError):
@@ -109,6 +109,11 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def check_field(config: type, name: str, value: Any) -> Any:
+    """What the field `name` of a config becomes when set to value; InputError as in `check`."""
+    return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
+
+
 def _check(config: Any) -> None:
     """Every field checked and made plain; InputError for the first that is wrong."""
     for field in dataclasses.fields(config):
@@ -161,8 +166,7 @@ class TrainingConfig:
         0, "times through the training text, each window once, instead of steps at random", low=0
     )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
-    # None only until __post_init__ has put a number in its place.
-    min_lr: float = setting(
+    min_lr: float | None = setting(
         None, "learning rate where its decay ends; default: a tenth of the peak", low=0.0
     )
     warmup_steps: int = setting(
@@ -226,17 +230,15 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         _check(self)
-        if self.min_lr is None:
-            object.__setattr__(self, "min_lr", self.learning_rate / 10)
-        if self.min_lr > self.learning_rate:
+        if self.resolved_min_lr > self.learning_rate:
             raise InputError(
                 f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}; "
                 "lower it, or leave it out for a tenth of learning_rate"
             )
-        if self.schedule == "exponential" and self.min_lr == 0:
+        if self.schedule == "exponential" and self.resolved_min_lr == 0:
             raise InputError(
-                f"min_lr={self.min_lr} must be above 0 with schedule='exponential', which only "
-                "comes near 0; 'linear' and 'cosine' reach it"
+                f"min_lr={self.resolved_min_lr} must be above 0 with schedule='exponential', which "
+                "only comes near 0; 'linear' and 'cosine' reach it"
             )
         if self.schedule == "plateau" and self.val_every == 0:
             raise InputError(
@@ -249,6 +251,15 @@ class TrainingConfig:
                 f"precision={self.precision!r} contradicts use_mixed_precision=True, which means "
                 "float16; leave one of them out"
             )
+
+    @property
+    def resolved_min_lr(self) -> float:
+        """min_lr, or a tenth of the peak where it is None."""
+        return self.learning_rate / 10 if self.min_lr is None else self.min_lr
+
+    def with_min_lr(self) -> "TrainingConfig":
+        """The same with a number for min_lr, as it is saved with a run."""
+        return dataclasses.replace(self, min_lr=self.resolved_min_lr)
 
     @property
     def requested_precision(self) -> Precision:

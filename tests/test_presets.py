@@ -10,7 +10,7 @@ import pytest
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
 from smallmind.nn.network import declare_parameters
 from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, read_settings, resolve
-from smallmind.text.corpus import built_in_text
+from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 
 README = Path(__file__).parents[1] / "README.md"

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
     from smallmind.training.records import HealthRecord, Record, RollbackRecord, StepRecord
-    from smallmind.training.saving import SaveFailedRecord
 
 SAMPLE_TOKENS = 400
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
@@ -60,14 +59,13 @@ def _describe_model(console: Console, model: "TransformerModel") -> None:
 def _describe_data(
     console: Console, name: str, text: str, tokenizer: "Tokenizer", dataset: "Dataset"
 ) -> None:
-    kind = "characters" if tokenizer.kind == "char" else "bytes"
     console.table(
         "Data",
         [
             ["text", name],
             ["characters", f"{len(text):,}"],
             ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
-            ["vocabulary", f"{tokenizer.vocab_size} {kind}"],
+            ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
             ["trained on", f"{len(dataset.train):,} tokens"],
             ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
         ],
@@ -108,8 +106,8 @@ def _describe_run(
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if run.backend == "numba":
-        from smallmind.kernels.compilation import threading_layer
-        from smallmind.kernels.isa import ISA
+        from smallmind.kernels.codegen.isa import ISA
+        from smallmind.kernels.codegen.threads import threading_layer
 
         rows += [
             ["threads", f"{run.threads}"],
@@ -132,16 +130,16 @@ class ProgressDisplay:
         self.looks = 0  # at the health of the run
         self.known: set[tuple[str, str]] = set()  # what they found: name and problem
 
-    def show(self, record: "Record | SaveFailedRecord") -> None:
+    def show(self, record: "Record") -> None:
         from smallmind.training.records import (
             EarlyStopRecord,
             EvaluationRecord,
             HealthRecord,
             OverflowRecord,
             RollbackRecord,
+            SaveFailedRecord,
             StepRecord,
         )
-        from smallmind.training.saving import SaveFailedRecord
 
         width = len(str(self.steps))
         place = f"step {record.step:{width}}/{self.steps}"
@@ -254,7 +252,7 @@ def show_result(console: Console, training: "Training", of_stories: bool) -> Non
         f"{result.accuracy:.1%} of the next tokens right"
     )
     if of_stories:
-        from smallmind.text.corpus import entropy_per_character
+        from smallmind.text.stories import entropy_per_character
 
         floor = entropy_per_character()
         excess = result.nats_per_character - floor

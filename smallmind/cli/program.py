@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.runs.directory import RunDirectory
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.checkpoint import Checkpoint
     from smallmind.training.distillation import Distillation
     from smallmind.training.loop import Training
     from smallmind.training.memory_estimate import Teacher
+    from smallmind.training.state import RunState
 
 NO_FLAGS = ("vocab_size", "text", "enable_diagnostics")  # the last is --profile
 SCHEDULE_FIELDS = (
@@ -514,7 +514,7 @@ def _train_on(
     training_config: TrainingConfig,
     run_config: RunConfig,
     text: str,
-    checkpoint: "Checkpoint | None" = None,
+    checkpoint: "RunState | None" = None,
 ) -> int:
     """Trains in the directory, from the checkpoint on if there is one -> exit status."""
     from smallmind.runs.lock import RunLock
@@ -543,16 +543,17 @@ def _run(
     training: "Training",
     config: TrainingConfig,
     directory: "RunDirectory",
-    checkpoint: "Checkpoint | None",
+    checkpoint: "RunState | None",
 ) -> int:
     """Trains, shows, logs and saves, even if interrupted -> exit status."""
-    from smallmind.training.saving import saved_steps
+    from smallmind.training.checkpoint import BackgroundSaver
 
     progress = ProgressDisplay(console, config.steps)
     with _stopped_by_signals(training) as received:
-        for record in saved_steps(training, config, directory.path, checkpoint):
-            directory.log(record)
-            progress.show(record)
+        with BackgroundSaver(directory.path, config.keep) as saver:
+            for record in training.steps(config, checkpoint, saver=saver):
+                directory.log(record)
+                progress.show(record)
         progress.show_health_of_run()
         show_costs(console, training)
         directory.flush()
@@ -640,7 +641,7 @@ def _profiled(
 def _read(path: str | None) -> tuple[str, str]:
     """Path of a text or None -> text and a name for it."""
     if path is None:
-        from smallmind.text.corpus import built_in_text
+        from smallmind.text.stories import built_in_text
 
         return built_in_text(), "stories"
     from smallmind.text.dataset import read_text
@@ -658,15 +659,14 @@ def _kernels(run: RunConfig, console: Console) -> Iterator[None]:
     if run.backend != "numba":
         yield
         return
+    from smallmind.kernels.codegen.jit import on_first_compile
+    from smallmind.kernels.codegen.threads import bind_to_cores
+
     if run.threads is None:
-        # A thread for every core: each stays on its own. Left to the system, two may share one
-        # while another program has the other, and wait for each other at every kernel.
-        os.environ.setdefault("OMP_PROC_BIND", "spread")
-        os.environ.setdefault("OMP_PLACES", "cores")
-    from smallmind.kernels import compilation
+        bind_to_cores()
 
     words = "Compiling kernels for this CPU, once: about 15 seconds ..."
-    with compilation.on_first_compile(lambda: console.line(words)):
+    with on_first_compile(lambda: console.line(words)):
         yield
 
 
@@ -674,13 +674,13 @@ def _set_threads(config: RunConfig) -> int:
     """The number of threads from now on: what was asked for, or one a core."""
     if config.backend != "numba":
         return 1
-    from smallmind.kernels import compilation
+    from smallmind.kernels.codegen.threads import cores, max_threads, set_threads
 
-    most = compilation.most_threads()
+    most = max_threads()
     if config.threads is not None and config.threads > most:
         raise InputError(f"threads={config.threads} must be at most {most}, what this machine runs")
-    threads = config.threads or compilation.cores()
-    compilation.set_threads(threads)
+    threads = config.threads or cores()
+    set_threads(threads)
     return threads
 
 
@@ -733,7 +733,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         ["next tokens right", f"{result.accuracy:.1%}"],
     ]
     if is_same and config["run"].text is None:
-        from smallmind.text.corpus import entropy_per_character
+        from smallmind.text.stories import entropy_per_character
 
         floor = entropy_per_character()
         rows.append(["floor", f"{floor:.4f} nats a character"])

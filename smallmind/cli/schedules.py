@@ -56,7 +56,7 @@ def _table(console: Console, schedules: "dict[str, Schedule]", config: TrainingC
         console.line(
             "plateau is shown while the held-out loss falls; "
             f"{config.plateau_patience} evaluations without a lower one multiply it by "
-            f"{config.lr_decay_factor:g}, never under {config.min_lr:g}"
+            f"{config.lr_decay_factor:g}, never under {config.resolved_min_lr:g}"
         )
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from smallmind.cli.console import Console
 from smallmind.config import InputError, TrainingConfig
 from smallmind.runs.verification import Verdict, verification
-from smallmind.training.loop import StepRecord, Training
+from smallmind.training.loop import Training
+from smallmind.training.records import StepRecord
 
 
 def show_verification(

@@ -3,8 +3,9 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
@@ -16,6 +17,7 @@ from smallmind.kernels.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.codegen.threads import threads
 
 _NO_VECTOR = np.empty(0, np.float32)
 
@@ -43,7 +45,7 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
 @parallel_jit
 def _adamw(parameters, gradients, m, v, decayed, coefficients, working, workers):
     for worker in prange(workers):
-        vectors = (parameters.size + LANES - 1) // LANES
+        vectors = ceil_div(parameters.size, LANES)
         first = vectors * worker // workers * LANES
         last = min(parameters.size, vectors * (worker + 1) // workers * LANES)
         split = min(max(decayed, first), last)

@@ -3,9 +3,9 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
-from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     exp,
@@ -19,6 +19,7 @@ from smallmind.kernels.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.reduce import CHUNK
 
 
 def cross_entropy(losses, dlogits, logits, targets, scale):
@@ -33,7 +34,7 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
 @parallel_jit
 def _cross_entropy(losses, dlogits, logits, targets, scale):
     R = logits.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         _cross_entropy_rows(losses, dlogits, logits, targets, scale, np.int64(chunk) * CHUNK)
 
 

@@ -3,10 +3,9 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
-from smallmind.kernels.cross_entropy import row_maximum, scale_row
-from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     element,
@@ -19,6 +18,8 @@ from smallmind.kernels.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.cross_entropy import row_maximum, scale_row
+from smallmind.kernels.reduce import CHUNK
 
 
 def distillation(
@@ -38,7 +39,7 @@ def distillation(
 @parallel_jit
 def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers):
     R = logits.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         first = np.int64(chunk) * CHUNK
         for r in range(first, min(R, first + CHUNK)):
             losses[r], dtemperatures[r] = _row(
@@ -116,7 +117,7 @@ def top_k_logits(logits, indices, log_probabilities):
     Those of the K indices of a row are its first K log-probabilities; all others are the last one.
     """
     R = logits.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         first = np.int64(chunk) * CHUNK
         for r in range(first, min(R, first + CHUNK)):
             _top_k_row(logits, indices, log_probabilities, r)

@@ -3,9 +3,10 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import LANES, load, load_first, store, store_first
 from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import LANES, load, load_first, store, store_first
 
 
 def embedding(out, token_weight, position_weight, ids, start=0):
@@ -19,7 +20,7 @@ def embedding(out, token_weight, position_weight, ids, start=0):
 @parallel_jit
 def _embedding(out, token_weight, position_weight, ids, start):
     R = out.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         _embedding_rows(out, token_weight, position_weight, ids, start, np.int64(chunk) * CHUNK)
 
 
@@ -51,7 +52,7 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     Each iteration owns a range of channels and walks all rows, so equal ids never collide.
     """
     C = dout.shape[1]
-    for group in prange((C + LANES - 1) // LANES):
+    for group in prange(ceil_div(C, LANES)):
         _embedding_backward_channels(
             dtoken_weight, dposition_weight, dout, ids, np.int64(group) * LANES
         )

@@ -7,8 +7,8 @@ the same function with one exponential and no cancellation for negative x, where
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
@@ -18,6 +18,7 @@ from smallmind.kernels.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.codegen.threads import threads
 
 SLOPE = np.float32(2 * np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715)

@@ -3,10 +3,10 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
-from smallmind.kernels.reduce import CHUNK, add_column_sums
-from smallmind.kernels.scratch import scratch
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
@@ -17,6 +17,7 @@ from smallmind.kernels.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.reduce import CHUNK, add_column_sums
 
 EPSILON = np.float32(1e-5)
 BLOCK = 2048  # elements of a matrix that are worked on while they are in the first-level cache
@@ -35,7 +36,7 @@ def layernorm(out, mean, rstd, x, weight, bias=None):
 @parallel_jit
 def _layernorm(out, mean, rstd, x, weight, bias):
     R = x.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         _layernorm_rows(out, mean, rstd, x, weight, bias, np.int64(chunk) * CHUNK)
 
 
@@ -85,16 +86,16 @@ def _layernorm_rows(out, mean, rstd, x, weight, bias, first):
                 store_first(out, row + whole, y, tail)
 
 
-def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None):
-    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ plus (R, C), which may be dx].
+def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
+    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
     Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
     """
     R, C = x.shape
     # Sums over a chunk of rows for dweight and dbias; two means of each row of a block.
-    partial = scratch((R + CHUNK - 1) // CHUNK, 2 * C + 2 * CHUNK)
+    partial = scratch(ceil_div(R, CHUNK), 2 * C + 2 * CHUNK)
     _layernorm_backward(
-        dx, partial, dy, x, mean, rstd, weight, _NO_MATRIX if plus is None else plus
+        dx, partial, dy, x, mean, rstd, weight, _NO_MATRIX if addend is None else addend
     )
     add_column_sums(dweight, partial, 0)
     if dbias is not None:
@@ -102,16 +103,16 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
 
 
 @parallel_jit
-def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, plus):
+def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, addend):
     R = x.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         _layernorm_backward_rows(
-            dx, partial[chunk], dy, x, mean, rstd, weight, plus, np.int64(chunk)
+            dx, partial[chunk], dy, x, mean, rstd, weight, addend, np.int64(chunk)
         )
 
 
 @jit
-def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk):
+def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, addend, chunk):
     # forward: xhat = (x - mean) rstd, y = xhat weight + bias
     # backward, with dxhat = dy weight and means over a row:
     #   dx = rstd (dxhat - mean(dxhat) - xhat mean(dxhat xhat))
@@ -133,8 +134,8 @@ def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk
                 store(partial, dweight + c, fma(g, xhat, load(partial, dweight + c)))
                 store(partial, dbias + c, load(partial, dbias + c) + g)
                 d = (g * load(weight, c) - a - xhat * b) * s
-                if plus.size > 0:
-                    d = d + load(plus, row + c)
+                if addend.size > 0:
+                    d = d + load(addend, row + c)
                 store(dx, row + c, d)
             if tail:
                 c = whole
@@ -143,8 +144,8 @@ def _layernorm_backward_rows(dx, partial, dy, x, mean, rstd, weight, plus, chunk
                 store_first(partial, dweight + c, sums, tail)
                 store_first(partial, dbias + c, load_first(partial, dbias + c, tail) + g, tail)
                 d = (g * load_first(weight, c, tail) - a - xhat * b) * s
-                if plus.size > 0:
-                    d = d + load_first(plus, row + c, tail)
+                if addend.size > 0:
+                    d = d + load_first(addend, row + c, tail)
                 store_first(dx, row + c, d, tail)
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import called_jit, jit, parallel_jit
-from smallmind.kernels.scratch import scratch
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
@@ -23,7 +24,7 @@ ELEMENTS = 8192  # elements whose squares are summed as one
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     R, C = x.shape
-    partial = scratch((R + CHUNK - 1) // CHUNK, C)
+    partial = scratch(ceil_div(R, CHUNK), C)
     _column_sums(partial, x)
     add_column_sums(out, partial, 0)
 
@@ -69,7 +70,7 @@ def add_column_sums(out, partial, column):
 
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
-    chunks = (x.size + ELEMENTS - 1) // ELEMENTS
+    chunks = ceil_div(x.size, ELEMENTS)
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
     _sums_of_squares(partial, x)
     return float(partial.sum())

@@ -19,17 +19,20 @@ def _add(y, *terms):
     return y
 
 
-def matmul(out, a, b, bias=None, plus=None):
-    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ plus (M, N)]. Writes out."""
-    out[...] = _add(a @ b, bias, plus)
+def matmul(out, a, b, bias=None, addend=None):
+    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N)]. Writes out."""
+    out[...] = _add(a @ b, bias, addend)
 
 
-def matmul_gelu(out, before, a, b, bias=None):
-    """a (M, K), b (K, N) -> before (M, N) = a b [+ bias (N,)], out = gelu(before). Writes both."""
-    before[...] = _add(a @ b, bias)
+def matmul_gelu(activation, preactivation, a, b, bias=None):
+    """a (M, K), b (K, N) -> preactivation (M, N) = a b [+ bias (N,)], activation = its GELU.
+
+    Writes both.
+    """
+    preactivation[...] = _add(a @ b, bias)
     # tanh form of Hendrycks & Gimpel (2016)
-    z = np.sqrt(2 / np.pi) * (before + 0.044715 * before**3)
-    out[...] = 0.5 * before * (1 + np.tanh(z))
+    z = np.sqrt(2 / np.pi) * (preactivation + 0.044715 * preactivation**3)
+    activation[...] = 0.5 * preactivation * (1 + np.tanh(z))
 
 
 def gelu_backward(dx, y, dy, x):
@@ -45,14 +48,14 @@ def gelu_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-def matmul_transpose_a(out, a, b, plus=None):
-    """a (K, M), b (K, N) -> out (M, N) = a^T b [+ plus (M, N), which may be out]. Writes out."""
-    out[...] = _add(a.T @ b, plus)
+def matmul_transpose_a(out, a, b, addend=None):
+    """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
+    out[...] = _add(a.T @ b, addend)
 
 
-def matmul_transpose_b(out, a, b, plus=None):
-    """a (M, K), b (N, K) -> out (M, N) = a b^T [+ plus (M, N), which may be out]. Writes out."""
-    out[...] = _add(a @ b.T, plus)
+def matmul_transpose_b(out, a, b, addend=None):
+    """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
+    out[...] = _add(a @ b.T, addend)
 
 
 def column_sum(out, x):
@@ -71,8 +74,8 @@ def layernorm(out, mean, rstd, x, weight, bias=None):
     out[...] = _add(xhat * weight, bias)
 
 
-def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None):
-    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ plus (R, C), which may be dx].
+def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
+    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
     Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
     """
@@ -86,7 +89,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
     # xhat depends on x itself, on the mean and on the variance: three terms.
     mean_dxhat = dxhat.mean(axis=1, keepdims=True)
     mean_dxhat_xhat = (dxhat * xhat).mean(axis=1, keepdims=True)
-    dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], plus)
+    dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0):
@@ -154,12 +157,12 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     dposition_weight[:T] += dout.reshape(B, T, -1).sum(axis=0)
 
 
-def dropout(out, x, key, probability, plus=None):
-    """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ plus (R, C)]. Writes out.
+def dropout(out, x, key, probability, addend=None):
+    """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
     The mask follows from key, 64 bits. It is its own backward: dx = dropout(dy) with the same key.
     """
-    out[...] = _add(x * dropout_mask(x.shape, key, probability, x.dtype), plus)
+    out[...] = _add(x * dropout_mask(x.shape, key, probability, x.dtype), addend)
 
 
 def dropout_mask(shape, key, probability, dtype):

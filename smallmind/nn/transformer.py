@@ -51,7 +51,7 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
     if precision == Precision.AUTO:
         if backend == "numpy":
             return Precision.FLOAT32
-        from smallmind.kernels.isa import ISA
+        from smallmind.kernels.codegen.isa import ISA
 
         return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
     if precision != Precision.FLOAT32 and backend == "numpy":
@@ -128,6 +128,7 @@ class TransformerModel:
         self.gradients = self.flat.grad_views
         self.passes = 0  # training passes so far: dropout masks follow from it
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
+        self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
     @property
@@ -151,6 +152,7 @@ class TransformerModel:
 
     def use_recompute(self, plan: RecomputePlan) -> None:
         """From now on training recomputes activations as planned; no gradient changes by a bit."""
+        self.recompute_plan = plan
         self.network.use_recompute(plan)
 
     use_checkpointing = use_recompute  # the public name

@@ -1,19 +1,23 @@
 """AdamW over the flat parameter vector."""
 
 import math
+from typing import Any
 
-from smallmind.config import InputError, TrainingConfig
+import numpy as np
+
+from smallmind.config import InputError, TrainingConfig, check_field
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import AdamWCoefficients
 from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.clipping import clipping_factor, gradient_norm
 
 
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
-    Matrices decay, embeddings included; biases and norms do not. `m` and `v` are flat vectors
-    beside the model's; `learning_rate` may be set before each step. InputError where a setting is
-    out of its range.
+    Matrices decay, embeddings included; biases and norms do not. The moments `m` and `v` are flat
+    vectors like the model's; `learning_rate` may be set before each step. InputError where a
+    setting is out of range.
     """
 
     def __init__(
@@ -24,19 +28,26 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
-        TrainingConfig(  # raises where one is out of its range
-            learning_rate=learning_rate, beta1=betas[0], beta2=betas[1], weight_decay=weight_decay
-        )  # fmt: skip
+        beta1, beta2 = betas
         if not eps >= 0:
             raise InputError(f"eps={eps} must be at least 0")
         self.model = model
-        self.learning_rate = learning_rate
-        self.betas = betas
+        self.learning_rate: float = check_field(TrainingConfig, "learning_rate", learning_rate)
+        self.betas = (
+            check_field(TrainingConfig, "beta1", beta1),
+            check_field(TrainingConfig, "beta2", beta2),
+        )
         self.eps = eps
-        self.weight_decay = weight_decay
+        self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         self.steps = 0
         self.m = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
         self.v = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
+
+    @classmethod
+    def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "AdamW":
+        """The optimizer of a run."""
+        betas = config.beta1, config.beta2
+        return cls(model, config.learning_rate, betas, weight_decay=config.weight_decay)
 
     def step(
         self,
@@ -44,23 +55,21 @@ class AdamW:
         loss_scale: float = 1.0,
         max_grad_value: float | None = None,
     ) -> float:
-        """One update -> the norm of the gradient before clipping. Clears the gradients.
+        """One update from the model's gradients -> their norm before clipping. Clears them.
 
-        The gradients are those of loss_scale times the loss. FloatingPointError, and nothing is
-        changed, where they are not finite.
+        The gradients are those of loss_scale times the loss. If their norm is not finite, nothing
+        changes, the gradients included: the caller decides what to do.
 
-        A gradient whose norm is over max_grad_norm is scaled down to it (Pascanu et al. 2013); then
-        each of its numbers is clipped to +-max_grad_value.
+        A gradient whose norm exceeds max_grad_norm is scaled down to it (Pascanu et al. 2013);
+        then each of its elements is clipped to +-max_grad_value.
         """
-        for name, most in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
-            if most is not None and not most > 0:
-                raise InputError(f"{name}={most} must be above 0, or None")
+        for name, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            if limit is not None and not limit > 0:
+                raise InputError(f"{name}={limit} must be above 0, or None")
         flat, workspace = self.model.flat, self.model.workspace
-        with workspace.profile("ClipGradients"):
-            norm = math.sqrt(workspace.kernels.sum_of_squares(flat.grad)) / loss_scale
+        norm = gradient_norm(self.model, loss_scale)
         if not math.isfinite(norm):
-            raise FloatingPointError(f"the norm of the gradient is {norm}; nothing was updated")
-        scale = min(1.0, max_grad_norm / (norm + 1e-6)) if max_grad_norm else 1.0
+            return norm
         self.steps += 1
         beta1, beta2 = self.betas
         coefficients = AdamWCoefficients(
@@ -71,12 +80,26 @@ class AdamW:
             weight_decay=self.weight_decay,
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
-            gradient_scale=scale / loss_scale,
+            gradient_scale=clipping_factor(norm, max_grad_norm) / loss_scale,
             most=max_grad_value or math.inf,
         )
+        vectors = flat.data, flat.grad, self.m, self.v
         with workspace.profile("OptimizerStep"):
-            workspace.kernels.adamw(
-                flat.data, flat.grad, self.m, self.v, flat.decayed, coefficients,
-                flat.working,
-            )  # fmt: skip
+            workspace.kernels.adamw(*vectors, self._decayed(), coefficients, flat.working)
         return norm
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The arrays that a resumed run needs, by name."""
+        return {"m": self.m, "v": self.v}
+
+    def state(self) -> dict[str, Any]:
+        """The rest of what a resumed run needs, JSON-able."""
+        return {"steps": self.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what state() returned."""
+        self.steps = int(state["steps"])
+
+    def _decayed(self) -> int:
+        """How many of the flat vector's elements decay: its first ones, as matrices come first."""
+        return self.model.flat.decayed

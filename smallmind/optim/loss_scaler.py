@@ -2,16 +2,16 @@
 
 from typing import Any
 
-GREATEST = 2.0**24
-CLEAN_STEPS = 1000  # until the scale is doubled
-SKIPS = 10  # in a row, after which the run cannot be saved by a smaller scale
+MAX_SCALE = 2.0**24
+CLEAN_STEPS = 1000  # in a row until the scale is doubled
+MAX_SKIPS = 10  # in a row, after which a smaller scale does not help
 
 
 class LossScaler:
-    """The factor on the loss that a backward pass starts from; its gradients carry it too.
+    """The factor by which loss and gradients are multiplied in a backward pass.
 
     Starts at 65536. It is halved, down to 1, when a gradient overflows, and doubled, up to 2^24,
-    after 1000 steps in a row without.
+    after 1000 steps in a row without an overflow.
     """
 
     def __init__(self, scale: float = 65536.0) -> None:
@@ -20,25 +20,25 @@ class LossScaler:
         self.skips = 0  # in a row
 
     def update(self, overflowed: bool) -> None:
-        """Told after each step whether its gradient was finite."""
+        """Adjusts the scale after a step whose gradient overflowed or not."""
         if overflowed:
             self.scale = max(1.0, self.scale / 2)
             self.clean_steps, self.skips = 0, self.skips + 1
             return
         self.clean_steps, self.skips = self.clean_steps + 1, 0
         if self.clean_steps == CLEAN_STEPS:
-            self.scale, self.clean_steps = min(GREATEST, self.scale * 2), 0
+            self.scale, self.clean_steps = min(MAX_SCALE, self.scale * 2), 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether smaller scales have stopped helping."""
-        return self.skips >= SKIPS
+        """Whether smaller scales no longer help."""
+        return self.skips >= MAX_SKIPS
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run goes on from, fit for JSON."""
+        """What a resumed run needs, JSON-able."""
         return {"scale": self.scale, "clean_steps": self.clean_steps, "skips": self.skips}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what state() gave."""
+        """Restores what state() returned."""
         self.scale, self.clean_steps = state["scale"], state["clean_steps"]
         self.skips = state["skips"]

@@ -1,4 +1,4 @@
-"""How the learning rate changes over a run: a class a schedule, made by `schedule`."""
+"""How the learning rate changes over a run: one class per schedule, built by `schedule`."""
 
 import math
 from typing import Any
@@ -10,18 +10,18 @@ IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as l
 
 
 def schedule(config: TrainingConfig) -> "Schedule":
-    """The schedule that config names, as it is before the first step."""
+    """The schedule named by config, as it is before the first step."""
     return CLASSES[config.schedule](config)
 
 
 class Schedule:
-    """The learning rate of each step: linear warmup (Goyal et al. 2017), then what the class says.
+    """The learning rate of each step: linear warmup (Goyal et al. 2017), then that of the class.
 
-    Where the warmup is no shorter than the run, the run ends on the way up.
+    A run that is no longer than its warmup ends before the peak.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
-        self.peak, self.least = config.learning_rate, config.min_lr
+        self.peak, self.min_lr = config.learning_rate, config.resolved_min_lr
         self.warmup, self.steps = config.warmup_steps, config.steps
 
     def lr(self, step: int) -> float:
@@ -29,46 +29,46 @@ class Schedule:
         return self.rise(step) if step < self.warmup else self.after_warmup(step)
 
     def rise(self, step: int) -> float:
-        """In equal steps, the first above 0, so that step `warmup` is the first at the peak."""
+        """Equal increments, the first above 0: step `warmup` is the first at the peak."""
         return self.peak * (step + 1) / (self.warmup + 1)
 
     def after_warmup(self, step: int) -> float:
-        """The learning rate of a step that is no part of the warmup."""
+        """The learning rate of a step after the warmup."""
         raise NotImplementedError
 
     def observe(self, val_loss: float) -> None:
-        """Told of each evaluation's loss on held-out text, in nats a token."""
+        """Takes the held-out loss of each evaluation, in nats per token."""
 
     def state(self) -> dict[str, Any]:
-        """What observing has changed, fit for JSON: with it a resumed run goes on to the bit."""
+        """What `observe` has changed, JSON-able: a resumed run needs it."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from what state() gave."""
+        """Restores what state() returned."""
 
     def between(self, height: float) -> float:
         """0 -> min_lr, 1 -> the peak."""
-        return self.least + height * (self.peak - self.least)
+        return self.min_lr + height * (self.peak - self.min_lr)
 
     def reduced(self, factor: float, times: int) -> float:
-        """The peak times factor, so many times; never under min_lr."""
-        return max(self.least, self.peak * factor**times)
+        """The peak times factor ** times; never below min_lr."""
+        return max(self.min_lr, self.peak * factor**times)
 
 
 def progress(step: int, start: int, end: int) -> float:
-    """How far step is from start to end: 0 up to start, 1 from end on."""
+    """The share of the way from start to end: 0 up to start, 1 from end on."""
     if step >= end:
         return 1.0
     return (step - start) / (end - start) if step > start else 0.0
 
 
 def half_cosine(share: float) -> float:
-    """From 1 down to 0 as share goes from 0 to 1, slowly at both ends."""
+    """Falls from 1 to 0 as share goes from 0 to 1, slowly at both ends."""
     return 0.5 * (1 + math.cos(math.pi * share))
 
 
 class Constant(Schedule):
-    """The peak, to the end."""
+    """Constant at the peak."""
 
     def after_warmup(self, step: int) -> float:
         return self.peak
@@ -82,9 +82,9 @@ class Cosine(Schedule):
 
 
 class OneCycle(Cosine):
-    """A cosine up from a 25th of the peak, over a tenth of the steps; another down to min_lr.
+    """A cosine from a 25th of the peak up to it over a tenth of the steps, then down to min_lr.
 
-    Smith & Topin (2018). It brings its own warmup: warmup_steps does not matter.
+    Smith & Topin (2018). It has its own warmup: warmup_steps is ignored.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -104,7 +104,7 @@ class Linear(Schedule):
 
 
 class Step(Schedule):
-    """Times lr_decay_factor every lr_decay_every steps after the warmup; never under min_lr."""
+    """Multiplied by lr_decay_factor every lr_decay_every steps after the warmup, down to min_lr."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__(config)
@@ -115,18 +115,18 @@ class Step(Schedule):
 
 
 class Exponential(Schedule):
-    """Each step the same share lower, from the peak to min_lr at the end."""
+    """Exponential decay from the peak to min_lr at the end."""
 
     def after_warmup(self, step: int) -> float:
         share = progress(step, self.warmup, self.steps)
-        # A product of powers is exact at both ends, where peak * (least / peak)**share is not.
-        return self.peak ** (1 - share) * self.least**share
+        # A product of powers is exact at both ends; peak * (min_lr / peak)**share is not.
+        return self.peak ** (1 - share) * self.min_lr**share
 
 
 class WarmupStableDecay(Schedule):
-    """The peak, then over the last lr_decay_share of the steps a straight line to min_lr.
+    """The peak, then a straight line to min_lr over the last lr_decay_share of the steps.
 
-    Hu et al. (2024), section 4. They decay exponentially, which cannot reach a min_lr of 0.
+    Hu et al. (2024), section 4, who decay exponentially; that cannot reach a min_lr of 0.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -139,11 +139,11 @@ class WarmupStableDecay(Schedule):
 
 
 class ReduceOnPlateau(Schedule):
-    """The peak, times lr_decay_factor whenever plateau_patience evaluations bring no lower loss.
+    """The peak, multiplied by lr_decay_factor after plateau_patience evaluations without a lower
+    loss, down to min_lr.
 
-    Never under min_lr. As PyTorch's ReduceLROnPlateau, a loss is lower that is below the best by
-    more than a ten-thousandth of it; unlike there, the last of `patience` evaluations reduces, not
-    the one after.
+    As in PyTorch's ReduceLROnPlateau, a loss counts as lower if it is below the best by more than a
+    ten-thousandth; unlike there, the last of `patience` evaluations reduces, not the one after it.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -157,8 +157,8 @@ class ReduceOnPlateau(Schedule):
         return self.reduced(self.factor, self.reductions)
 
     def observe(self, val_loss: float) -> None:
-        enough = math.inf if self.best is None else self.best * (1 - IMPROVEMENT)
-        if val_loss < enough:
+        threshold = math.inf if self.best is None else self.best * (1 - IMPROVEMENT)
+        if val_loss < threshold:
             self.best, self.waited = val_loss, 0
             return
         self.waited += 1

@@ -19,12 +19,13 @@ from smallmind.config import (
     RunConfig,
     TrainingConfig,
     __version__,
+    current_names,
 )
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.checkpoint import Checkpoint, newest
+from smallmind.training.checkpoint import newest
 from smallmind.training.records import Record
-from smallmind.training.saving import SaveFailedRecord
+from smallmind.training.state import RunState
 
 CONFIG, METRICS, MODEL, SAMPLES = (
     "config.json",
@@ -55,7 +56,7 @@ def unfinished_run(parent: Path = Path("runs")) -> Path:
     raise InputError(f"{parent} holds no unfinished run; name the directory of one")
 
 
-def is_finished(checkpoint: Checkpoint, config: TrainingConfig) -> bool:
+def is_finished(checkpoint: RunState, config: TrainingConfig) -> bool:
     """Whether a run with this config has nothing left to do after the checkpoint."""
     progress = checkpoint.state.get("progress")
     if not isinstance(progress, dict):
@@ -110,7 +111,7 @@ class RunDirectory:
     ) -> None:
         config = {
             "model": dataclasses.asdict(model),
-            "training": dataclasses.asdict(training),
+            "training": dataclasses.asdict(training.with_min_lr()),
             "run": dataclasses.asdict(run),
             "distillation": dataclasses.asdict(distillation or DistillationConfig()),
             "text_sha256": text_sha256,
@@ -129,7 +130,7 @@ class RunDirectory:
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def log(self, record: Record | SaveFailedRecord) -> None:
+    def log(self, record: Record) -> None:
         """Appends one line to the metrics; where the disk is full, with a later one."""
         self._unwritten += json.dumps(dataclasses.asdict(record)).encode() + b"\n"
         with suppress(OSError):
@@ -164,7 +165,7 @@ class RunDirectory:
                 config = safetensors.from_json(file.read(LARGEST_CONFIG))
             return {
                 "model": ModelConfig(**config["model"]),
-                "training": TrainingConfig(**config["training"]),
+                "training": TrainingConfig(**current_names(config["training"])),
                 "run": RunConfig(**config["run"]),
                 "distillation": DistillationConfig(**config["distillation"]),
                 "text_sha256": str(config["text_sha256"]),

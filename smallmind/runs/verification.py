@@ -11,8 +11,10 @@ import numpy as np
 
 from smallmind import safetensors
 from smallmind.config import InputError, TrainingConfig
-from smallmind.training.checkpoint import NAME, Checkpoint, load, verify
-from smallmind.training.loop import Record, Training
+from smallmind.training.checkpoint import NAME, load, verify
+from smallmind.training.loop import Training
+from smallmind.training.records import Record
+from smallmind.training.state import RunState
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def verification(
         yield from _replay(training, config, sound)
 
 
-def fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
+def fingerprint(checkpoint: RunState) -> dict[str, str]:
     """SHA-256 of every tensor and of every part of the state, without what the clock says."""
     parts = {
         name: hashlib.sha256(np.ascontiguousarray(tensor).tobytes()).hexdigest()
@@ -62,10 +64,10 @@ def _replay(
     for first, second in pairwise(sorted(by_step)):
         try:
             yield from training.steps(config, load(by_step[first]), until=second)
-            trained = fingerprint(training.checkpoint())
+            trained = fingerprint(training.state())
             # Where a run was broken off in an evaluation, that comes first when it goes on.
             yield from training.steps(config, load(by_step[second]), until=second)
-            fault = _difference(trained, fingerprint(training.checkpoint()))
+            fault = _difference(trained, fingerprint(training.state()))
         except (InputError, FloatingPointError) as error:
             fault = str(error)
         yield Verdict(f"trained again from step {first} to {second}", fault)

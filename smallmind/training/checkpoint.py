@@ -1,23 +1,20 @@
-"""The whole state of a run on disk, so that it goes on from there as if nothing had happened.
+"""Checkpoints: the state of a run in files, from which it resumes bit for bit.
 
 A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, and
 `checkpoints/best.safetensors`.
 """
 
-import math
 import os
 import re
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from types import TracebackType
+from typing import Protocol, Self
 
 from smallmind import durable, safetensors
 from smallmind.config import InputError
+from smallmind.training.state import RunState, Snapshot, StateCopy
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
@@ -25,49 +22,35 @@ NAME = re.compile(r"step-([0-9]{8,})\.safetensors")
 FORMAT = "smallmind checkpoint 1"
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a run is after `step` updates: tensors by name, and all else as JSON-able `state`.
-
-    Numbers in state come back to the bit; tuples come back as lists. NaN and infinities are not
-    JSON: None stands for what is not known yet.
-    """
-
-    step: int
-    tensors: Mapping[str, np.ndarray]
-    state: dict[str, Any]
-
-
 def save(
-    directory: str | PathLike[str], checkpoint: Checkpoint, keep: int = 3, best: bool = False
+    directory: str | PathLike[str], state: RunState, keep: int = 3, best: bool = False
 ) -> None:
-    """Writes a run's checkpoint, where `best` also as the best one; only then removes older ones.
+    """Writes a run's checkpoint, with `best` also as the best one, then removes older ones.
 
-    The newest `keep` stay. Those of later steps go: a run that was resumed before them has left
-    them behind. OSError where the disk does not take it, FloatingPointError where a tensor has NaN
-    or Inf; what was there stays then.
+    The newest `keep` stay. Checkpoints of later steps are removed: a run that resumed from an
+    earlier step has left them behind. OSError where the disk refuses it, FloatingPointError where
+    a tensor has NaN or Inf; the files that were there then stay.
     """
-    for name, tensor in checkpoint.tensors.items():
-        if tensor.dtype.kind == "f" and tensor.size and not _is_finite(tensor):
-            raise FloatingPointError(f"{name} has NaN or Inf: not saved over what is sound")
+    if broken := state.first_non_finite():
+        raise FloatingPointError(f"{broken} has NaN or Inf: not saved, the last checkpoint stays")
     folder = _folder(directory)
     metadata = {
         "format": FORMAT,
-        "step": str(checkpoint.step),
-        "state": safetensors.to_json(checkpoint.state),
+        "step": str(state.step),
+        "state": safetensors.to_json(state.state),
     }
     durable.make_directory(folder)
-    # The best one first: the state in the other says that it is there.
-    for name in [BEST, _name(checkpoint.step)] if best else [_name(checkpoint.step)]:
-        safetensors.write(folder / name, checkpoint.tensors, metadata)
+    # The best one first: the state in the other file says that it exists.
+    for name in [BEST, _name(state.step)] if best else [_name(state.step)]:
+        safetensors.write(folder / name, state.tensors, metadata)
     steps = _steps(folder)
-    past = [step for step in steps if step <= checkpoint.step]
+    past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
         durable.remove(folder / _name(step))
 
 
-def load(path: str | PathLike[str]) -> Checkpoint:
-    """The checkpoint that `save` wrote. InputError where the file is not sound or is another."""
+def load(path: str | PathLike[str]) -> RunState:
+    """The state that `save` wrote. InputError where the file is damaged or not a checkpoint."""
     path = Path(path)
     tensors, metadata = safetensors.read(path, strict=True)
     if metadata.get("format") != FORMAT:
@@ -78,51 +61,37 @@ def load(path: str | PathLike[str]) -> Checkpoint:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
     if step < 0 or not isinstance(state, dict) or path.name not in (_name(step), BEST):
         raise InputError(f"{path} is not the checkpoint that its name says")
-    return Checkpoint(step, tensors, state)
+    return RunState(step, tensors, state)
 
 
-def newest(directory: str | PathLike[str]) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
-    """A run's newest sound checkpoint, and the files passed over, each with a line that says why.
+def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[Path, str]]]:
+    """A run's newest sound checkpoint, and the files that were skipped, each with the reason.
 
-    The best one is only asked where another was passed over. None where no checkpoint is sound.
+    The best one is read only if another was skipped. None if no checkpoint is sound.
     """
-    folder = _folder(directory)
-    found: Checkpoint | None = None
-    passed_over: list[tuple[Path, str]] = []
-    for path in _files(folder):
-        if found and (path.name != BEST or not passed_over):
+    found: RunState | None = None
+    skipped: list[tuple[Path, str]] = []
+    for path in _files(_folder(directory)):
+        if found and (path.name != BEST or not skipped):
             continue
         try:
-            checkpoint = load(path)
+            state = load(path)
         except InputError as error:
-            passed_over.append((path, str(error)))
+            skipped.append((path, str(error)))
         else:
-            found = checkpoint if not found or checkpoint.step > found.step else found
-    return found, passed_over
+            found = state if not found or state.step > found.step else found
+    return found, skipped
 
 
 def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
-    """Every checkpoint of a run, newest first and the best one last, with what is wrong or None."""
+    """Every checkpoint of a run, newest first and the best last, with its fault or None."""
     return [(path, _fault(path)) for path in _files(_folder(directory))]
 
 
-def copy_into(checkpoint: Checkpoint, copies: dict[str, np.ndarray]) -> Checkpoint:
-    """The same, in arrays of its own: those in copies, which hold it until they are used again."""
-    for name in copies.keys() - checkpoint.tensors.keys():
-        del copies[name]
-    for name, tensor in checkpoint.tensors.items():
-        copy = copies.get(name)
-        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-            copy = copies[name] = np.empty(tensor.shape, tensor.dtype)
-        np.copyto(copy, tensor)
-    state = safetensors.from_json(safetensors.to_json(checkpoint.state))
-    return Checkpoint(checkpoint.step, copies, state)
-
-
 def new_directory(directory: str | PathLike[str]) -> Path:
-    """Makes the directory of a run that is to start, where there is none yet.
+    """Creates the directory of a new run if it does not exist.
 
-    InputError where it holds checkpoints already; OSError where it cannot be made.
+    InputError where it already holds checkpoints; OSError where it cannot be created.
     """
     if found := _files(_folder(directory)):
         raise InputError(f"{found[0].parent} holds checkpoints of another run; choose another")
@@ -130,64 +99,99 @@ def new_directory(directory: str | PathLike[str]) -> Path:
     return Path(directory)
 
 
-class BackgroundSaver:
-    """Saves the checkpoints of the run in `directory` while the run goes on.
+class Saver(Protocol):
+    """Where a run saves its state."""
 
-    `failure` is why the last save that ended has failed, None where it went well. What failed is
-    tried again at the next call. A save that is under way when the program ends is finished first;
-    `close` also tells how it went.
+    def save(self, state: RunState, best: bool) -> Exception | None:
+        """Starts to save a state, with `best` also as the best one -> why the last save failed.
+
+        A state that is no Snapshot may change as soon as this returns.
+        """
+
+    def wait(self) -> Exception | None:
+        """Waits until no state is being saved, or will be -> why the last save failed, or None."""
+
+    def close(self) -> None:
+        """Waits, and raises the exception of the last save if it failed."""
+
+
+class BackgroundSaver:
+    """Saves checkpoints of the run in `directory` while the run continues.
+
+    `failure` is why the last save failed, None if it succeeded. A failed save is tried once more
+    by the next call. If the program ends during a save, that save finishes first. As a context
+    manager it closes itself.
     """
 
     def __init__(self, directory: str | PathLike[str], keep: int = 3) -> None:
         self.directory = Path(directory)
         self.keep = keep
         self.failure: Exception | None = None
-        self._copies: dict[str, np.ndarray] = {}  # kept from save to save
-        self._pending: tuple[Checkpoint, bool] | None = None  # the snapshot, and whether it is best
-        self._lock = threading.Lock()  # held while the copies are written, or changed
+        self._copy = StateCopy()  # of states that are not snapshots
+        self._pending: tuple[Snapshot, bool] | None = None  # what to save, and whether it is best
+        self._lock = threading.Lock()  # held while the pending state is written or replaced
 
-    def save(self, checkpoint: Checkpoint, best: bool = False) -> Exception | None:
-        """Takes a snapshot and saves it in the background -> why the save before has failed.
+    def save(self, state: RunState, best: bool = False) -> Exception | None:
+        """Saves a state in the background -> why the previous save failed, or None.
 
-        Waits for the save before, and tries that once more where it failed. On return the tensors
-        and the state may change.
+        Waits for the previous save. On return the state may change, unless it is a Snapshot:
+        that one must not change before `wait` has returned.
         """
         failure = self.wait()
         with self._lock:
-            self._pending = None  # an interrupt may leave the copies half done
-            self._pending = copy_into(checkpoint, self._copies), best
-        threading.Thread(target=self._work, name="checkpoint").start()
+            snapshot = state if isinstance(state, Snapshot) else self._copy.take(state)
+            self._pending = snapshot, best
+        threading.Thread(target=self._write, name="checkpoint").start()
         return failure
 
     def wait(self) -> Exception | None:
-        """Waits until nothing is left to save -> why that failed, or None."""
-        self._work()
+        """Waits for the save that is running, and tries a failed one again -> its failure."""
+        with self._lock:
+            self._write_pending()
+            self._pending = None  # its arrays may change from now on
         return self.failure
 
     def close(self) -> None:
-        """Waits, and raises what the last save failed of."""
+        """Waits, and raises the exception of the last save if it failed."""
         failure = self.wait()
         if failure:
             raise failure
 
-    def _work(self) -> None:
-        """Saves the snapshot that is pending, if any: in whichever thread comes first."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error:
+            self.wait()
+        else:
+            self.close()
+
+    def _write(self) -> None:
         with self._lock:
-            if self._pending is None:
-                return
-            snapshot, best = self._pending
-            try:
-                save(self.directory, snapshot, self.keep, best)
-            except Exception as error:
-                self.failure = error
-            else:
-                self.failure = self._pending = None
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        """Writes the pending state, if any, in whichever thread comes first."""
+        if self._pending is None:
+            return
+        snapshot, best = self._pending
+        try:
+            save(self.directory, snapshot, self.keep, best)
+        except Exception as error:
+            self.failure = error
+        else:
+            self.failure = self._pending = None
 
 
 def _folder(directory: str | PathLike[str]) -> Path:
     folder = Path(directory) / CHECKPOINTS
     if folder.is_symlink():
-        # Older checkpoints are removed here: they could be those of another run.
+        # Older checkpoints are removed here: they could be another run's.
         raise InputError(f"{folder} is a symbolic link; put the directory itself there")
     return folder
 
@@ -197,7 +201,7 @@ def _name(step: int) -> str:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, newest first."""
+    """The steps with a checkpoint, newest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -212,11 +216,6 @@ def _files(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first and the best one last."""
     names = [_name(step) for step in _steps(folder)]
     return [folder / name for name in [*names, BEST] if os.path.lexists(folder / name)]
-
-
-def _is_finite(tensor: np.ndarray) -> bool:
-    # Both are NaN where one element is. No array of bools, as large as a quarter of the weights.
-    return math.isfinite(tensor.min()) and math.isfinite(tensor.max())
 
 
 def _fault(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: all of it, or some windows."""
+"""How well a model predicts a text, or some windows of it; when a run evaluates and stops."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smallmind.config import InputError
+from smallmind.config import InputError, TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
-from smallmind.training.records import EvaluationRecord
+from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss in nats a token over `tokens` predictions that spell `characters` characters.
+    """Mean loss in nats per token over `tokens` predictions that spell `characters` characters.
 
-    For `correct` of them the token that came was the one that the model thought the likeliest.
+    In `correct` of them the model ranked the right token first.
     """
 
     loss: float
@@ -34,7 +34,7 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the loss: how many equally likely tokens would be as hard to guess."""
+        """exp(loss): as hard to guess as among this many equally likely tokens."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
@@ -42,25 +42,25 @@ class Evaluation:
         return self.correct / self.tokens
 
 
-def _never() -> None:
-    """What evaluations ask before each batch, where nothing can stop them."""
+def _continue() -> None:
+    """Called before each batch of an evaluation that nothing can stop."""
 
 
 def evaluate_batches(
     model: TransformerModel,
     batches: Iterable[Batch],
-    characters_a_token: float,
-    before_batch: Callable[[], object] = _never,
+    characters_per_token: float,
+    before_batch: Callable[[], object] = _continue,
 ) -> Evaluation:
-    """ids, targets (B, T), one after another and of one shape -> the mean over all tokens."""
+    """Batches of one shape -> the mean over all their tokens."""
     total, count, tokens, correct = 0.0, 0, 0, 0
-    for ids, targets in batches:
+    for batch in batches:
         before_batch()
-        right = np.empty(targets.shape, np.bool_)
-        total += float(model.losses(ids, targets, right).mean(dtype=np.float64))
+        right = np.empty(batch.targets.shape, np.bool_)
+        total += float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
         correct += int(right.sum())
-        tokens, count = tokens + targets.size, count + 1
-    return Evaluation(total / count, tokens, tokens * characters_a_token, correct)
+        tokens, count = tokens + batch.targets.size, count + 1
+    return Evaluation(total / count, tokens, tokens * characters_per_token, correct)
 
 
 def evaluate(
@@ -68,12 +68,12 @@ def evaluate(
     tokens: np.ndarray,
     characters: int,
     batch_size: int = 32,
-    before_batch: Callable[[], object] = _never,
+    before_batch: Callable[[], object] = _continue,
 ) -> Evaluation:
-    """tokens (n,) that spell `characters` characters -> the loss of every token after the first.
+    """tokens (n,) that spell `characters` characters -> the mean over all tokens but the first.
 
-    Windows overlap by half: a token is predicted from at least block_size / 2 tokens before it,
-    except at the very start. InputError for fewer than two tokens.
+    Windows overlap by half: every token is predicted from at least block_size / 2 tokens before
+    it, except at the very start. InputError for fewer than two tokens.
     """
     n = len(tokens) - 1
     if n < 1:
@@ -94,7 +94,7 @@ def evaluate(
             total += float(row[scored - start :].sum(dtype=np.float64))
             correct += int(hits[scored - start :].sum())
             scored = max(scored, int(start) + T)
-    # The first token is given, not predicted; its share of the characters is left out.
+    # The first token is given, not predicted: its share of the characters does not count.
     return Evaluation(total / n, n, max(1, round(characters * n / len(tokens))), correct)
 
 
@@ -102,24 +102,23 @@ def evaluate_parts(
     step: int,
     model: TransformerModel,
     dataset: Dataset,
-    characters_a_token: float,
     batches: int,
-    before_batch: Callable[[], object] = _never,
+    before_batch: Callable[[], object] = _continue,
 ) -> EvaluationRecord:
-    """The training and the held-out part, so many batches of each: the same at every step.
+    """`batches` batches of the training and of the held-out part: the same ones at every step.
 
-    With 0 batches it is all of the held-out part, and as many windows of the training part.
+    With 0, the whole held-out part and as many windows of the training part.
     """
 
-    def some(part: str, count: int) -> Evaluation:
+    def evaluate_part(part: str, count: int) -> Evaluation:
         chosen = (dataset.evaluation_batch(part, i) for i in range(count))
-        return evaluate_batches(model, chosen, characters_a_token, before_batch)
+        return evaluate_batches(model, chosen, dataset.characters_per_token, before_batch)
 
-    train = some("train", batches or dataset.held_out_batches)
+    train = evaluate_part("train", batches or dataset.held_out_batches)
     if batches:
-        held_out = some("held_out", batches)
+        held_out = evaluate_part("held_out", batches)
     else:
-        characters = round(characters_a_token * len(dataset.held_out))
+        characters = round(dataset.characters_per_token * len(dataset.held_out))
         held_out = evaluate(model, dataset.held_out, characters, dataset.batch_size, before_batch)
     return EvaluationRecord(
         step=step,
@@ -129,3 +128,27 @@ def evaluate_parts(
         bits_per_character=held_out.bits_per_character,
         accuracy=held_out.accuracy,
     )
+
+
+def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
+    """Whether the step that a run has reached is still to be evaluated."""
+    step = progress.step
+    if not step or not config.val_every or progress.evaluated == step:
+        return False
+    return step % config.val_every == 0 or step == config.steps
+
+
+def count_evaluation(
+    config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
+) -> EarlyStopRecord | None:
+    """Enters an evaluation into progress -> a record if it ends the run."""
+    best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
+    is_lower = best is None or loss < best - config.early_stopping_min_delta
+    progress.evaluated = record.step
+    progress.waited = 0 if is_lower else progress.waited + 1
+    if math.isfinite(loss) and (best is None or loss < best):
+        progress.best_loss, progress.best_step = loss, record.step
+    if progress.best_loss is None or not 0 < patience <= progress.waited:
+        return None
+    progress.ended = True
+    return EarlyStopRecord(record.step, progress.best_step, progress.best_loss)

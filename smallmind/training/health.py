@@ -207,8 +207,7 @@ def checked_update(
 ) -> Iterator[list[HealthRecord]]:
     """Around an update: a list that at the end holds the record of the step, if it has one.
 
-    The first step and every diagnostic_interval-th have one, unless the gradient overflows and the
-    scaler handles that. Without a scaler, the error names the parameter.
+    The first step and every diagnostic_interval-th have one, unless a gradient is not finite.
     """
     records: list[HealthRecord] = []
     due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
@@ -220,14 +219,7 @@ def checked_update(
             overflowed = any(finding.problem in NOT_FINITE for finding in findings)
             # These copies live for one update, and only at the steps that are checked.
             before = {name: value.copy() for name, value in model.parameters.items()}
-    try:
-        yield records
-    except FloatingPointError as error:
-        if scaler:
-            raise
-        named = not_finite(model)
-        more = f" (and {len(named) - 1} more parameters)" if len(named) > 1 else ""
-        raise FloatingPointError("; ".join(map(str, [error, *named[:1]])) + more) from None
+    yield records
     if due and not overflowed:
         with profile("CheckHealth"):
             ratios = update_ratios(model, before)

@@ -173,8 +173,8 @@ class _DryRun:
 
     def _pass(self, ids: np.ndarray, targets: np.ndarray) -> None:
         if self.distillation:
-            starts = np.zeros(len(ids), np.int64)
-            self.distillation.loss_and_gradients(self.model, ids, targets, starts=starts)
+            batch = Batch(ids, targets, np.zeros(len(ids), np.int64))
+            self.distillation.loss_and_gradients(self.model, batch)
         else:
             self.model.loss_and_gradients(ids, targets)
 

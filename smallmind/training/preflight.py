@@ -1,4 +1,4 @@
-"""What can be known before a run: does the model begin, learn and differentiate as it should."""
+"""Checks before a run: does the model start, learn and differentiate as it should?"""
 
 import dataclasses
 import math
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smallmind.config import ModelConfig
+from smallmind.config import ModelConfig, Precision
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model
 from smallmind.training.loop import Training
 
-FIRST_LOSS_SLACK = 0.2  # nats: what a batch may be above or below by chance
+FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance
 SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
-MEMORISED = 0.1  # nats a token
+MEMORISED = 0.1  # nats per token
 MEMORISING_STEPS, WARMUP = 100, 10
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
 H = 1e-5  # of finite differences
@@ -27,7 +28,7 @@ KERNEL_ERROR = 1e-3  # relative, in float32
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at before a run."""
+    """The result of one check."""
 
     name: str
     passed: bool
@@ -36,50 +37,57 @@ class Check:
 
 
 def preflight(training: Training) -> Iterator[Check]:
-    """Checks a model and its text before a run, one after another; both stay as they are.
+    """Checks a model and its text before a run, one check after another; both stay unchanged.
 
-    In the time of some hundred steps with 128 tokens, and memory for two more models.
+    Takes the time of some hundred steps with 128 tokens, and memory for another model.
     """
-    model, dataset = _copy(training.model), training.dataset
-    yield first_loss(model, dataset.batch(0))
-    yield every_gradient(model, dataset.batch(0))
-    samples = distinct_samples(dataset)
-    if model.backend != "numpy":
-        yield kernels_agree(model, samples)
-    yield memorise(model, samples)
-    yield gradient_check(model.config)
+    model = training.model
+    with training.preserved():
+        model.use_precision(Precision.FLOAT32)
+        model.passes = 0
+        batch = draw(RandomWindows(training.data), 0)
+        yield first_loss(model, batch)
+        yield every_gradient(model, batch)
+        samples = distinct_samples(training.data)
+        if model.backend != "numpy":
+            yield kernels_agree(model, samples)
+        yield memorise(copy_model(model, dropout=0.0), samples)
+        yield gradient_check(model.config)
 
 
-def _copy(model: TransformerModel, backend: str | None = None) -> TransformerModel:
-    """A model with the same weights and dropout, on the same kernels or another back end's."""
-    copy = TransformerModel(
-        **dataclasses.asdict(model.config), seed=model.seed, backend=backend or model.backend
-    )
+def copy_model(
+    model: TransformerModel, backend: str | None = None, dropout: float | None = None
+) -> TransformerModel:
+    """A float32 model with the same weights, perhaps for another back end or dropout."""
+    settings = dataclasses.asdict(model.config)
+    if dropout is not None:
+        settings["dropout"] = dropout
+    copy = TransformerModel(**settings, seed=model.seed, backend=backend or model.backend)
     copy.flat.data[:] = model.flat.data
     return copy
 
 
 def first_loss(model: TransformerModel, batch: Batch) -> Check:
-    """ids, targets (B, T): before it has learnt anything, a model guesses among all V tokens.
+    """An untrained model guesses among all V tokens.
 
-    Logits are sums of C products with weights of deviation 0.02, which lifts the loss above ln V by
-    half their variance, C 0.02^2 / 2; twice that is allowed.
+    Logits are sums of C products with weights of deviation 0.02, which raises the loss above ln V
+    by half their variance, C 0.02^2 / 2; twice that is allowed.
     """
     expected = math.log(model.config.vocab_size)
     slack = FIRST_LOSS_SLACK + model.config.n_embd * INITIAL_DEVIATION**2
-    loss = model.loss(*batch)
+    loss = model.loss(batch.ids, batch.targets)
     return Check(
         "loss at the start",
         abs(loss - expected) <= slack,
-        f"{loss:.3f} nats a token",
+        f"{loss:.3f} nats per token",
         f"ln {model.config.vocab_size} = {expected:.3f}, give or take {slack:.2f}",
     )
 
 
 def every_gradient(model: TransformerModel, batch: Batch) -> Check:
-    """ids, targets (B, T): the loss depends on every parameter."""
+    """The loss depends on every parameter."""
     model.zero_gradients()
-    model.loss_and_gradients(*batch)
+    model.loss_and_gradients(batch.ids, batch.targets)
     wrong = [x for x in check_model(model) if x.problem in ("nan", "inf", "zero")]
     count = len(model.gradients)
     others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
@@ -92,30 +100,29 @@ def every_gradient(model: TransformerModel, batch: Batch) -> Check:
 
 
 def distinct_samples(dataset: Dataset) -> Batch:
-    """Windows of the training text, ids and targets (B, T), of which no two begin alike.
+    """Windows of the training text, cut to 16 tokens, no two of which begin with the same token.
 
-    All that comes later is then a function of what was before, and can be known by heart.
+    Each token then follows from those before it, so that all can be memorised.
     """
     T = min(SAMPLE_TOKENS, dataset.block_size)
-    samples: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    sampler = RandomWindows(dataset)
+    starts: dict[int, int] = {}  # by first token
     for number in range(-(-4 * SAMPLES // dataset.batch_size)):
-        for ids, targets in zip(*dataset.batch(number), strict=True):
-            if len(samples) < SAMPLES:
-                samples.setdefault(int(ids[0]), (ids[:T], targets[:T]))
-    ids, targets = zip(*samples.values(), strict=True)
-    return np.stack(ids), np.stack(targets)
+        for start in sampler.starts(number):
+            if len(starts) < SAMPLES:
+                starts.setdefault(int(dataset.train[start]), int(start))
+    batch = dataset.windows(np.array(list(starts.values())))
+    return Batch(batch.ids[:, :T], batch.targets[:, :T], batch.starts)
 
 
 def memorise(model: TransformerModel, samples: Batch) -> Check:
-    """ids, targets (B, T): a model that learns at all knows a few windows by heart in 100 steps.
+    """A model without dropout that learns at all memorises a few windows in 100 steps.
 
-    Without dropout, and at a learning rate of its own. Trains the model.
+    Trains the model, at a learning rate of its own.
     """
-    model.workspace.dropout = 0.0
-    model.zero_gradients()
     rate = RATE_BY_WIDTH / max(16, model.config.n_embd)
     steps, loss = _learn(model, samples, rate)
-    B, T = samples[0].shape
+    B, T = samples.ids.shape
     return Check(
         f"memorising {B} windows of {T} tokens",
         loss < MEMORISED,
@@ -125,22 +132,20 @@ def memorise(model: TransformerModel, samples: Batch) -> Check:
 
 
 def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, float]:
-    """Steps it took until the samples were memorised, or in vain; and the loss after them."""
+    """-> the steps until the samples were memorised, or all of them, and the loss after them."""
     optimizer = AdamW(model, weight_decay=0.0)
     for step in range(MEMORISING_STEPS):
-        loss = model.loss_and_gradients(*samples)
+        loss = model.loss_and_gradients(samples.ids, samples.targets)
         if not loss >= MEMORISED:  # or NaN
             return step, loss
         optimizer.learning_rate = rate * min(1.0, (step + 1) / WARMUP)
-        try:
-            optimizer.step(max_grad_norm=1.0)
-        except FloatingPointError:
+        if not math.isfinite(optimizer.step(max_grad_norm=1.0)):
             return step, math.nan
-    return MEMORISING_STEPS, model.loss(*samples)
+    return MEMORISING_STEPS, model.loss(samples.ids, samples.targets)
 
 
 def gradient_check(config: ModelConfig) -> Check:
-    """The backward pass of a small model of the same kind, in float64 on plain NumPy."""
+    """The backward pass of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
     model = TransformerModel(**dataclasses.asdict(small), backend="numpy", dtype=np.float64)
     # Away from the initialisation, where gains are 1 and biases 0.
@@ -159,10 +164,10 @@ def gradient_check(config: ModelConfig) -> Check:
 
 
 def small_config(config: ModelConfig) -> ModelConfig:
-    """The same biases, weights tied or not, dropout; sizes at which a pass takes a millisecond.
+    """The same biases, weight tying and dropout, in sizes at which a pass takes a millisecond.
 
-    Channels enough that dropout never takes all of a token: the gain of a norm of zeros is so steep
-    that finite differences say nothing.
+    Enough channels that dropout never drops all those of a token: a norm of zeros is so steep that
+    finite differences mean nothing.
     """
     n_head = min(config.n_head, 3)
     return dataclasses.replace(
@@ -176,9 +181,11 @@ def small_config(config: ModelConfig) -> ModelConfig:
     )
 
 
-def _random_batch(config: ModelConfig, random: np.random.Generator) -> Batch:
-    ids = random.integers(0, config.vocab_size, (3, config.block_size + 1))
-    return ids[:, :-1], ids[:, 1:]
+def _random_batch(
+    config: ModelConfig, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    tokens = random.integers(0, config.vocab_size, (3, config.block_size + 1))
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def gradient_errors(
@@ -186,8 +193,8 @@ def gradient_errors(
 ) -> dict[str, float]:
     """Relative error of the gradient of each parameter of a float64 model, along one direction.
 
-    By central differences, (loss(p + h v) - loss(p - h v)) / 2h against <gradient, v>: two passes a
-    parameter, whatever its size. All take the dropout masks of the pass that comes next.
+    By central differences, (loss(p + h v) - loss(p - h v)) / 2h against <gradient, v>: two passes
+    per parameter, whatever its size. All use the dropout masks of the model's next pass.
     """
     passes = model.passes
 
@@ -219,12 +226,12 @@ def gradient_errors(
 
 
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
-    """ids, targets (B, T): the compiled kernels give the gradients that plain NumPy gives."""
-    plain = _copy(model, backend="numpy")
+    """The compiled kernels compute the same gradients as plain NumPy."""
+    plain = copy_model(model, backend="numpy")
     for each in (model, plain):
-        each.passes = 0  # the same dropout
+        each.passes = 0  # the same dropout masks
         each.zero_gradients()
-        each.loss_and_gradients(*samples)
+        each.loss_and_gradients(samples.ids, samples.targets)
     errors = {
         name: _relative_error(model.gradients[name], gradient)
         for name, gradient in plain.gradients.items()
@@ -239,7 +246,7 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
 
 
 def _worst(errors: Mapping[str, float]) -> str:
-    """The name of the largest; NaN is larger than all else."""
+    """The name of the largest error; NaN is the largest of all."""
     return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
 
 

@@ -1,4 +1,4 @@
-"""What a run tells of itself, record by record, and where it is."""
+"""What a run reports: records of its steps, evaluations and problems, and its progress."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One update: loss in nats a token, norm of the gradient before clipping.
+    """One update: loss in nats per token, gradient norm before clipping.
 
-    Milliseconds and tokens a second are means since the record before, evaluations left out.
-    `clip_share` is of all updates so far; memory is of the whole process, in bytes.
+    step_ms and tokens_per_second are means since the previous record, without evaluations.
+    clip_share covers all updates so far; memory is that of the whole process, in bytes.
     """
 
     step: int
@@ -19,9 +19,9 @@ class StepRecord:
     tokens_per_second: float
     elapsed_seconds: float
     step_ms: float
-    windows: int  # that the update is the mean of: the effective batch
+    windows: int  # averaged over in this update: the effective batch size
     precision: str
-    loss_scale: float  # 1 where nothing is scaled
+    loss_scale: float  # 1 without loss scaling
     clip_share: float
     memory: int
     peak_memory: int
@@ -29,7 +29,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class OverflowRecord:
-    """A step whose gradient was too large for float16: no update, and a smaller loss scale."""
+    """A skipped update: the gradient overflowed float16, and the loss scale was lowered."""
 
     step: int
     loss_scale: float
@@ -37,21 +37,23 @@ class OverflowRecord:
 
 @dataclass(frozen=True)
 class RollbackRecord:
-    """A loss that spiked: the run is as it was after `step`, at half the learning rate, and will
-    leave out the batches of `spike_step`."""
+    """A loss spike: the run is back at `step`, at half the learning rate, and will skip the
+    batches of `spike_step`."""
 
     step: int
     spike_step: int
     spike_loss: float | None  # None: not finite
-    average_loss: float | None  # None: of no step yet
-    lr_factor: float  # on the schedule's learning rate from now on
+    average_loss: float | None  # None: no step yet
+    lr_factor: float  # multiplies the schedule's learning rate from now on
 
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """Mean losses in nats a token over the same windows every time, of the training and of the
-    held-out part; what follows is of the held-out part. `accuracy` is the share of tokens that the
-    model thought the likeliest."""
+    """Mean losses in nats per token over fixed windows of the training and the held-out part.
+
+    The other fields describe the held-out part; `accuracy` is the share of tokens that the model
+    ranked first.
+    """
 
     step: int
     train_loss: float
@@ -62,20 +64,20 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True)
-class SaveRecord:
-    """The moment to save `Training.checkpoint()`; as the best one too, where its loss is."""
-
-    step: int
-    best: bool = False
-
-
-@dataclass(frozen=True)
 class EarlyStopRecord:
-    """The end of a run whose loss on the held-out part no longer falls."""
+    """The run ends because its held-out loss no longer falls."""
 
     step: int
     best_step: int
     best_loss: float
+
+
+@dataclass(frozen=True)
+class SaveFailedRecord:
+    """A checkpoint could not be written; the next save tries again."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -100,21 +102,26 @@ class HealthRecord:
 
 
 Record = (
-    StepRecord | EvaluationRecord | OverflowRecord | RollbackRecord | HealthRecord | SaveRecord
+    StepRecord
+    | EvaluationRecord
+    | OverflowRecord
+    | RollbackRecord
+    | HealthRecord
     | EarlyStopRecord
-)  # fmt: skip
+    | SaveFailedRecord
+)
 
 
 @dataclass
 class RunProgress:
-    """Where a run is, fit for JSON."""
+    """How far a run is. All fields are JSON-able."""
 
-    step: int = 0  # updates so far, those that overflowed or were left out included
+    step: int = 0  # updates so far, including those that overflowed or were skipped
     clipped: int = 0  # updates whose gradient was clipped by its norm
-    evaluated: int = 0  # the step of the last evaluation
-    best_loss: float | None = None  # of all evaluations, on the held-out part
+    evaluated: int = 0  # step of the last evaluation
+    best_loss: float | None = None  # lowest held-out loss so far
     best_step: int = 0
     waited: int = 0  # evaluations since one that was lower by early_stopping_min_delta
     ended: bool = False  # by early stopping
-    # Of all steps and evaluations, and of the evaluations among them.
+    # "total" includes "evaluations".
     seconds: dict[str, float] = field(default_factory=lambda: {"total": 0.0, "evaluations": 0.0})

@@ -1,12 +1,11 @@
-"""A teacher's logits on disk: the likeliest tokens after every token of a text.
+"""A teacher's logits on disk: the most likely tokens after every token of a text.
 
-A teacher's logits depend on the window that it saw a token in. So the text is cut into windows of
-block_size, one behind the other, and a run that reads the cache draws its windows from these alone:
-what it reads is what the teacher would say, rounded to float16. Tokens after the last whole window
-are left out.
+A teacher's logits depend on the window in which it sees a token. So the text is cut into
+consecutive windows of block_size, and a run with a cache draws only these windows: what it reads is
+what the teacher would compute, rounded to float16. Tokens after the last whole window are left out.
 
-Of each distribution the k largest log-probabilities are kept, and as one number more that of each
-other token: the rest of the probability is spread evenly over them. With k = V nothing is left out.
+For each token the k largest log-probabilities are stored, and one number for all other tokens,
+which share the remaining probability evenly. With k = V nothing is lost.
 """
 
 import hashlib
@@ -27,15 +26,15 @@ from smallmind.nn.workspace import Workspace
 from smallmind.text.dataset import Dataset
 
 FORMAT = "smallmind teacher cache 1"
-LEAST = -65504.0  # the least finite float16: a probability of zero at any temperature
-AT_ONCE = 2048  # tokens that go through the teacher together
+MIN_LOG_PROBABILITY = -65504.0  # smallest finite float16; exp of it is 0 at any temperature
+TOKENS_PER_PASS = 2048  # of the teacher, while a cache is made
 
 
 class TeacherCache:
-    """What make_cache wrote for this teacher, of this digest, and the training part of a dataset.
+    """The cache that make_cache wrote for the training part of a dataset.
 
-    The file stays mapped: memory holds the pages in use. InputError where it was made for another
-    teacher, text, window or k, or is damaged.
+    `teacher` is the teacher's digest. The file stays mapped: memory holds the pages in use.
+    InputError where it was made for another teacher, text, window or k, or is damaged.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class TeacherCache:
             if metadata.get(name) != value:
                 raise InputError(
                     f"{path} was made for another {name.replace('_', ' ')}: "
-                    f"{metadata.get(name, 'none')[:16]} and not {value[:16]}; "
+                    f"{metadata.get(name, 'none')[:16]}, not {value[:16]}; "
                     "remove it or name another file"
                 )
         rows = _windows(dataset) * dataset.block_size
@@ -65,7 +64,7 @@ class TeacherCache:
 
     @contextmanager
     def logits(self, starts: np.ndarray, workspace: Workspace) -> Iterator[np.ndarray]:
-        """starts (B,) of windows -> their teacher's logits (B T, V), rented for the block."""
+        """starts (B,) of windows -> the teacher's logits (B T, V), rented for the block."""
         B, T, V, K = len(starts), self.block_size, self.vocab_size, self._tensors[0].shape[1]
         pool = workspace.pool
         with (
@@ -84,12 +83,17 @@ class TeacherCache:
 
 
 def make_cache(
-    path: str | PathLike[str], teacher: TransformerModel, digest: str, top_k: int, dataset: Dataset
+    path: str | PathLike[str],
+    teacher: TransformerModel,
+    digest: str,
+    top_k: int,
+    dataset: Dataset,
+    tokens_per_pass: int = TOKENS_PER_PASS,
 ) -> None:
     """Runs the teacher once over the training part of dataset and writes a cache of its logits.
 
-    The file is there whole or not at all; memory does not grow with the text. OSError where the
-    disk does not take it, which for a while must hold it twice.
+    The file is complete or does not exist; memory does not grow with the text. OSError where the
+    disk refuses it, which must have space for two copies while the cache is made.
     """
     T, V, K, windows = dataset.block_size, teacher.config.vocab_size, top_k, _windows(dataset)
     directory = Path(path).absolute().parent
@@ -97,12 +101,12 @@ def make_cache(
         tempfile.TemporaryFile(dir=directory) as indices,
         tempfile.TemporaryFile(dir=directory) as log_probabilities,
     ):
-        at_once = max(1, AT_ONCE // T)
-        for first in range(0, windows, at_once):
-            places = np.arange(first, min(windows, first + at_once)) * T
-            with teacher.logits(dataset.train[places[:, None] + np.arange(T)]) as logits:
-                chosen, kept = _largest(logits, K)
-            indices.write(chosen.astype("<i4").data)
+        windows_per_pass = max(1, tokens_per_pass // T)
+        for first in range(0, windows, windows_per_pass):
+            starts = np.arange(first, min(windows, first + windows_per_pass)) * T
+            with teacher.logits(dataset.train[starts[:, None] + np.arange(T)]) as logits:
+                tokens, kept = top_k_log_probabilities(logits, K)
+            indices.write(tokens.astype("<i4").data)
             log_probabilities.write(kept.astype("<f2").data)
         tensors = {
             "indices": _mapped(indices, "<i4", (windows * T, K)),
@@ -117,31 +121,34 @@ def _mapped(file: BinaryIO, dtype: str, shape: tuple[int, int]) -> np.ndarray:
     return np.memmap(file, dtype, "r", shape=shape)
 
 
-def _largest(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """logits (R, V) -> the k likeliest tokens of each row, and k + 1 log-probabilities."""
+def top_k_log_probabilities(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """logits (R, V) -> the k most likely tokens (R, k), and log-probabilities (R, k + 1).
+
+    The last one is that of each other token, as if all of them were equally likely.
+    """
     R, V = logits.shape
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     p = np.exp(shifted)
     totals = p.sum(axis=1, keepdims=True)
-    # A stable order: the same file whatever sorts equals.
+    # A stable sort: ties always give the same file.
     chosen = np.argsort(-shifted, axis=1, kind="stable")[:, :k]
-    kept = np.full((R, k + 1), LEAST)
+    kept = np.full((R, k + 1), MIN_LOG_PROBABILITY)
     kept[:, :k] = np.take_along_axis(shifted - np.log(totals), chosen, axis=1)
     if k < V:
         np.put_along_axis(p, chosen, 0, axis=1)
         with np.errstate(divide="ignore"):
             kept[:, k] = np.log(p.sum(axis=1) / totals[:, 0] / (V - k))
-    return chosen, np.maximum(kept, LEAST)
+    return chosen, np.maximum(kept, MIN_LOG_PROBABILITY)
 
 
 def _windows(dataset: Dataset) -> int:
-    """How many windows of the training part a cache has."""
+    """How many windows of the training part are cached."""
     return (len(dataset.train) - dataset.block_size - 1) // dataset.block_size + 1
 
 
 def _key(teacher: str, top_k: int, dataset: Dataset) -> dict[str, str]:
-    """What a cache must have been made for."""
+    """What identifies the cache of a teacher, a text, a window and k."""
     tokens = np.ascontiguousarray(dataset.train, "<i4")
     return {
         "teacher": teacher,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from smallmind import durable
-from smallmind.training.checkpoint import Checkpoint
+from smallmind.training.state import RunState
 
 
 def checkpoint(step, elements=500):
@@ -19,7 +19,7 @@ def checkpoint(step, elements=500):
         "scale": np.array(step % 100, np.float16),
         "empty": np.empty((0, 3), np.int32),
     }
-    return Checkpoint(step, tensors, {"best": 1 / (1 + step), "rng": [2**64 - 1 - step], "at": "ä"})
+    return RunState(step, tensors, {"best": 1 / (1 + step), "rng": [2**64 - 1 - step], "at": "ä"})
 
 
 def assert_sound(found, steps):

@@ -38,7 +38,7 @@ def test_products(random, M, K, N, value):
         assert_same_kinds("matmul_gelu", [(M, N), (M, N)], a, b)
         assert_same_kinds("matmul_transpose_a", [(M, N)], a_t, b)
         assert_same_kinds("matmul_transpose_b", [(M, N)], a, b_t)
-    for extra in ("bias", "plus"):
+    for extra in ("bias", "addend"):
         x = normal(random, *((N,) if extra == "bias" else (M, N)))
         x[..., -1] = value
         out = np.zeros((M, N), np.float32)

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from smallmind import InputError
-from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.dataset import Batch, Dataset, read_text
+from smallmind.text.samplers import RandomWindows, draw
 
 TOKENS = np.arange(1000, dtype=np.int32)
 
@@ -11,50 +12,70 @@ def test_the_last_tenth_is_held_out_and_never_drawn():
     dataset = Dataset(TOKENS, block_size=16, batch_size=8, seed=1)
     assert dataset.train.tolist() == list(range(900))
     assert dataset.held_out.tolist() == list(range(900, 1000))
-    drawn = [dataset.batch(number) for number in range(1000)]
-    assert max(targets.max() for _, targets in drawn) == 899
-    assert min(ids.min() for ids, _ in drawn) == 0
+    drawn = [draw(RandomWindows(dataset), number) for number in range(1000)]
+    assert max(batch.targets.max() for batch in drawn) == 899
+    assert min(batch.ids.min() for batch in drawn) == 0
     for number in range(50):
-        assert dataset.evaluation_batch("held_out", number)[0].min() >= 900
-        assert dataset.evaluation_batch("train", number)[1].max() < 900
+        assert dataset.evaluation_batch("held_out", number).ids.min() >= 900
+        assert dataset.evaluation_batch("train", number).targets.max() < 900
 
 
 def test_batches_are_windows_and_the_token_that_follows():
-    ids, targets = Dataset(TOKENS, block_size=16, batch_size=8, seed=1).batch(3)
+    dataset = Dataset(TOKENS, block_size=16, batch_size=8, seed=1)
+    ids, targets, starts = draw(RandomWindows(dataset), 3)
     assert ids.shape == targets.shape == (8, 16)
     assert ids.dtype == targets.dtype == np.int32
     assert ids.flags.c_contiguous and targets.flags.c_contiguous
     np.testing.assert_array_equal(targets, ids + 1)
     np.testing.assert_array_equal(np.diff(ids, axis=1), 1)
+    np.testing.assert_array_equal(ids[:, 0], starts)  # a batch knows where its windows began
+
+
+def test_windows_begin_at_multiples_of_a_stride():
+    sampler = RandomWindows(Dataset(TOKENS, 16, 8, seed=1), stride=16)
+    starts = {int(start) for number in range(200) for start in sampler.starts(number)}
+    assert starts == set(range(0, 900 - 16, 16))
+
+
+def test_the_first_rows_of_given_arrays_are_filled():
+    dataset = Dataset(TOKENS, 16, 8, seed=1)
+    out = Batch(*np.zeros((2, 9, 16), np.int32), np.empty(0))
+    batch = draw(RandomWindows(dataset), 3, out)
+    assert batch.ids.base is out.ids.base and batch.ids.shape == (8, 16)
+    np.testing.assert_array_equal(out.ids[:8], draw(RandomWindows(dataset), 3).ids)
+    assert not out.ids[8].any()
 
 
 def test_a_batch_follows_from_seed_and_number():
     def dataset(seed):
         return Dataset(TOKENS, 16, 8, seed)
 
-    first = dataset(1).batch(5)[0]
+    def ids(seed, number):
+        return draw(RandomWindows(dataset(seed)), number).ids
+
+    first = ids(1, 5)
     other = dataset(1)
-    other.batch(4)
+    draw(RandomWindows(other), 4)
     other.evaluation_batch("train", 5)
-    np.testing.assert_array_equal(other.batch(5)[0], first)
-    assert (dataset(1).batch(6)[0] != first).any()
-    assert (dataset(2).batch(5)[0] != first).any()
-    assert (dataset(1).evaluation_batch("train", 5)[0] != first).any()
+    np.testing.assert_array_equal(draw(RandomWindows(other), 5).ids, first)
+    assert (ids(1, 6) != first).any()
+    assert (ids(2, 5) != first).any()
+    assert (dataset(1).evaluation_batch("train", 5).ids != first).any()
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 64])
-def test_the_length_that_the_message_asks_for_is_enough(block_size):
+def test_the_length_named_by_the_message_is_enough(block_size):
     with pytest.raises(InputError, match="needs at least") as error:
         Dataset(TOKENS[: max(3, block_size - 1)], block_size, 8, 1)
     needed = int(str(error.value).split("at least ")[1].split()[0])
-    Dataset(TOKENS[:needed], block_size, 8, 1).batch(0)
+    draw(RandomWindows(Dataset(TOKENS[:needed], block_size, 8, 1)), 0)
     with pytest.raises(InputError):
         Dataset(TOKENS[: needed - 1], block_size, 8, 1)
 
 
 def test_a_short_held_out_part_is_evaluated_in_shorter_windows():
     dataset = Dataset(TOKENS[:100], block_size=64, batch_size=2, seed=1)
-    assert dataset.evaluation_batch("held_out", 0)[0].shape == (2, 9)
+    assert dataset.evaluation_batch("held_out", 0).ids.shape == (2, 9)
 
 
 def test_text_is_utf8_with_or_without_a_mark(tmp_path):
@@ -67,7 +88,7 @@ def test_text_is_utf8_with_or_without_a_mark(tmp_path):
     ("data", "message"),
     [(b"abc\xffdef", "not UTF-8: byte 0xff at offset 3"), (b"", "is empty")],
 )
-def test_a_file_that_is_no_text_is_refused(tmp_path, data, message):
+def test_a_file_that_is_not_text_is_refused(tmp_path, data, message):
     (tmp_path / "text").write_bytes(data)
     with pytest.raises(InputError, match=message):
         read_text(str(tmp_path / "text"))

@@ -9,7 +9,8 @@ import pytest
 
 from smallmind import InputError, durable, safetensors
 from smallmind.training import checkpoint as module
-from smallmind.training.checkpoint import BackgroundSaver, Checkpoint, load, newest, save, verify
+from smallmind.training.checkpoint import BackgroundSaver, load, newest, save, verify
+from smallmind.training.state import RunState, Snapshot
 from tests.faults.disk import Quick, assert_sound, checkpoint, names
 
 
@@ -21,9 +22,9 @@ def quick(monkeypatch):
 def test_what_is_saved_is_found(tmp_path):
     assert newest(tmp_path) == (None, []) and verify(tmp_path) == []
     save(tmp_path, checkpoint(7))
-    found, passed_over = newest(tmp_path)
+    found, skipped = newest(tmp_path)
     assert_sound(found, {7})
-    assert not passed_over
+    assert not skipped
     assert_sound(load(tmp_path / "checkpoints" / "step-00000007.safetensors"), {7})
 
 
@@ -35,11 +36,11 @@ def test_state_comes_back_to_the_bit(tmp_path):
         "none": None,
         "text": "ä\0\U0001f600",
     }
-    save(tmp_path, Checkpoint(0, {}, state))
+    save(tmp_path, RunState(0, {}, state))
     assert newest(tmp_path)[0].state == state
     for bad in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="JSON"):
-            save(tmp_path, Checkpoint(0, {}, {"loss": bad}))
+            save(tmp_path, RunState(0, {}, {"loss": bad}))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -60,7 +61,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert names(tmp_path) == {"step-00000008.safetensors", "best.safetensors"}
 
 
-def test_a_run_that_was_resumed_earlier_leaves_later_steps_behind(tmp_path):
+def test_a_run_resumed_from_an_earlier_step_removes_later_ones(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, checkpoint(step))
     damaged = tmp_path / "checkpoints" / "step-00000030.safetensors"
@@ -99,8 +100,8 @@ def test_a_file_in_place_of_the_directory(tmp_path):
         save(tmp_path, checkpoint(1))
 
 
-def test_a_snapshot_is_what_was_there_at_the_call(tmp_path):
-    now = Checkpoint(1, {"w": np.ones((3, 4), np.float32).T}, {"list": [1]})
+def test_what_is_saved_is_the_state_at_the_call(tmp_path):
+    now = RunState(1, {"w": np.ones((3, 4), np.float32).T}, {"list": [1]})
     saver = BackgroundSaver(tmp_path)
     saver.save(now)
     now.tensors["w"][...] = 2
@@ -111,22 +112,46 @@ def test_a_snapshot_is_what_was_there_at_the_call(tmp_path):
     assert found.state == {"list": [1]}
 
 
+def test_a_snapshot_is_written_without_a_copy_and_not_after_a_wait(tmp_path, monkeypatch):
+    snapshot = Snapshot(1, {"w": np.ones(1_000_000, np.float32)}, {})
+    saver = BackgroundSaver(tmp_path)
+    tracemalloc.start()
+    try:
+        saver.save(snapshot)
+        saver.wait()
+        assert tracemalloc.get_traced_memory()[1] < snapshot.tensors["w"].nbytes / 2
+    finally:
+        tracemalloc.stop()
+    assert newest(tmp_path)[0].tensors["w"].all()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save", full)
+        saver.save(snapshot)
+        assert isinstance(saver.wait(), OSError)
+    snapshot.tensors["w"][:] = 2  # by now it may change: what failed is not tried again
+    assert isinstance(saver.wait(), OSError)
+    assert (newest(tmp_path)[0].tensors["w"] == 1).all()
+
+
 def test_one_save_at_a_time_and_the_next_one_waits(tmp_path, monkeypatch):
-    running, go_on, order = threading.Event(), threading.Event(), []
+    running, proceed, order = threading.Event(), threading.Event(), []
     saving = module.save
 
     def slow(directory, snapshot, keep, best):
         order.append(("begins", snapshot.step))
         running.set()
-        assert go_on.wait(10)
+        assert proceed.wait(10)
         saving(directory, snapshot, keep, best)
         order.append(("ends", snapshot.step))
 
     monkeypatch.setattr(module, "save", slow)
     saver = BackgroundSaver(tmp_path, keep=9)
     saver.save(checkpoint(1))
-    assert running.wait(10)  # the call has returned, the save is under way
-    threading.Timer(0.05, go_on.set).start()
+    assert running.wait(10)  # the call has returned, the save is running
+    threading.Timer(0.05, proceed.set).start()
     saver.save(checkpoint(2))
     assert order[:2] == [("begins", 1), ("ends", 1)]
     saver.close()
@@ -139,12 +164,12 @@ def test_one_save_at_a_time_and_the_next_one_waits(tmp_path, monkeypatch):
 def test_a_save_allocates_nothing_after_the_first(tmp_path):
     big = np.zeros(2_000_000, np.float32)
     saver = BackgroundSaver(tmp_path)
-    saver.save(Checkpoint(1, {"big": big}, {}))
+    saver.save(RunState(1, {"big": big}, {}))
     saver.wait()
     tracemalloc.start()
     try:
         for step in (2, 3):
-            saver.save(Checkpoint(step, {"big": big}, {}))
+            saver.save(RunState(step, {"big": big}, {}))
             saver.wait()
         assert tracemalloc.get_traced_memory()[1] < big.nbytes / 10
     finally:
@@ -153,8 +178,8 @@ def test_a_save_allocates_nothing_after_the_first(tmp_path):
 
 def test_tensors_may_change_their_shape_or_go(tmp_path):
     saver = BackgroundSaver(tmp_path)
-    saver.save(Checkpoint(1, {"a": np.zeros(3), "b": np.zeros(2)}, {}))
-    saver.save(Checkpoint(2, {"a": np.ones((2, 2), np.float32)}, {}))
+    saver.save(RunState(1, {"a": np.zeros(3), "b": np.zeros(2)}, {}))
+    saver.save(RunState(2, {"a": np.ones((2, 2), np.float32)}, {}))
     saver.close()
     found, _ = newest(tmp_path)
     assert found.tensors.keys() == {"a"} and found.tensors["a"].shape == (2, 2)
@@ -185,7 +210,7 @@ def test_an_interrupted_snapshot_is_never_written(tmp_path, monkeypatch):
     assert names(tmp_path) == {"step-00000003.safetensors"}
 
 
-def test_a_thread_that_was_never_started_is_no_deadlock(tmp_path, monkeypatch):
+def test_a_thread_that_never_started_is_not_a_deadlock(tmp_path, monkeypatch):
     def interrupted(thread):
         raise KeyboardInterrupt
 
@@ -220,9 +245,9 @@ def test_the_interpreter_ends_after_the_save(tmp_path, end):
     assert_sound(newest(tmp_path)[0], {2})
 
 
-def test_other_errors_of_the_thread_are_told_too(tmp_path):
+def test_other_errors_of_the_thread_are_raised_too(tmp_path):
     saver = BackgroundSaver(tmp_path)
-    saver.save(Checkpoint(1, {"bad": np.zeros(1, np.complex64)}, {}))
+    saver.save(RunState(1, {"bad": np.zeros(1, np.complex64)}, {}))
     with pytest.raises(InputError, match="bad is complex64"):
         saver.close()
 
@@ -230,7 +255,7 @@ def test_other_errors_of_the_thread_are_told_too(tmp_path):
 def test_bfloat16(tmp_path):
     bits = np.arange(10, dtype=np.uint16)
     saver = BackgroundSaver(tmp_path)
-    saver.save(Checkpoint(1, {"weights": bits.view(safetensors.BFLOAT16)}, {}))
+    saver.save(RunState(1, {"weights": bits.view(safetensors.BFLOAT16)}, {}))
     saver.close()
     found = newest(tmp_path)[0].tensors["weights"]
     np.testing.assert_array_equal(found.view(np.uint16), bits)

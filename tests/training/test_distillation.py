@@ -12,7 +12,7 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.loop import OverflowRecord, SaveRecord, StepRecord
@@ -130,17 +130,17 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
 
 def test_the_same_bits_on_any_number_of_threads():
     digests = set()
-    before = compilation.threads()
+    before = threads()
     try:
-        for count in {1, compilation.most_threads()}:
-            compilation.set_threads(count)
+        for count in {1, max_threads()}:
+            set_threads(count)
             training = new_training(
                 Distillation(sharp(new_teacher()), learn_temperature=True), batch_size=9
             )
             training.train(4, val_every=0)
             digests.add(digest(training))
     finally:
-        compilation.set_threads(before)
+        set_threads(before)
     assert len(digests) == 1
 
 

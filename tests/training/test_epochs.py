@@ -1,4 +1,4 @@
-"""Epochs: every window once, an uneven end that counts by its windows, the same after a stop."""
+"""Epochs: every window once, an uneven end weighted by its windows, the same when resumed."""
 
 import collections
 
@@ -7,7 +7,10 @@ import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.text.dataset import Dataset
-from smallmind.training.records import SaveRecord, StepRecord
+from smallmind.text.samplers import Epochs, draw
+from smallmind.training.records import StepRecord
+from smallmind.training.step import accumulate_gradients, make_objective
+from tests.training.test_resume import Saves
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 WINDOWS = (len(TEXT) * 9 // 10 - 1) // 16
@@ -19,59 +22,64 @@ def small_training(batch_size=4, **settings):
     return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=1)
 
 
-def starts(dataset, epoch, batches):
+def starts(sampler, epoch):
     """Where the windows of an epoch start, batch after batch, in a text of rising numbers."""
-    count = dataset.epoch_steps(batches) * batches
-    found = [dataset.epoch_batch(epoch * count + i, batches) for i in range(count)]
-    for ids, targets in found:
-        np.testing.assert_array_equal(targets, ids + 1)
-        np.testing.assert_array_equal(np.diff(ids, axis=1), 1)
-    return [ids[:, 0].tolist() for ids, _ in found]
+    count = sampler.steps * sampler.batches
+    found = [draw(sampler, epoch * count + i) for i in range(count)]
+    for batch in found:
+        np.testing.assert_array_equal(batch.targets, batch.ids + 1)
+        np.testing.assert_array_equal(np.diff(batch.ids, axis=1), 1)
+        np.testing.assert_array_equal(batch.ids[:, 0], batch.starts)
+    return [batch.starts.tolist() for batch in found]
+
+
+def sampler_of(tokens, block_size, batch_size, batches=1, seed=1):
+    dataset = Dataset(np.arange(tokens, dtype=np.int32), block_size, batch_size, seed)
+    return Epochs(dataset, batches)
 
 
 @pytest.mark.parametrize(
     ("tokens", "batch_size", "batches"), [(1000, 4, 1), (1000, 4, 3), (990, 7, 2), (40, 8, 2)]
 )
-def test_every_window_comes_once_an_epoch_in_an_order_of_its_own(tokens, batch_size, batches):
-    dataset = Dataset(np.arange(tokens, dtype=np.int32), 16, batch_size, seed=1)
+def test_every_window_comes_once_per_epoch_in_an_order_of_its_own(tokens, batch_size, batches):
+    sampler = sampler_of(tokens, 16, batch_size, batches)
     orders = []
     for epoch in range(3):
-        rows = starts(dataset, epoch, batches)
+        rows = starts(sampler, epoch)
         places = [place for batch in rows for place in batch]
         offset = min(places)
-        assert sorted(places) == [offset + 16 * i for i in range(dataset.epoch_windows)]
-        assert max(places) + 16 < len(dataset.train)
+        assert sorted(places) == [offset + 16 * i for i in range(sampler.windows)]
+        assert max(places) + 16 < len(sampler.dataset.train)
         sizes = [len(batch) for batch in rows]
         assert sizes == sorted(sizes, reverse=True) and max(sizes) <= batch_size
-        for step in range(dataset.epoch_steps(batches)):
+        assert max(sizes) == sampler.max_batch_size
+        for step in range(sampler.steps):
             made = sum(sizes[step * batches : (step + 1) * batches])
-            at = epoch * dataset.epoch_steps(batches) + step + 1
-            assert made == dataset.windows_of(at, batches, by_epoch=True) > 0
+            assert made == sampler.windows_in_step(epoch * sampler.steps + step + 1) > 0
         orders.append([(place - offset) // 16 for place in places])
-    if dataset.epoch_windows > 4:
+    if sampler.windows > 4:
         assert orders[0] != orders[1] != orders[2] != orders[0] and orders[0] != sorted(orders[0])
-    again = Dataset(np.arange(tokens, dtype=np.int32), 16, batch_size, seed=1)
-    assert starts(again, 1, batches) == starts(dataset, 1, batches)
+    again = sampler_of(tokens, 16, batch_size, batches)
+    assert starts(again, 1) == starts(sampler, 1)
 
 
-def test_another_seed_is_another_order_and_no_part_of_the_text_is_never_seen():
-    tokens = np.arange(1000, dtype=np.int32)
-    one, other = (starts(Dataset(tokens, 64, 4, seed), 0, 1) for seed in (1, 2))
+def test_another_seed_is_another_order_and_every_part_of_the_text_is_seen():
+    one, other = (starts(sampler_of(1000, 64, 4, seed=seed), 0) for seed in (1, 2))
     assert one != other
-    dataset = Dataset(tokens, 64, 4, seed=1)  # 900 to train on: 14 windows leave 3 tokens
-    offsets = {min(min(rows) for rows in starts(dataset, epoch, 1)) for epoch in range(20)}
+    sampler = sampler_of(1000, 64, 4)  # 900 to train on: 14 windows leave 3 tokens
+    offsets = {min(min(rows) for rows in starts(sampler, epoch)) for epoch in range(20)}
     assert offsets == {0, 1, 2, 3}
 
 
 def test_uneven_micro_batches_equal_one_large_batch():
     training = small_training(backend="numpy", dtype=np.float64)
-    one = small_training(backend="numpy", dtype=np.float64).model
-    training.config = TrainingConfig(epochs=1, grad_accum_steps=3)
-    last = training.dataset.epoch_steps(3)
-    loss = training._accumulate(last, 3)
-    batches = [training.dataset.epoch_batch(3 * (last - 1) + i, 3) for i in range(3)]
-    assert [len(ids) for ids, _ in batches] == [4, 4, 3]
-    ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    model, one = training.model, small_training(backend="numpy", dtype=np.float64).model
+    sampler = Epochs(training.data, batches=3)
+    last = sampler.steps
+    loss = accumulate_gradients(model, sampler, last, make_objective(model, None))
+    batches = [draw(sampler, 3 * (last - 1) + i) for i in range(3)]
+    assert [len(batch.ids) for batch in batches] == [4, 4, 3]
+    ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
     np.testing.assert_allclose(training.model.flat.grad, one.flat.grad, atol=1e-14)
 
@@ -98,7 +106,7 @@ def test_steps_of_fixed_shape_rent_nothing_new():
     for record in training.steps(TrainingConfig(epochs=3, val_every=0, log_every=1)):
         if isinstance(record, StepRecord):
             misses.append(pool.statistics().misses)
-    epoch = training.dataset.epoch_steps(1)
+    epoch = Epochs(training.data).steps
     assert misses[0] == misses[epoch - 2]  # up to the uneven end of the first epoch
     assert misses[epoch - 1] == misses[-1]  # and from there on
 
@@ -113,12 +121,11 @@ def test_a_text_smaller_than_a_batch():
 
 
 @pytest.mark.parametrize("step", [3, 7, 9, 12])
-def test_a_run_goes_on_within_an_epoch(step):
+def test_a_run_is_resumed_within_an_epoch(step):
     config = TrainingConfig(epochs=2, grad_accum_steps=3, val_every=5, val_batches=1, save_every=1)
     whole, first, rest = (small_training(dropout=0.1) for _ in range(3))
     list(whole.steps(config))
-    for record in first.steps(config):
-        if isinstance(record, SaveRecord) and record.step == step:
-            break
-    list(rest.steps(config, first.checkpoint()))
+    list(first.steps(config, saver=Saves(first, stop_at=step)))
+    assert first.progress.step == step
+    list(rest.steps(config, first.state()))
     assert rest.model.flat.data.tobytes() == whole.model.flat.data.tobytes()

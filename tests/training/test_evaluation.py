@@ -1,4 +1,4 @@
-"""What an evaluation in the course of a run says, and of which tokens."""
+"""What the evaluations during a run measure, and on which tokens."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_fixed_windows(kind):
     training = small_training(kind)
     record = training.evaluate(30, 4)
     batches = [training.dataset.evaluation_batch("held_out", i) for i in range(4)]
-    ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     loss = float(training.model.losses(ids, targets).mean(dtype=np.float64))
     assert record.val_loss == pytest.approx(loss, rel=1e-6)
     assert record.perplexity == pytest.approx(math.exp(loss), rel=1e-6)
@@ -34,10 +34,10 @@ def test_fixed_windows(kind):
     assert record.bits_per_character == pytest.approx(loss / math.log(2) / characters, rel=1e-6)
     right = training.model.forward(ids).argmax(axis=-1) == targets
     assert record.accuracy == right.mean() and 0.1 < record.accuracy < 1
-    assert training.evaluate(31, 4).val_loss == record.val_loss  # the windows do not move
+    assert training.evaluate(31, 4).val_loss == record.val_loss  # always the same windows
 
 
-def test_all_of_the_held_out_part():
+def test_the_whole_held_out_part():
     training = small_training()
     held_out = training.dataset.held_out
     record = training.evaluate(30, 0)
@@ -51,7 +51,7 @@ def test_all_of_the_held_out_part():
     assert record.train_loss == training.evaluate(30, batches).train_loss
 
 
-def test_a_stop_ends_the_evaluation_of_all_too(monkeypatch):
+def test_a_stop_ends_the_evaluation_of_the_whole_part_too(monkeypatch):
     training = small_training()
     honest, calls = training.model.losses, []
 
@@ -68,7 +68,7 @@ def test_a_stop_ends_the_evaluation_of_all_too(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_the_likeliest_token_is_the_one_with_the_highest_logit(precision, micro_batch_size):
+def test_a_token_counts_as_right_if_it_has_the_highest_logit(precision, micro_batch_size):
     model = TransformerModel(11, 16, 16, 1, 2, seed=2)
     model.flat.data *= 10
     model.use_precision(precision)

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that was never broken off, to the bit."""
+"""A run resumed from a checkpoint equals the uninterrupted run, bit for bit."""
 
 import hashlib
 import json
@@ -13,10 +13,10 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel, safetensors
 from smallmind.cli import main
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.loop import EarlyStopRecord, EvaluationRecord, SaveRecord, StepRecord
-from smallmind.training.saving import saved_steps
+from smallmind.training.checkpoint import BackgroundSaver
+from smallmind.training.records import EarlyStopRecord, EvaluationRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
@@ -32,9 +32,30 @@ def new_training(dropout=0.1, seed=5, n_embd=24):
     return Training(model, tokenizer, TEXT, batch_size=3, seed=seed)
 
 
+class Saves:
+    """A saver that notes what it is given, and stops the training at the save of some step."""
+
+    def __init__(self, training, stop_at=None, directory=None):
+        self.training, self.stop_at, self.directory = training, stop_at, directory
+        self.saved = []  # steps, and whether they were the best so far
+
+    def save(self, state, best):
+        self.saved.append((state.step, best))
+        if state.step == self.stop_at:
+            if self.directory:
+                self.directory.mkdir(exist_ok=True)
+                checkpoints.save(self.directory, state)
+            self.training.stop()
+
+    def wait(self):
+        pass
+
+    close = wait
+
+
 def digest(training):
-    """Of everything that a step reads, time aside."""
-    state = training.checkpoint()
+    """A hash of everything that a step reads, except time."""
+    state = training.state()
     sha = hashlib.sha256()
     for name, value in sorted(state.tensors.items()):
         sha.update(name.encode() + value.tobytes())
@@ -43,7 +64,7 @@ def digest(training):
 
 
 def shown(records):
-    """What of the records does not depend on the clock."""
+    """The parts of records that do not depend on the clock."""
     return [
         (record.step, record.loss, record.lr, record.grad_norm)
         if isinstance(record, StepRecord)
@@ -52,53 +73,49 @@ def shown(records):
     ]
 
 
-def run(config, until=None, checkpoint=None, tmp_path=None):
-    """Trains up to the SaveRecord of a step -> records, training and what is on disk there."""
-    training, records = new_training(), []
-    for record in training.steps(config, checkpoint):
-        records.append(record)
-        if isinstance(record, SaveRecord) and record.step == until:
-            tmp_path.mkdir()
-            checkpoints.save(tmp_path, training.checkpoint())
-            return records, training, checkpoints.newest(tmp_path)[0]
-    return records, training, None
+def run(config, until=None, state=None, tmp_path=None):
+    """Trains, up to the save of a step if given -> records, training and the state on disk."""
+    training = new_training()
+    records = list(training.steps(config, state, saver=Saves(training, until, tmp_path)))
+    return records, training, checkpoints.newest(tmp_path)[0] if tmp_path else None
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-def test_resumed_equals_unbroken(tmp_path, precision):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision):
     config = TrainingConfig(steps=22, precision=precision, **EVERYTHING)
     records, unbroken, _ = run(config)
-    for step in (5, 7, 20):  # the second because its evaluation was the best so far
+    for step in (5, 7, 20):  # 7: its evaluation was the best so far
         first, _, saved = run(config, step, tmp_path=tmp_path / str(step))
-        rest, resumed, _ = run(config, checkpoint=saved)
+        rest, resumed, _ = run(config, state=saved)
         assert shown(first + rest) == shown(records)
         assert digest(resumed) == digest(unbroken)
 
 
 def resume_on_other_threads(directory):
-    """Runs on one thread; from each of its checkpoints it goes on with three. Prints what ended."""
+    """Trains with one thread, and resumes with three after each save. Prints their number."""
     for precision in ("float32", "float16", "bfloat16"):
         settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
         config = TrainingConfig(
             steps=60, precision=precision, learning_rate=0.1, early_stopping_min_delta=0.05,
             **settings,
         )  # fmt: skip
-        compilation.set_threads(1)
-        records, unbroken, _ = run(config)
-        saved = [record.step for record in records if isinstance(record, SaveRecord)]
-        for step in saved:
-            compilation.set_threads(1)
+        set_threads(1)
+        unbroken = new_training()
+        saves = Saves(unbroken)
+        records = list(unbroken.steps(config, saver=saves))
+        for step, _ in saves.saved:
+            set_threads(1)
             first, _, at = run(config, step, tmp_path=directory / f"{precision}-{step}")
-            compilation.set_threads(3)
-            rest, resumed, _ = run(config, checkpoint=at)
+            set_threads(3)
+            rest, resumed, _ = run(config, state=at)
             assert shown(first + rest) == shown(records), (precision, step)
             assert digest(resumed) == digest(unbroken), (precision, step)
         rates = {record.lr for record in records if isinstance(record, StepRecord)}
-        assert {0.1, 0.05} <= rates and isinstance(records[-2], EarlyStopRecord)
-        print(precision, len(saved))
+        assert {0.1, 0.05} <= rates and isinstance(records[-1], EarlyStopRecord)
+        print(precision, len(saves.saved))
 
 
-def test_a_run_on_one_thread_goes_on_with_three(tmp_path):
+def test_a_run_with_one_thread_is_resumed_with_three(tmp_path):
     name = "resume_on_other_threads"
     code = f"import sys, pathlib; from {__name__} import {name}; {name}(pathlib.Path(sys.argv[1]))"
     result = subprocess.run(
@@ -109,7 +126,7 @@ def test_a_run_on_one_thread_goes_on_with_three(tmp_path):
     assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
 
 
-def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
+def test_a_stop_within_a_step_leaves_no_trace(tmp_path, monkeypatch):
     config = TrainingConfig(steps=12, **{**EVERYTHING, "grad_accum_steps": 3})
     records, unbroken, _ = run(config)
     for stopped_after in (1, 2, 3, 7, 13):  # batches
@@ -126,26 +143,25 @@ def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
         monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
         first = list(training.steps(config))
         assert training.progress.step == stopped_after // 3
-        saved = training.checkpoint()
-        rest, resumed, _ = run(config, checkpoint=saved if saved.step else None)
-        expected = [record for record in shown(records) if not isinstance(record, SaveRecord)]
-        actual = [record for record in shown(first + rest) if not isinstance(record, SaveRecord)]
-        assert actual == expected
+        saved = training.state()
+        rest, resumed, _ = run(config, state=saved if saved.step else None)
+        assert shown(first + rest) == shown(records)
         assert digest(resumed) == digest(unbroken)
 
 
-def test_a_run_until_a_step_is_one_that_was_stopped_after_it():
+def test_a_run_until_a_step_equals_one_stopped_after_it():
     config = TrainingConfig(steps=12, **EVERYTHING)
     records, unbroken, _ = run(config)
     training = new_training()
-    first = list(training.steps(config, until=8))
-    assert training.progress.step == 8 and first[-1] == SaveRecord(8)
-    rest = list(training.steps(config, training.checkpoint(), until=99))
-    assert shown(first[:-1] + rest) == shown(records)
+    saves = Saves(training)
+    first = list(training.steps(config, until=8, saver=saves))
+    assert training.progress.step == 8 and saves.saved[-1] == (8, False)
+    rest = list(training.steps(config, training.state(), until=99))
+    assert shown(first + rest) == shown(records)
     assert digest(training) == digest(unbroken)
 
 
-def test_an_evaluation_that_was_broken_off_comes_again(monkeypatch):
+def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     config = TrainingConfig(steps=9, **EVERYTHING)
     records, unbroken, _ = run(config)
     training = new_training()
@@ -158,7 +174,7 @@ def test_an_evaluation_that_was_broken_off_comes_again(monkeypatch):
     monkeypatch.setattr(training.model, "losses", losses)
     first = list(training.steps(config))
     assert training.progress.step == 7 and training.progress.evaluated == 0
-    rest, resumed, _ = run(config, checkpoint=training.checkpoint())
+    rest, resumed, _ = run(config, state=training.state())
     evaluations = [r for r in first + rest if isinstance(r, EvaluationRecord)]
     assert evaluations == [r for r in records if isinstance(r, EvaluationRecord)]
     assert digest(resumed) == digest(unbroken)
@@ -175,20 +191,20 @@ def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
         return EvaluationRecord(step, 1.0, next(losses), 1.0, 1.0, 0.5)
 
     monkeypatch.setattr(training, "evaluate", evaluate)
-    records = list(training.steps(config))
+    saves = Saves(training)
+    records = list(training.steps(config, saver=saves))
     assert [r for r in records if isinstance(r, EarlyStopRecord)] == [
         EarlyStopRecord(step=10, best_step=10, best_loss=2.44)
     ]
-    assert training.progress.step == 10 and records[-1] == SaveRecord(10, best=True)
-    saved = training.checkpoint()
-    assert [r for r in new_training().steps(config, saved) if not isinstance(r, SaveRecord)] == []
+    assert training.progress.step == 10 and saves.saved[-1] == (10, True)
+    assert list(new_training().steps(config, training.state())) == []
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: new_training(seed=6), "has another data"),
-        (lambda: new_training(n_embd=32), "has another model"),
+        (lambda: new_training(seed=6), "was saved with a different batch size or seed"),
+        (lambda: new_training(n_embd=32), "was saved with a different model"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(other, message):
@@ -196,19 +212,73 @@ def test_a_checkpoint_of_another_run_is_refused(other, message):
     config = TrainingConfig(steps=2, val_every=0)
     list(training.steps(config))
     with pytest.raises(InputError, match=message):
-        list(other().steps(config, training.checkpoint()))
-    with pytest.raises(InputError, match="has another config"):
-        list(new_training().steps(TrainingConfig(steps=3, val_every=0), training.checkpoint()))
+        list(other().steps(config, training.state()))
+    with pytest.raises(InputError, match="was saved with different training settings"):
+        list(new_training().steps(TrainingConfig(steps=3, val_every=0), training.state()))
 
 
-def test_saved_steps_saves_what_is_due_and_the_end(tmp_path):
+def test_a_saver_gets_what_is_due_and_the_end(tmp_path):
     config = TrainingConfig(steps=12, save_every=5, val_every=0, keep=2)
     training = new_training()
-    records = list(saved_steps(training, config, tmp_path))
-    assert not any(isinstance(record, SaveRecord) for record in records)
+    with BackgroundSaver(tmp_path, config.keep) as saver:
+        list(training.steps(config, saver=saver))
+        # The steps have ended, so the last one is on disk already.
+        assert checkpoints.newest(tmp_path)[0].step == 12
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000010.safetensors", "step-00000012.safetensors"]
-    assert checkpoints.newest(tmp_path)[0].step == 12
+
+
+@pytest.mark.parametrize("max_rollbacks", [0, 3])
+def test_what_a_saver_writes_is_the_state_of_its_step(tmp_path, max_rollbacks):
+    """Also while the next steps change the model, with a copy of its own or the snapshot."""
+    config = TrainingConfig(steps=12, save_every=1, val_every=0, max_rollbacks=max_rollbacks)
+    expected = {}
+
+    class Noting(BackgroundSaver):
+        def save(self, state, best=False):
+            expected[state.step] = {name: x.copy() for name, x in state.tensors.items()}
+            return super().save(state, best)
+
+    with Noting(tmp_path, keep=99) as saver:
+        list(new_training().steps(config, saver=saver))
+    assert sorted(expected) == list(range(1, 13))
+    for path, fault in checkpoints.verify(tmp_path):
+        assert fault is None
+        saved = checkpoints.load(path)
+        assert saved.tensors.keys() == expected[saved.step].keys()
+        for name, tensor in expected[saved.step].items():
+            assert saved.tensors[name].tobytes() == tensor.tobytes(), (saved.step, name)
+
+
+def test_a_checkpoint_with_old_names_and_fewer_fields_is_resumed():
+    config = TrainingConfig(steps=12, micro_batch_size=2, **EVERYTHING)
+    records, unbroken, _ = run(config)
+    first = new_training()
+    before = list(first.steps(config, until=5))
+    saved = first.state()
+    fields = saved.state["config"]
+    fields["windows_at_once"] = fields.pop("micro_batch_size")
+    del fields["lr_decay_share"], saved.state["model"]["bias"]
+    rest, resumed, _ = run(config, state=saved)
+    assert shown(before + rest) == shown(records)
+    assert digest(resumed) == digest(unbroken)
+
+
+def test_preserved_restores_model_and_run():
+    config = TrainingConfig(steps=4, precision="float16", val_every=0)
+    training = new_training()
+    list(training.steps(config))
+    before, model, progress = digest(training), training.model, training.progress
+    settings = model.precision, model.recompute_plan, model.micro_batch_size
+    with training.preserved():
+        other = TrainingConfig(
+            steps=3, micro_batch_size=1, use_gradient_checkpointing=True, val_every=0
+        )
+        list(training.steps(other))
+        assert training.progress.step == 3 and digest(training) != before
+    assert digest(training) == before and training.progress is progress
+    assert (model.precision, model.recompute_plan, model.micro_batch_size) == settings
+    assert not model.flat.grad.any()
 
 
 SMALL = [
@@ -361,7 +431,7 @@ def test_a_resumed_run_that_fails_before_its_first_step_loses_nothing(
         raise MemoryError("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_accumulate", fail)
+        patch.setattr(TransformerModel, "loss_and_gradients", fail)
         assert main(["train", "--resume", str(out)]) == 1
     assert (out / "config.json").read_bytes() == before["config.json"]
     assert (out / "metrics.jsonl").exists()

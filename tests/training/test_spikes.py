@@ -1,4 +1,4 @@
-"""A loss that spikes: told from noise, undone, and the run that goes on is one to the bit."""
+"""Loss spikes: told apart from noise, rolled back, and resumed bit for bit."""
 
 import math
 
@@ -6,32 +6,27 @@ import numpy as np
 import pytest
 
 from smallmind import AdamW, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.text.corpus import built_in_text
+from smallmind.text.stories import built_in_text
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.records import RollbackRecord, SaveRecord, StepRecord
+from smallmind.training.records import RollbackRecord, StepRecord
 from smallmind.training.spikes import Spikes
-from tests.training.test_resume import digest
+from tests.training.test_resume import Saves, digest
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 
 
-@pytest.fixture(autouse=True)
-def _snapshots_every_4_steps(monkeypatch):
-    monkeypatch.setattr("smallmind.training.loop.SNAPSHOT_EVERY", 4)
-
-
 def spiking_training(at):
-    """A training whose loss is at[step] where that says so."""
+    """A training whose loss at a step is at[step], if given; it takes a snapshot every 4 steps."""
     tokenizer = Tokenizer(TEXT)
     model = TransformerModel(tokenizer.vocab_size, 16, 16, 2, 2, dropout=0.1, seed=3)
-    training = Training(model, tokenizer, TEXT, batch_size=3, seed=5)
-    honest = training._accumulate
+    training = Training(model, tokenizer, TEXT, batch_size=3, seed=5, snapshot_every=4)
+    honest = model.loss_and_gradients
 
-    def accumulate(step, *arguments):
-        loss = honest(step, *arguments)
-        return loss if loss is None else at.get(step, loss)
+    def loss_and_gradients(*arguments):
+        loss = honest(*arguments)
+        return at.get(training.progress.step + 1, loss)
 
-    training._accumulate = accumulate
+    model.loss_and_gradients = loss_and_gradients
     return training
 
 
@@ -57,7 +52,7 @@ def test_back_to_the_last_good_state_at_half_the_rate_without_the_batch(loss, pr
         if isinstance(record, RollbackRecord):
             assert record.step == 4 and record.spike_step == 7 and record.lr_factor == 0.5
             assert record.spike_loss == (loss if math.isfinite(loss) else None)
-            now = training.checkpoint()
+            now = training.state()
             assert now.step == 4 and now.state["optimizer"]["steps"] == training.model.passes == 4
             assert now.state["scaler"] == kept.state["scaler"]
             for name, value in expected.items():
@@ -73,7 +68,7 @@ def test_back_to_the_last_good_state_at_half_the_rate_without_the_batch(loss, pr
     assert training.optimizer.steps == 11  # the skipped step made no update
 
 
-def test_resumed_equals_unbroken_also_between_snapshots(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_also_between_snapshots(tmp_path):
     settings = config(save_every=5, val_every=6, val_batches=1)
     whole = spiking_training({7: 1e3, 9: math.nan})
     records = list(whole.steps(settings))
@@ -83,22 +78,27 @@ def test_resumed_equals_unbroken_also_between_snapshots(tmp_path):
         for record in first.steps(settings):
             if isinstance(record, StepRecord) and record.step == stop - 1:
                 first.stop()
-            if isinstance(record, SaveRecord) and record.step == 5:
-                assert not any("snapshot" in name for name in first.checkpoint().tensors)
         directory = tmp_path / str(stop)
         directory.mkdir()
-        checkpoints.save(directory, first.checkpoint())
+        checkpoints.save(directory, first.state())
         rest = spiking_training({7: 1e3, 9: math.nan})
         list(rest.steps(settings, checkpoints.newest(directory)[0]))
         assert digest(rest) == digest(whole), stop
 
 
-def test_a_snapshot_between_two_goes_into_the_checkpoint(tmp_path):
+def test_a_state_that_is_saved_is_its_own_snapshot(tmp_path):
+    training = spiking_training({})
+    list(training.steps(config(save_every=5), saver=Saves(training, 5, tmp_path)))
+    saved, good = checkpoints.newest(tmp_path)[0], training.spikes.good
+    assert saved.step == good.step == 5 and saved.tensors.keys() == good.tensors.keys()
+
+
+def test_a_snapshot_of_an_earlier_step_is_part_of_the_checkpoint(tmp_path):
     first = spiking_training({})
     for record in first.steps(config()):
         if record.step == 6:
             break
-    saved = first.checkpoint()
+    saved = first.state()
     assert saved.state["snapshot"]["step"] == 4
     assert len(saved.tensors) == 2 * len(first.spikes.good.tensors)
     checkpoints.save(tmp_path, saved)

@@ -8,7 +8,7 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.training import checkpoint as checkpoints
-from smallmind.training.records import EvaluationRecord, SaveRecord, StepRecord
+from smallmind.training.records import EvaluationRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 README = Path(__file__).parents[2] / "README.md"
@@ -33,7 +33,7 @@ def test_arguments_win_over_the_config(tmp_path):
     for name, value in given.items():
         assert getattr(training.config, name) == value, name
     assert training.config.beta1 == 0.8
-    assert records == told and not any(isinstance(record, SaveRecord) for record in records)
+    assert records == told
     assert [r.step for r in records if isinstance(r, StepRecord)] == [1, 2, 4, 6]
     assert [r.step for r in records if isinstance(r, EvaluationRecord)] == [4, 6]
     checkpoint, _ = checkpoints.newest(tmp_path / "saved")
@@ -49,13 +49,13 @@ def test_in_the_order_of_the_guide():
     assert training.config == TrainingConfig(
         steps=2, learning_rate=6e-4, log_every=1, save_every=0, val_every=0, grad_accum_steps=2,
         warmup_steps=1,
-    )  # fmt: skip
+    ).with_min_lr()  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("min_lr", "expected"), [(None, 5e-5), (1e-6, 1e-6)], ids=["a tenth", "set"]
 )
-def test_the_least_rate_is_a_tenth_of_the_peak_unless_it_is_set(min_lr, expected):
+def test_min_lr_is_a_tenth_of_the_peak_unless_it_is_set(min_lr, expected):
     training = small_training()
     config = TrainingConfig(val_every=0, min_lr=min_lr)
     training.train_optimized(steps=1, learning_rate=5e-4, config=config)
@@ -79,14 +79,12 @@ def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     (tmp_path / "data.txt").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    honest = Training._accumulate
+    honest = Training.steps
 
-    def accumulate(self, step, *arguments):
-        if step > 2:
-            self.stop()
-        return honest(self, step, *arguments)
+    def steps(self, *arguments, **named):
+        return honest(self, *arguments, until=2, **named)
 
-    monkeypatch.setattr(Training, "_accumulate", accumulate)
+    monkeypatch.setattr(Training, "steps", steps)
     names = {}
     exec(compile(code, "README.md", "exec"), names)
     training = names["training"]

@@ -7,9 +7,13 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.optim.optimizer import OPTIMIZERS
 from smallmind.optim.schedule import schedule
+from smallmind.text.dataset import Dataset
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.evaluation import evaluate
-from smallmind.training.loop import EvaluationRecord, StepRecord
+from smallmind.training.records import EvaluationRecord, StepRecord
+from smallmind.training.step import accumulate_gradients, make_objective
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
@@ -64,9 +68,10 @@ def test_accumulated_batches_equal_one_large_batch():
         for _ in range(2)
     )
     training = Training(four, tokenizer, TEXT, batch_size=4)
-    loss = training._accumulate(step=3, batches=4)
-    batches = [training.dataset.batch(number) for number in range(8, 12)]
-    ids, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    sampler = RandomWindows(training.data, batches=4)
+    loss = accumulate_gradients(four, sampler, 3, make_objective(four, None))
+    batches = [draw(sampler, number) for number in range(8, 12)]
+    ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
     np.testing.assert_allclose(four.flat.grad, one.flat.grad, atol=1e-14)
 
@@ -104,13 +109,32 @@ def test_what_does_not_fit_is_refused():
         Training(model, tokenizer, TEXT, seed=-1)
     with pytest.raises(InputError, match=r"the tokenizer has 256 tokens, the model only"):
         Training(model, Tokenizer(kind="byte"), TEXT)
+    with pytest.raises(InputError, match="give a tokenizer and a text, or data"):
+        Training(model, tokenizer)
+    with pytest.raises(InputError, match="the data has no tokenizer"):
+        Training(model, data=Dataset(tokenizer.encode(TEXT), 16, 4, 1))
+
+
+def test_data_handed_in_equals_its_text():
+    tokenizer, weights = Tokenizer(TEXT), []
+    for handed_in in (False, True):
+        model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, seed=1)
+        if handed_in:
+            data = Dataset.from_text(TEXT, tokenizer, 12, batch_size=3, seed=7)
+            training = Training(model, data=data)
+        else:
+            training = Training(model, tokenizer, TEXT, 12, batch_size=3, seed=7)
+        assert training.data is training.dataset and training.tokenizer is tokenizer
+        training.train(steps=5, val_every=2, val_batches=1)
+        weights.append(model.flat.data.tobytes())
+    assert weights[0] == weights[1]
 
 
 def test_training_on_shorter_windows_than_the_model_has():
     tokenizer = Tokenizer(TEXT)
     model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2)
     training = Training(model, tokenizer, TEXT, block_size=8, batch_size=2)
-    assert training.dataset.batch(0)[0].shape == (2, 8)
+    assert draw(RandomWindows(training.data), 0).ids.shape == (2, 8)
     training.train(steps=2, val_batches=1)
 
 
@@ -168,13 +192,14 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(planted):
     optimizer = smallmind.AdamW(model)
     model.gradients["final_norm.weight"][3] = planted
     before = model.flat.data.copy()
-    with pytest.raises(FloatingPointError, match="nothing was updated"):
-        optimizer.step(max_grad_norm=1.0)
+    gradients = model.flat.grad.copy()
+    assert not math.isfinite(optimizer.step(max_grad_norm=1.0))
+    np.testing.assert_array_equal(model.flat.grad, gradients)
     np.testing.assert_array_equal(model.flat.data, before)
     assert not optimizer.m.any() and not optimizer.v.any() and optimizer.steps == 0
 
 
-def test_every_setting_reaches_the_optimiser(monkeypatch):
+def test_every_setting_reaches_the_optimizer(monkeypatch):
     made, steps, limits = [], [], []
 
     class Recorder(smallmind.AdamW):
@@ -187,9 +212,9 @@ def test_every_setting_reaches_the_optimiser(monkeypatch):
             steps.append((self.learning_rate, max_grad_norm, self.model.passes))
             return super().step(max_grad_norm, loss_scale, max_grad_value)
 
-    monkeypatch.setattr("smallmind.training.loop.AdamW", Recorder)
+    monkeypatch.setitem(OPTIMIZERS, "adamw", Recorder)
     training = small_training()
-    training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
+    training.model.gradients["final_norm.weight"][...] = 1e6  # from before the run: must not count
     config = TrainingConfig(
         steps=3, grad_accum_steps=4, learning_rate=2e-3, min_lr=1e-3, warmup_steps=1, beta1=0.8,
         beta2=0.7, weight_decay=0.3, max_grad_norm=0.5, max_grad_value=0.1, val_every=0,
@@ -214,11 +239,11 @@ def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
         steps=8, schedule="plateau", plateau_patience=1, lr_decay_factor=0.5, warmup_steps=0,
         val_every=2, log_every=1,
     )  # fmt: skip
-    for _ in range(2):  # a run begins at the peak, whatever the one before came to
+    for _ in range(2):  # a run begins at the peak, whatever the one before reached
         rates, reductions = [], []
         for record in training.steps(config):
             if isinstance(record, EvaluationRecord):
-                # Known before the record is out: whoever saves now saves it too.
+                # Set before the record is yielded: a save at this moment includes it.
                 reductions.append(training.schedule.state()["reductions"])
             elif isinstance(record, StepRecord):
                 rates.append(record.lr)
@@ -227,7 +252,7 @@ def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_record_tells_of_the_step(precision):
+def test_a_record_describes_the_step(precision):
     settings = {
         "steps": 30, "log_every": 1, "grad_accum_steps": 2, "learning_rate": 1e-2,
         "precision": precision,
@@ -262,12 +287,12 @@ def test_without_a_limit_nothing_is_clipped():
 
 def test_train_and_held_out_losses_are_not_confused():
     training = small_training()
-    training.dataset.held_out[:] = 0  # one character for ever: far easier than the text
+    training.dataset.held_out[:] = 0  # one character throughout: far easier than the text
     for _ in training.steps(TrainingConfig(steps=40, learning_rate=3e-3, val_every=0)):
         pass
     record = training.evaluate(40, 4)
     expected = np.mean(
-        [training.model.loss(*training.dataset.evaluation_batch("train", i)) for i in range(4)]
+        [training.model.loss(*training.data.evaluation_batch("train", i)[:2]) for i in range(4)]
     )
     assert record.train_loss == pytest.approx(expected)
     assert record.val_loss != pytest.approx(expected, rel=1e-3)

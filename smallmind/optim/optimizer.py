@@ -1,0 +1,46 @@
+"""What a run asks of its optimizer, and the table of optimizers."""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from smallmind.config import TrainingConfig
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.adamw import AdamW
+
+
+class Optimizer(Protocol):
+    """Updates a model's parameters from its gradients."""
+
+    learning_rate: float  # may be set before each step
+    steps: int  # updates so far
+
+    def step(
+        self,
+        max_grad_norm: float | None = None,
+        loss_scale: float = 1.0,
+        max_grad_value: float | None = None,
+    ) -> float:
+        """One update -> the norm of the gradient before clipping; clears the gradients.
+
+        If the norm is not finite, nothing changes.
+        """
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The arrays that a resumed run needs, by name: those that step updates in place."""
+
+    def state(self) -> dict[str, Any]:
+        """The rest of what a resumed run needs, JSON-able."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what state() returned."""
+
+
+OPTIMIZERS = {"adamw": AdamW}
+
+
+def make_optimizer(
+    model: TransformerModel, config: TrainingConfig, name: str = "adamw"
+) -> Optimizer:
+    """The optimizer of a run, as it is before the first step."""
+    return OPTIMIZERS[name].from_config(model, config)

@@ -1,0 +1,100 @@
+"""Which windows of a text make which batch: drawn at random, or each once per epoch.
+
+A batch follows from the seed and its number alone, whichever batches were drawn before it, so that
+a resumed run continues with the batches it would have drawn anyway.
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from smallmind.randomness import hash64, hash_words
+from smallmind.text.dataset import Batch, Dataset, random_starts
+
+
+class Sampler(Protocol):
+    """Chooses the windows of every batch; an update takes `batches` of them, one after another."""
+
+    dataset: Dataset
+    batches: int
+
+    @property
+    def max_batch_size(self) -> int:
+        """Windows of the largest batch."""
+
+    def starts(self, number: int) -> np.ndarray:
+        """Where in the training part the windows of a batch, from 0, begin: (b,), b may be 0."""
+
+    def windows_in_step(self, step: int) -> int:
+        """How many windows the batches of an update, from 1, have together."""
+
+
+class RandomWindows(Sampler):
+    """Full batches of windows that begin anywhere, or at multiples of stride."""
+
+    def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
+        self.dataset = dataset
+        self.batches = batches
+        self.stride = stride
+
+    @property
+    def max_batch_size(self) -> int:
+        return self.dataset.batch_size
+
+    def starts(self, number: int) -> np.ndarray:
+        data = self.dataset
+        limit = len(data.train) - data.block_size
+        return random_starts((data.seed, 0, number), data.batch_size, limit, self.stride)
+
+    def windows_in_step(self, step: int) -> int:
+        return self.batches * self.dataset.batch_size
+
+
+class Epochs(Sampler):
+    """The training part cut into windows, each of which comes once per epoch.
+
+    Every epoch has an order and an offset of its own, a multiple of stride. An update never spans
+    two epochs, so the last batches of an epoch may have fewer windows, or none.
+    """
+
+    def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
+        self.dataset = dataset
+        self.batches = batches
+        self.stride = stride
+        self.windows = (len(dataset.train) - 1) // dataset.block_size
+        self.steps = math.ceil(self.windows / (batches * dataset.batch_size))  # updates per epoch
+        self._shuffled = -1, np.empty(0, np.int64)  # an epoch and its windows' starts, in order
+
+    @property
+    def max_batch_size(self) -> int:
+        return min(self.dataset.batch_size, self.windows)
+
+    def starts(self, number: int) -> np.ndarray:
+        epoch, place = divmod(number, self.steps * self.batches)
+        if self._shuffled[0] != epoch:
+            self._shuffled = epoch, self._shuffle(epoch)
+        B = self.dataset.batch_size
+        return self._shuffled[1][place * B : (place + 1) * B]
+
+    def windows_in_step(self, step: int) -> int:
+        full = self.batches * self.dataset.batch_size
+        return min(full, self.windows - (step - 1) % self.steps * full)
+
+    def _shuffle(self, epoch: int) -> np.ndarray:
+        data = self.dataset
+        order = np.argsort(hash_words(np.arange(self.windows), hash64(data.seed, 3, epoch)))
+        # The windows do not fill the text: which tokens are left out changes with the epoch.
+        unused = len(data.train) - 1 - self.windows * data.block_size
+        first = hash64(data.seed, 4, epoch) % (unused // self.stride + 1) * self.stride
+        return order * data.block_size + first
+
+
+def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:
+    """The sampler of a run: by epochs if it has any, else at random."""
+    return Epochs(dataset, batches, stride) if epochs else RandomWindows(dataset, batches, stride)
+
+
+def draw(sampler: Sampler, number: int, out: Batch | None = None) -> Batch:
+    """Batch `number`, from 0, in the first rows of `out` if given."""
+    return sampler.dataset.windows(sampler.starts(number), out)

@@ -1,0 +1,155 @@
+"""What the steps of a run change: captured as a RunState, and restored from one."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from smallmind import safetensors
+from smallmind.config import (
+    OBSERVING,
+    InputError,
+    ModelConfig,
+    Precision,
+    TrainingConfig,
+    __version__,
+    current_names,
+)
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.loss_scaler import LossScaler
+from smallmind.optim.optimizer import Optimizer, make_optimizer
+from smallmind.optim.schedule import Schedule, schedule
+from smallmind.text.dataset import Dataset
+from smallmind.training.distillation import Distillation
+from smallmind.training.records import RunProgress
+from smallmind.training.spikes import Spikes
+from smallmind.training.state import RunState, split_snapshot, with_snapshot
+
+# Parts of a state that are the same all through a run, and what to call another one.
+FIXED = {
+    "model": "a different model",
+    "data": "a different batch size or seed",
+    "tokenizer": "a different tokenizer",
+    "config": "different training settings",
+    "teacher": "a different teacher",
+}
+
+
+class LiveState:
+    """A run in memory: its model, its optimizer, and everything else that its steps change."""
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        model: TransformerModel,
+        data: Dataset,
+        distillation: Distillation | None,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.data = data
+        self.distillation = distillation
+        self.progress = RunProgress()
+        self.optimizer: Optimizer = make_optimizer(model, config)
+        self.schedule: Schedule = schedule(config)
+        self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
+        self.spikes = Spikes(config.max_rollbacks)
+
+    @property
+    def loss_scale(self) -> float:
+        """1 without loss scaling."""
+        return self.scaler.scale if self.scaler else 1.0
+
+    def capture_model(self) -> RunState:
+        """What outlasts a run: weights, dropout counter, learnt temperature. Copies nothing."""
+        tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}
+        temperature = self.distillation and self.distillation.state()
+        state = {"passes": self.model.passes, "temperature": temperature}
+        return RunState(self.progress.step, tensors, state)
+
+    def capture(self) -> RunState:
+        """The whole state but for the snapshot. Its tensors are the live ones, not copies."""
+        tokenizer, distillation = self.data.tokenizer, self.distillation
+        model = self.capture_model()
+        moments = self.optimizer.tensors()
+        config = dataclasses.asdict(self.config)
+        state = {
+            **model.state,
+            "progress": dataclasses.asdict(self.progress),
+            "optimizer": self.optimizer.state(),
+            "schedule": self.schedule.state(),
+            "scaler": self.scaler and self.scaler.state(),
+            "spikes": self.spikes.state(),
+            "config": {name: value for name, value in config.items() if name not in OBSERVING},
+            "model": dataclasses.asdict(self.model.config),
+            "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
+            "tokenizer": tokenizer and tokenizer.state(),
+            "teacher": distillation and distillation.settings(),
+            "smallmind": __version__,
+        }
+        tensors = {f"optimizer.{name}": value for name, value in moments.items()}
+        return RunState(model.step, {**model.tensors, **tensors}, state)
+
+    def capture_all(self) -> RunState:
+        """The whole state, with the snapshot where that is of an earlier step."""
+        return with_snapshot(self.capture(), self.spikes.good)
+
+    def load_model(self, state: RunState) -> None:
+        """Restores what capture_model returned."""
+        for name, value in self.model.parameters.items():
+            value[...] = state.tensors[f"model.{name}"]
+        self.model.flat.refresh()
+        self.model.passes = int(state.state["passes"])
+        if self.distillation:
+            self.distillation.load_state(state.state["temperature"])
+
+    def load(self, state: RunState) -> None:
+        """Restores what capture returned, but for what is known about spikes."""
+        self.load_model(state)
+        for name, value in self.optimizer.tensors().items():
+            value[...] = state.tensors[f"optimizer.{name}"]
+        self.optimizer.load_state(state.state["optimizer"])
+        self.schedule.load_state(state.state["schedule"])
+        if self.scaler:
+            self.scaler.load_state(state.state["scaler"])
+        progress = RunProgress(**state.state["progress"])
+        self.progress = dataclasses.replace(progress, seconds=dict(progress.seconds))
+
+    def resume(self, state: RunState) -> None:
+        """Restores a state, its snapshot included. InputError where it is another run's."""
+        place, here = f"the checkpoint of step {state.step}", self.capture()
+        now, good = split_snapshot(state)
+        saved_parts = _fixed_parts(now.state)
+        for part, value in _fixed_parts(here.state).items():
+            if saved_parts[part] != value:
+                raise InputError(f"{place} was saved with {FIXED[part]}")
+        for saved in (now, good or now):
+            if _shapes(saved) != _shapes(here):
+                raise InputError(f"{place} was saved with different tensors")
+        try:
+            self.load(now)
+            self.spikes.load_state(now.state["spikes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"{place} lacks {error}") from None
+        if good:
+            self.spikes.keep(good)
+
+
+def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
+    """The fixed parts of a state, in today's names and with today's fields, as JSON."""
+    parts = {part: state.get(part) for part in FIXED}
+    parts["model"] = _completed(ModelConfig, parts["model"])
+    parts["config"] = _completed(TrainingConfig, parts["config"])
+    return {part: safetensors.to_json(value) for part, value in parts.items()}
+
+
+def _completed(kind: type, saved: Any) -> Any:
+    """The fields of a config that any version saved, with defaults for those it lacked."""
+    try:
+        config = kind(**current_names(saved))
+    except (TypeError, AttributeError, ValueError):
+        return saved  # not a config: it differs from every one
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in OBSERVING}
+
+
+def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:
+    return {name: tensor.shape for name, tensor in state.tensors.items()}

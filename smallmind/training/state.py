@@ -1,0 +1,101 @@
+"""The state of a run as one value, which is copied, saved and restored as a whole."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smallmind import safetensors
+from smallmind.config import InputError
+
+SNAPSHOT = "snapshot."  # prefix of a snapshot's tensors inside the state that includes it
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run after `step` updates: tensors by name, and everything else as JSON-able `state`.
+
+    Numbers in `state` survive JSON bit for bit; tuples become lists. NaN and infinities are not
+    JSON: None means not known yet.
+    """
+
+    step: int
+    tensors: Mapping[str, np.ndarray]
+    state: dict[str, Any]
+
+    def first_non_finite(self) -> str | None:
+        """The name of the first tensor with NaN or Inf, or None."""
+        for name, tensor in self.tensors.items():
+            if tensor.dtype.kind == "f" and tensor.size and not _is_finite(tensor):
+                return name
+        return None
+
+
+@dataclass(frozen=True)
+class Snapshot(RunState):
+    """A state that does not change while a saver writes it, so that the saver need not copy it."""
+
+
+class StateCopy:
+    """The arrays of one private copy of a run's state, reused by each new copy."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def take(self, state: RunState) -> Snapshot:
+        """Copies a state, overwriting the previous copy."""
+        arrays = self._arrays
+        for name in arrays.keys() - state.tensors.keys():
+            del arrays[name]
+        for name, tensor in state.tensors.items():
+            array = arrays.get(name)
+            if array is None or (array.shape, array.dtype) != (tensor.shape, tensor.dtype):
+                array = arrays[name] = np.empty(tensor.shape, tensor.dtype)
+            np.copyto(array, tensor)
+        return Snapshot(state.step, arrays, safetensors.from_json(safetensors.to_json(state.state)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+
+def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:
+    """A state that includes the snapshot of an earlier step, so that a resumed run has it too.
+
+    A snapshot of the same step adds nothing and is left out.
+    """
+    if snapshot is None or snapshot.step == state.step:
+        return state
+    tensors = {SNAPSHOT + name: tensor for name, tensor in snapshot.tensors.items()}
+    included = {"step": snapshot.step, "state": snapshot.state}
+    return RunState(state.step, {**state.tensors, **tensors}, {**state.state, "snapshot": included})
+
+
+def split_snapshot(state: RunState) -> tuple[RunState, RunState | None]:
+    """Undoes `with_snapshot` -> the state alone, and the snapshot or None.
+
+    InputError where the snapshot is malformed.
+    """
+    current: dict[str, np.ndarray] = {}
+    earlier: dict[str, np.ndarray] = {}
+    for name, tensor in state.tensors.items():
+        (earlier if name.startswith(SNAPSHOT) else current)[name.removeprefix(SNAPSHOT)] = tensor
+    rest = {key: value for key, value in state.state.items() if key != "snapshot"}
+    included: Any = state.state.get("snapshot")
+    snapshot = None
+    if included or earlier:
+        try:
+            snapshot = RunState(int(included["step"]), earlier, dict(included["state"]))
+        except (KeyError, TypeError, ValueError):
+            raise InputError(
+                f"the checkpoint of step {state.step} has a malformed snapshot"
+            ) from None
+    return RunState(state.step, current, rest), snapshot
+
+
+def _is_finite(tensor: np.ndarray) -> bool:
+    # Minimum and maximum are NaN if any element is. Unlike np.isfinite, no array of bools.
+    return math.isfinite(tensor.min()) and math.isfinite(tensor.max())

@@ -1,0 +1,90 @@
+"""One step of training: gradients accumulated over its batches, and the update."""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.dataset import Batch
+from smallmind.text.samplers import Sampler, draw
+from smallmind.training.distillation import Distillation
+from smallmind.training.health import not_finite
+from smallmind.training.live_state import LiveState
+
+
+class LossAndGradients(Protocol):
+    """Adds to the gradients of a model."""
+
+    def __call__(self, batch: Batch, scale: float, share: float) -> float:
+        """Adds scale times the gradient of the batch's mean loss -> that loss.
+
+        share is the part of the step's windows that the batch has; scale already includes it.
+        """
+
+
+def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
+    """What a run minimises: the cross-entropy of its text, or the loss of its distillation."""
+
+    def objective(batch: Batch, scale: float, share: float) -> float:
+        if distillation:
+            return distillation.loss_and_gradients(model, batch, scale, share)
+        return model.loss_and_gradients(batch.ids, batch.targets, scale)
+
+    return objective
+
+
+def accumulate_gradients(
+    model: TransformerModel,
+    sampler: Sampler,
+    step: int,
+    objective: LossAndGradients,
+    loss_scale: float = 1.0,
+    buffers: Batch | None = None,
+    before_batch: Callable[[], object] = lambda: None,
+) -> float:
+    """Adds loss_scale times the gradients of a step's batches, drawn into buffers -> mean loss.
+
+    Every window counts the same: the result is that of one large batch.
+    """
+    windows = sampler.windows_in_step(step)
+    total = 0.0
+    for number in range((step - 1) * sampler.batches, step * sampler.batches):
+        before_batch()
+        with model.workspace.profile("GetBatch"):
+            batch = draw(sampler, number, buffers)
+        if len(batch.ids):  # the last update of an epoch may need fewer batches
+            share = len(batch.ids) / windows
+            total += share * objective(batch, loss_scale * share, share)
+    return total
+
+
+def update(run: LiveState) -> float:
+    """Updates the parameters from their gradients -> the norm of the gradient.
+
+    If it is not finite, only the loss scale changes, where there is one.
+    """
+    config = run.config
+    norm_limit, value_limit = config.max_grad_norm or None, config.max_grad_value or None
+    norm = run.optimizer.step(norm_limit, run.loss_scale, value_limit)
+    if run.scaler:
+        run.scaler.update(overflowed=not math.isfinite(norm))
+    return norm
+
+
+def fatal_reason(run: LiveState, norm: float) -> str | None:
+    """Why a run cannot continue after an update with this norm, or None."""
+    if math.isfinite(norm) or (run.scaler and not run.scaler.is_lost):
+        return None
+    culprits = not_finite(run.model)
+    if run.scaler is None:
+        reason = f"the norm of the gradient is {norm}; nothing was updated"
+        others = len(culprits) - 1
+        more = f" (and {others} more parameters)" if others > 0 else ""
+        return "; ".join([reason, *map(str, culprits[:1])]) + more
+    # The squares in a norm overflow float32 before the gradients do.
+    first = culprits[0].name if culprits else "the norm of all gradients"
+    return (
+        f"{run.scaler.skips} gradients in a row overflowed float16, down to a loss scale of "
+        f"{run.scaler.scale:g}; {first} was the first: lower the learning rate, or use precision "
+        "bfloat16 or float32"
+    )
