@@ -29,7 +29,7 @@ from smallmind.cli.display import (
     show_sample,
     suggested_prompt,
 )
-from smallmind.cli.memory import check_memory, make_plan, show_estimate
+from smallmind.cli.memory import check_memory, make_plan, measure_text, show_estimate
 from smallmind.cli.schedules import show_schedules
 from smallmind.config import (
     OBSERVING,
@@ -310,7 +310,9 @@ def _train(options: argparse.Namespace) -> int:
         run_config = dataclasses.replace(run_config, threads=_set_threads(run_config))
         if not options.dry_run:
             teacher = _teacher(distillation_config)
-            check_memory(console, make_plan(model_config, training_config, run_config, teacher))
+            size = measure_text(text, tokenizer)
+            plan = make_plan(model_config, training_config, run_config, teacher, size)
+            check_memory(console, plan)
         elif distillation_config.teacher:  # of a run that is only checked, no cache is written
             distillation_config = dataclasses.replace(distillation_config, teacher_cache=None)
         distillation = _distillation(distillation_config, run_config, tokenizer)
@@ -421,7 +423,8 @@ def _saved_training(
     from smallmind.text.tokenizer import Tokenizer
 
     teacher, tokenizer = _teacher(saved["distillation"]), Tokenizer(text, run.tokenizer)
-    check_memory(console, make_plan(saved["model"], training, run, teacher))
+    size = measure_text(text, tokenizer)
+    check_memory(console, make_plan(saved["model"], training, run, teacher, size))
     distillation = _distillation(saved["distillation"], run, tokenizer)
     if distillation and distillation.digest != saved["teacher_sha256"]:
         raise InputError(
@@ -746,13 +749,16 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
     model = _config(ModelConfig, settings)
+    size = None
     if "vocab_size" not in options:
         from smallmind.text.tokenizer import Tokenizer
 
-        tokenizer = Tokenizer(_read(run.text)[0], run.tokenizer)
+        text = _read(run.text)[0]
+        tokenizer = Tokenizer(text, run.tokenizer)
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+        size = measure_text(text, tokenizer)
     run = dataclasses.replace(run, threads=_set_threads(run))
-    plan = make_plan(model, training, run, _teacher(distillation))
+    plan = make_plan(model, training, run, _teacher(distillation), size)
     return show_estimate(Console(), plan, options.memory, options.target_batch)
 
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from smallmind.config import ModelConfig, Precision, TrainingConfig, micro_batch_sizes
+from smallmind.config import ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.kernels.half import FLOAT16
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend, dry_run_backend
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
-from smallmind.text.dataset import HELD_OUT
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import evaluate
 from smallmind.training.teacher_cache import TeacherCache
@@ -76,13 +77,21 @@ def estimate(
     Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
     depends on the CPU.
     """
-    run = _DryRun(model, training, batch_size, teacher)
-    uneven = 0
-    if training.epochs and not text and batch_size > 1:
-        # The last batch of an epoch has any number of windows: at most as many as the others.
-        uneven = _DryRun(model, training, batch_size, teacher).held_by_training([batch_size])
-    held = run.held_by_training(_batch_sizes(model, training, batch_size, text))
-    held = max(held + uneven, run.held_by_evaluation(text))
+    run = _DryRun(model, training, teacher)
+    if text:
+        tokens = unbacked(text.tokens, np.int32)
+        data = Dataset(tokens, model.block_size, batch_size, seed=0)
+        run.train(data)
+        run.evaluate(data)
+        held = run.held
+    else:
+        run.train_batch(batch_size)
+        held = run.held
+        if training.epochs and batch_size > 1:
+            # The last batch of an epoch is smaller: in other arrays, at most as large as these.
+            rest = _DryRun(model, training, teacher)
+            rest.train_batch(batch_size)
+            held += rest.held
     flat = run.model.flat
     teacher_weights = 4 * declare_parameters(teacher.model).padded_count if teacher else 0
     return MemoryEstimate(
@@ -106,12 +115,13 @@ def max_micro_batch(
     memory: int,
     threads: int = 1,
     teacher: Teacher | None = None,
+    text: TextSize | None = None,
 ) -> int:
     """The largest batch that fits in memory if it goes through the model at once; 0: none."""
 
     def fits(windows: int) -> bool:
         config = replace(training, micro_batch_size=windows)
-        return estimate(model, config, windows, threads, teacher).total <= memory
+        return estimate(model, config, windows, threads, teacher, text).total <= memory
 
     if not fits(1):
         return 0
@@ -124,71 +134,62 @@ def max_micro_batch(
     return low
 
 
-def _batch_sizes(
-    model: ModelConfig, training: TrainingConfig, batch_size: int, text: TextSize | None
-) -> list[int]:
-    """The numbers of windows that the batches of a run have; the largest comes first."""
-    if not training.epochs or not text:
-        return [batch_size]
-    windows = max(1, (text.tokens - _held_out(text) - 1) // model.block_size)
-    sizes = [min(batch_size, windows), windows % batch_size]
-    return [size for size in sizes if size]
-
-
-def _held_out(text: TextSize) -> int:
-    return int(text.tokens * HELD_OUT)
-
-
 class _DryRun:
-    """A model, as training would set it up, that allocates and computes nothing."""
+    """A model, set up as training would do it, that allocates and computes nothing."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        training: TrainingConfig,
-        batch_size: int,
-        teacher: Teacher | None,
+        self, config: ModelConfig, training: TrainingConfig, teacher: Teacher | None
     ) -> None:
-        self.backend = dry_run_backend()
-        self.batch_size = batch_size
-        self.model = TransformerModel(config, backend=self.backend)
+        backend = dry_run_backend()
+        self.training = training
+        self.pool = backend.pool
+        self.model = TransformerModel(config, backend=backend)
         self.model.use_precision(training.requested_precision)
         self.model.use_recompute(
             RecomputePlan.of(training.recompute, config.n_layer, training.checkpoint_interval)
         )
-        self.at_once = training.micro_batch_size
-        self.distillation = teacher and _dry_distillation(teacher, config, self.backend)
+        self.distillation = teacher and _dry_distillation(teacher, config, backend)
 
-    def held_by_training(self, batch_sizes: list[int]) -> int:
-        """Bytes that the pool holds after batches of these numbers of windows."""
-        pool, T = self.backend.pool, self.model.config.block_size
-        shape = batch_sizes[0], T
-        with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
-            for windows in batch_sizes:
-                # A pass returns all that it rents: one of each size is as good as all of them.
-                for size in sorted(set(micro_batch_sizes(windows, T, self.at_once))):
+    @property
+    def held(self) -> int:
+        """Bytes that the pool holds by now."""
+        return self.pool.statistics().bytes_held
+
+    def train(self, data: Dataset) -> None:
+        """A batch of every size that a run on these data has."""
+        epochs, batches = self.training.epochs, self.training.grad_accum_steps
+        sampler = make_sampler(data, epochs, batches)
+        rest = sampler.windows % data.batch_size if isinstance(sampler, Epochs) else 0
+        self.train_batch(sampler.max_batch_size, rest)
+
+    def train_batch(self, windows: int, rest: int = 0) -> None:
+        """A batch of windows and, if rest is not 0, a smaller one in the same buffers."""
+        T = self.model.config.block_size
+        shape = windows, T
+        with self.pool.borrow(shape, np.int32) as ids, self.pool.borrow(shape, np.int32) as targets:
+            for batch_size in (windows, rest) if rest else (windows,):
+                sizes = micro_batch_sizes(batch_size, T, self.training.micro_batch_size)
+                # A pass returns all that it rents, so that more of one size change nothing.
+                for size in set(sizes):
                     self.model.micro_batch_size = size
-                    self._pass(ids[:size], targets[:size])
-        return pool.statistics().bytes_held
+                    self._pass(Batch(ids[:size], targets[:size], np.zeros(size, np.int64)))
+        self.model.micro_batch_size = self.training.micro_batch_size
 
-    def _pass(self, ids: np.ndarray, targets: np.ndarray) -> None:
+    def _pass(self, batch: Batch) -> None:
         if self.distillation:
-            batch = Batch(ids, targets, np.zeros(len(ids), np.int64))
             self.distillation.loss_and_gradients(self.model, batch)
         else:
-            self.model.loss_and_gradients(ids, targets)
+            self.model.loss_and_gradients(batch.ids, batch.targets)
 
-    def held_by_evaluation(self, text: TextSize | None) -> int:
-        """Bytes that the pool holds once a run has evaluated, too."""
-        model, T = self.model, self.model.config.block_size
-        model.micro_batch_size = self.at_once
-        held_out = _held_out(text) if text else 2 * T
-        for length in (T, min(T, held_out - 1)):
-            windows = unbacked((self.batch_size, length), np.int32)
-            model.losses(windows, windows)
-        if text and held_out <= self.batch_size * T:  # else all its batches are of that shape
-            evaluate(model, unbacked(held_out, np.int32), held_out, self.batch_size)
-        return self.backend.pool.statistics().bytes_held
+    def evaluate(self, data: Dataset) -> None:
+        """A batch of each shape that the evaluations during and after training have."""
+        T = data.block_size
+        if self.training.val_every:
+            for length in {T, min(T, len(data.held_out) - 1)}:
+                windows = unbacked((data.batch_size, length), np.int32)
+                self.model.losses(windows, windows)
+        held_out = data.held_out[: (data.batch_size + 1) * T]
+        evaluate(self.model, held_out, len(held_out), data.batch_size)
 
 
 def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:
