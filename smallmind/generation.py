@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 
 from smallmind.config import GenerationConfig, InputError
+from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
 from smallmind.text.tokenizer import Tokenizer
+
+TRIM_EVERY = 16  # tokens
 
 
 def generate(
@@ -46,12 +49,18 @@ def _sample(
     """ids (n,) -> the sampled tokens that follow, one by one, each below vocab_size."""
     window = model.config.block_size
     context = ids[-window:]
-    for i in range(config.max_tokens):
-        logits = model.forward(context[None])[0, -1, :vocab_size]
-        # Counter-based: token i depends on the seed and i, not on earlier draws.
-        token = choose(logits, config, uniform=(hash64(config.seed, i) >> 11) / 2**53)
-        yield token
-        context = np.append(context, np.int32(token))[-window:]
+    # A growing context rents arrays of many sizes: a pool of its own, emptied now and then, keeps
+    # them from piling up beside those of a training run.
+    with TensorPool() as pool:
+        for i in range(config.max_tokens):
+            with model.workspace.using_pool(pool):
+                logits = model.forward(context[None])[0, -1, :vocab_size]
+            if i % TRIM_EVERY == 0 and len(context) < window:
+                pool.trim()
+            # Counter-based: token i depends on the seed and i, not on earlier draws.
+            token = choose(logits, config, uniform=(hash64(config.seed, i) >> 11) / 2**53)
+            yield token
+            context = np.append(context, np.int32(token))[-window:]
 
 
 def choose(logits: np.ndarray, config: GenerationConfig, uniform: float) -> int:

@@ -132,6 +132,11 @@ class Parameters:
         """Elements of all parameters, without padding."""
         return sum(spec.size for spec in self.specs)
 
+    @property
+    def padded_count(self) -> int:
+        """Elements of a vector of all parameters."""
+        return sum(_padded(spec.size) for spec in self.specs)
+
     def allocate(
         self, dtype: Any = np.float32, zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
     ) -> None:

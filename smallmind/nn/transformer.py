@@ -29,6 +29,7 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.workspace import Kernel, Workspace
 
 FORMAT = "smallmind model 1"
+DEFAULT_SEED = 42
 
 # Called with the arguments of cross_entropy, and before them which windows of the batch these are:
 # objective(windows, losses, dlogits, logits, targets, scale).
@@ -68,7 +69,7 @@ def _signature() -> inspect.Signature:
     optional = ("dropout", "seed", "tie_weights", "bias", "backend", "dtype")
     fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
     defaults = {name: field.default for name, field in fields.items() if name not in required}
-    defaults |= {"seed": 42, "backend": "numba", "dtype": np.float32}
+    defaults |= {"seed": DEFAULT_SEED, "backend": "numba", "dtype": np.float32}
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind) for name in required]
     parameters += [inspect.Parameter(name, kind, default=defaults[name]) for name in optional]
@@ -99,29 +100,31 @@ class TransformerModel:
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         if arguments and isinstance(arguments[0], ModelConfig):
-            named = {**dataclasses.asdict(arguments[0]), **named}
-            arguments = arguments[1:]
-            if arguments:
+            if len(arguments) > 1:
                 raise TypeError("after a ModelConfig, give seed, backend and dtype by name")
+            named = {**dataclasses.asdict(arguments[0]), **named}
+            arguments = ()
         bound = self.__signature__.bind(*arguments, **named)
         bound.apply_defaults()
         settings = bound.arguments
         seed, backend, dtype = (settings.pop(name) for name in ("seed", "backend", "dtype"))
-        self.config = ModelConfig(**settings)
-        self.seed = RunConfig(seed=seed).seed
         opened = backend if isinstance(backend, Backend) else open_backend(backend)
-        self.backend = opened.name
-        if np.dtype(dtype) != np.float32 and (self.backend, np.dtype(dtype)) != (
-            "numpy",
-            np.float64,
-        ):
-            raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
-        self.workspace = Workspace(opened, dtype, self.config.dropout, self.seed)
-        self.flat = Parameters()
-        self.network = Network(self.workspace, self.flat, self.config)
-        self.flat.allocate(dtype, opened.zeros)
+        self._build(ModelConfig(**settings), RunConfig(seed=seed).seed, opened, dtype)
         if opened.computes:
             self.flat.initialise(self.seed)
+
+    def _build(self, config: ModelConfig, seed: int, backend: Backend, dtype: Any) -> None:
+        """Everything but the values of the parameters, which are zeros."""
+        is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
+        if np.dtype(dtype) != np.float32 and not is_plain:
+            raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
+        self.config = config
+        self.seed = seed
+        self.backend = backend.name
+        self.workspace = Workspace(backend, dtype, config.dropout, seed)
+        self.flat = Parameters()
+        self.network = Network(self.workspace, self.flat, config)
+        self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
         self.passes = 0  # training passes so far: dropout masks follow from it
@@ -262,17 +265,20 @@ class TransformerModel:
     def from_tensors(
         cls,
         config: ModelConfig,
-        tensors: Mapping[str, np.ndarray],
+        tensors: dict[str, np.ndarray],
         source: str,
         backend: str = "numba",
     ) -> "TransformerModel":
-        """A model of these parameters. InputError naming their source where they do not match."""
+        """A model of these parameters, which are moved out of tensors. InputError naming their
+        source where they do not match config."""
         # Before anything is allocated: a wrong config may ask for any amount of memory.
         shapes = {name: value.shape for name, value in tensors.items()}
         if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
             raise InputError(f"{source} does not hold the parameters that its config describes")
-        model = cls(config, backend=backend)
-        for name, value in tensors.items():
+        model = cls.__new__(cls)
+        model._build(config, DEFAULT_SEED, open_backend(backend), np.float32)
+        for name in list(tensors):
+            value = tensors.pop(name)  # freed as soon as it is copied: no second copy of all
             if value.dtype != np.float32 or not np.isfinite(value).all():
                 raise InputError(f"{source}: {name} is not finite float32")
             model.parameters[name][...] = value

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
 from smallmind.randomness import hash64
 
@@ -94,6 +95,15 @@ class Workspace:
                 self.release(*list(self._rented.values()))
             finally:
                 self._busy.release()
+
+    @contextmanager
+    def using_pool(self, pool: TensorPool) -> Iterator[None]:
+        """Within the block passes rent from this pool."""
+        previous, self.pool = self.pool, pool
+        try:
+            yield
+        finally:
+            self.pool = previous
 
     @contextmanager
     def wrapped_kernels(self, wrap: Callable[[str, Kernel], Kernel]) -> Iterator[None]:
