@@ -72,7 +72,7 @@ class AdamW:
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
             gradient_scale=scale / loss_scale,
-            most=max_grad_value or math.inf,
+            max_gradient=max_grad_value or math.inf,
         )
         with workspace.profile("OptimizerStep"):
             workspace.kernels.adamw(
