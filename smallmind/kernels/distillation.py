@@ -1,5 +1,7 @@
 """The loss of a student that learns from a teacher's logits as well as from the text."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
@@ -20,6 +22,14 @@ from smallmind.kernels.cross_entropy import row_maximum, scale_row
 from smallmind.kernels.reduce import CHUNK
 
 
+class Numbers(NamedTuple):
+    """The arguments of `distillation` that are not arrays, as float32."""
+
+    alpha: float
+    temperature: float
+    scale: float
+
+
 def distillation(
     losses, dlogits, dtemperatures, logits, teacher_logits, targets, alpha, temperature, scale
 ):
@@ -30,7 +40,7 @@ def distillation(
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
     derivative of losses by the temperature. What becomes of logits is undefined.
     """
-    numbers = (np.float32(alpha), np.float32(temperature), np.float32(scale))
+    numbers = Numbers(np.float32(alpha), np.float32(temperature), np.float32(scale))
     _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers)
 
 
@@ -48,7 +58,7 @@ def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, target
 @jit
 def _row(dlogits, logits, teacher_logits, target, r, numbers):
     """Row r -> its loss, and the derivative of that by the temperature; writes its gradient."""
-    alpha, T, scale = numbers
+    alpha, T, scale = numbers.alpha, numbers.temperature, numbers.scale
     one = np.float32(1)
     inverse = one / T
     V = logits.shape[1]
