@@ -16,6 +16,7 @@ from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
     at,
+    borrow,
     broadcast,
     dropout_factors,
     element,
@@ -86,7 +87,7 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T = logsumexp.shape[2]
     for worker in prange(workers):
-        own = scratch[worker]
+        own = borrow(scratch[worker])
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
@@ -270,7 +271,7 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        own = _backward_scratch(scratch[worker], T, D)
+        own = _backward_scratch(borrow(scratch[worker]), T, D)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, ceil_div(end, workers)):
             first = _row_of_share(T, max(0, begin - index * workers) / workers)

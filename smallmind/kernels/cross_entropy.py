@@ -15,9 +15,11 @@ from smallmind.kernels.codegen.simd import (
     lane_sum,
     load,
     load_first,
+    load_up_to,
     maximum,
     store,
     store_first,
+    store_up_to,
 )
 from smallmind.kernels.reduce import CHUNK
 
@@ -94,9 +96,7 @@ def _exponentials(logits, r, m):
 def scale_row(out, x, r, factor):
     """Row r of x times factor -> row r of out."""
     V = x.shape[1]
-    row, tail = r * V, V % LANES
-    whole = V - tail
-    for v in range(0, whole, LANES):
-        store(out, row + v, load(x, row + v) * factor)
-    if tail:
-        store_first(out, row + whole, load_first(x, row + whole, tail) * factor, tail)
+    row = r * V
+    for v in range(0, V, LANES):
+        count = min(LANES, V - v)
+        store_up_to(out, row + v, load_up_to(x, row + v, count) * factor, count)

@@ -10,14 +10,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.simd import (
-    LANES,
-    dropout_factors,
-    load,
-    load_first,
-    store,
-    store_first,
-)
+from smallmind.kernels.codegen.simd import LANES, dropout_factors, load_up_to, share, store_up_to
 from smallmind.kernels.codegen.threads import threads
 
 
@@ -55,17 +48,10 @@ def _dropout(out, x, key, threshold, scale, addend, workers):
 
 @jit
 def _dropout_part(out, x, key, threshold, scale, addend, worker, workers):
-    vectors = x.size // LANES
-    for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
-        place = i * LANES
-        y = load(x, place) * dropout_factors(key, place, threshold, scale)
+    first, last = share(x.size, worker, workers)
+    for place in range(first, last, LANES):
+        count = min(LANES, last - place)
+        y = load_up_to(x, place, count) * dropout_factors(key, place, threshold, scale)
         if addend.size > 0:
-            y = y + load(addend, place)
-        store(out, place, y)
-    tail = x.size % LANES
-    if tail and worker == workers - 1:
-        place = vectors * LANES
-        y = load_first(x, place, tail) * dropout_factors(key, place, threshold, scale)
-        if addend.size > 0:
-            y = y + load_first(addend, place, tail)
-        store_first(out, place, y, tail)
+            y = y + load_up_to(addend, place, count)
+        store_up_to(out, place, y, count)

@@ -2,11 +2,16 @@
 
 import numpy as np
 
-from smallmind.kernels.gemm.blocked import gemm
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.gemm.blocked import SCRATCH, gemm_alone, gemm_parallel
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
+
+SINGLE_THREAD = 128 * 1024  # elements of b up to which one thread is faster than waking others
 
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
+_NO_SCRATCH = np.empty((1, 0), np.float32)
 
 
 def matmul(out, a, b, bias=None, addend=None):
@@ -36,10 +41,15 @@ def _gemm(out, activation, a, b, bias, addend, variant):
     activation = _NO_MATRIX if activation is None else activation
     bias = _NO_VECTOR if bias is None else bias
     addend = _NO_MATRIX if addend is None else addend
+    size = b.size
     if a.itemsize == 2:
         # Compiled only where it is used.
         from smallmind.kernels.gemm.sixteen_bit import sixteen_bit_gemm
 
         sixteen_bit_gemm(out, activation, a, b, bias, addend, variant)
+    elif size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD:
+        rows = _NO_SCRATCH if len(out) == 1 else scratch(1, SCRATCH)  # one row packs nothing
+        gemm_alone(out, activation, a, b, bias, addend, variant, rows)
     else:
-        gemm(out, activation, a, b, bias, addend, variant)
+        rows = scratch(threads(), SCRATCH)
+        gemm_parallel(out, activation, a, b, bias, addend, variant, rows)

@@ -175,12 +175,6 @@ class Parameters:
                 ranges.append(slice(start, stop))
         return ranges
 
-    @property
-    def decayed(self) -> int:
-        """Elements at the front of the vectors to which weight decay applies."""
-        decayed = self.ranges(Role.EMBEDDING, Role.MATRIX, Role.HEAD)
-        return int(decayed[0].stop) if decayed else 0
-
     def store_working_copy(self, dtype: Any) -> None:
         """From now on layers read a copy in dtype or, for None, the values themselves.
 

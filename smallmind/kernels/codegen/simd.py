@@ -17,6 +17,7 @@ from numba.extending import intrinsic, models, register_model
 
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.vector_ir import I32, I64, Storage, VectorIR
 
 LANES = ISA.lanes
@@ -58,6 +59,22 @@ def at(typingctx, array, index):
         return _element(context, builder, sig.args[0], args[0], args[1])
 
     return types.CPointer(array.dtype)(array, types.int64), codegen
+
+
+@intrinsic
+def borrow(typingctx, array):
+    """The same array without reference counting, which small kernels would feel.
+
+    For arrays that outlive the call, as those do that Python passes in.
+    """
+
+    def codegen(context, builder, sig, args):
+        borrowed = context.make_array(array)(context, builder, value=args[0])
+        borrowed.meminfo = ir.Constant(borrowed.meminfo.type, None)
+        borrowed.parent = ir.Constant(borrowed.parent.type, None)
+        return borrowed._getvalue()
+
+    return array(array), codegen
 
 
 @intrinsic
@@ -337,3 +354,29 @@ def exp(x):
 def sigmoid(x):
     """1 / (1 + e**-x) in every lane, within 2e-7 relative; 0 below -88.7, NaN for NaN."""
     return np.float32(1) / (exp(np.float32(0) - x) + np.float32(1))
+
+
+@jit
+def load_up_to(x, index, count):
+    """array, flat index -> the first `count` elements from there, then zeros: one plain load
+    where count is LANES, as it is for all vectors but the last of a row."""
+    if count == LANES:
+        return load(x, index)
+    return load_first(x, index, count)
+
+
+@jit
+def store_up_to(x, index, value, count):
+    """Writes the first `count` lanes of value: with one plain store where count is LANES."""
+    if count == LANES:
+        store(x, index, value)
+    else:
+        store_first(x, index, value, count)
+
+
+@jit
+def share(size, worker, workers):
+    """The elements first..last of `size` that a worker has: whole vectors, but for the last."""
+    vectors = ceil_div(size, LANES)
+    first = vectors * worker // workers * LANES
+    return first, min(size, vectors * (worker + 1) // workers * LANES)

@@ -48,7 +48,7 @@ def words(typingctx, array, index):
 
 @intrinsic
 def _interleave(typingctx, out, target, array, lower, upper, count):
-    """Writes LANES words to out: the pairs (array[lower + i], array[upper + i]), zeros for i >= count.
+    """Writes LANES words: the pairs (array[lower + i], array[upper + i]), zeros for i >= count.
 
     If upper is negative, the second of each pair is zero.
     """

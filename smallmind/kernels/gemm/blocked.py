@@ -14,9 +14,16 @@ from numba import prange, types
 
 from smallmind.kernels.codegen.jit import called_jit, jit, native, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
-from smallmind.kernels.codegen.scratch import scratch
-from smallmind.kernels.codegen.simd import LANES, at, load, load_first, prefetch, store, store_first
-from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    borrow,
+    load,
+    load_first,
+    prefetch,
+    store,
+    store_first,
+)
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
@@ -46,7 +53,6 @@ from smallmind.kernels.gemm.tile import (
 # Panels of b from which on packing a transposed a pays: measured, as is FETCH_FROM.
 PACK_A_FROM = 12 if LANES == 16 else 3
 PACK_B_FROM = TILE_ROWS + 1  # rows from which on a packed panel of b is read again
-SINGLE_THREAD = 128 * 1024  # elements of b up to which one thread is faster than waking others
 # From this many elements on the operands of a^T b come from memory or from a shared cache; then
 # what is needed next is prefetched during the multiplication, GROUP panels of b at a time. It pays
 # only where the CPU multiplies so fast that it waits for memory.
@@ -98,24 +104,15 @@ class Ahead(NamedTuple):
     b: Region
 
 
-def gemm(out, activation, a, b, bias, addend, variant):
-    """a, b -> out, and activation = gelu(out) unless it is empty; all float32. See `Operands`."""
-    size = b.size
-    if size <= SINGLE_THREAD and len(out) * size <= 4 * SINGLE_THREAD:
-        rows = scratch(1, SCRATCH if len(out) > 1 else 0)  # one row packs nothing
-        _gemm_alone(out, activation, a, b, bias, addend, variant, rows)
-    else:
-        rows = scratch(threads(), SCRATCH)
-        _gemm_parallel(out, activation, a, b, bias, addend, variant, rows)
-
-
 @called_jit
-def _gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
+def gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
+    """The product on this thread. scratch (1, SCRATCH)."""
     _gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
 
 
 @parallel_jit
-def _gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
+def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
+    """The product on all threads, with a row of scratch each."""
     workers = scratch.shape[0]
     for worker in prange(workers):
         own = scratch[worker]
@@ -242,7 +239,7 @@ def _gemm_panel(operands, packed, region, block, ahead):
 
 @jit
 def _strip(operands, packed, block, first, row):
-    """Where the rows of the left operand from `row` on are found; a packed strip begins at first."""
+    """The left operand from `row` on, in place or in the packed strip, which begins at `first`."""
     a = operands.a
     if block.packs_a:
         size = packed_tile(block.end - block.start)
@@ -288,7 +285,10 @@ _SHARE = types.void(
 @native("smallmind_gemm_share", _SHARE)
 def _gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
     """The worker's share: a rectangle of tiles, from a grid that gives all the same work."""
-    operands = Operands(out, activation, a, b, bias, addend, variant)
+    operands = Operands(
+        borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant
+    )
+    scratch = borrow(scratch)
     packed = Packed(scratch[:PANEL_SIZE], scratch[PANEL_SIZE:])
     M, N = out.shape
     # A vector costs as much for a few columns as for all its lanes; dot products cost less.

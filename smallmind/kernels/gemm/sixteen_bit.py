@@ -15,7 +15,7 @@ from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
-from smallmind.kernels.codegen.simd import LANES, at, load, load_first, store, store_first
+from smallmind.kernels.codegen.simd import LANES, at, borrow, load, load_first, store, store_first
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm.blocked import Operands
@@ -81,13 +81,21 @@ def sixteen_bit_gemm(out, activation, a, b, bias, addend, variant):
 def _sixteen_bit_gemm(out, activation, a, b, bias, addend, variant, scratch):
     workers = scratch.shape[0]
     for worker in prange(workers):
-        own = scratch[worker]
+        own = borrow(scratch[worker])
         packed = Packed(
             own[:PANEL_SIZE],
             own[PANEL_SIZE : PANEL_SIZE + STRIP_SIZE],
             own[PANEL_SIZE + STRIP_SIZE :],
         )
-        operands = Operands(out, activation, a, b, bias, addend, variant)
+        operands = Operands(
+            borrow(out),
+            borrow(activation),
+            borrow(a),
+            borrow(b),
+            borrow(bias),
+            borrow(addend),
+            variant,
+        )
         _share(operands, packed, np.int64(worker), workers)
 
 
