@@ -88,12 +88,12 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
         ):
             capsys.readouterr()
             assert status(*arguments) == 2
-            assert f"{path} is no regular file" in capsys.readouterr().err
+            assert f"{path} is not a regular file" in capsys.readouterr().err
     (tmp_path / "run" / "config.json").unlink()
     os.mkfifo(tmp_path / "run" / "config.json")
     for arguments in (["train", "--resume", tmp_path / "run"], ["verify", tmp_path / "run"]):
         assert status(*arguments) == 2
-        assert "it is no regular file" in capsys.readouterr().err
+        assert "it is not a regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "remove", "replace"])
