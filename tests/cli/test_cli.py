@@ -385,7 +385,10 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["generate", "--run", str(tmp_path / "none")], "does not exist; give a run"),
         (["generate", "--run", str(tmp_path)], "neither a model nor a sound checkpoint"),
         (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
-        (["generate", "--run", str(run), "--top-p", "2"], "top_p=2.0 must be above 0 and at most 1"),
+        (
+            ["generate", "--run", str(run), "--top-p", "2"],
+            "top_p=2.0 must be above 0 and at most 1",
+        ),
         (["evaluate", "--run", str(tmp_path)], "is not a run: cannot read its config.json"),
         (["evaluate", "--run", str(run), str(tmp_path / "none")], "does not exist"),
     ]
