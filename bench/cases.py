@@ -14,8 +14,8 @@ from bench.ceilings import multiply_add, multiply_pairs
 from bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
-from smallmind.kernels.isa import ISA
 
 try:
     import torch

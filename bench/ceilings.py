@@ -3,8 +3,9 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import LANES, dot_pairs, fma, lane_sum, load, store
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.simd import LANES, dot_pairs, fma, lane_sum, load, store
+from smallmind.kernels.codegen.threads import threads
 
 _CHAINS = 12  # independent sums: more than latency times width of the multipliers of any CPU
 _ROUNDS = 100_000

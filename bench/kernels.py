@@ -12,7 +12,7 @@ from tabulate import tabulate
 from bench.cases import KERNELS, Case, Kernel, Shape
 from bench.ceilings import Copy
 from bench.timing import Contestant, Times, take_in_turn
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.half import to_float32
 
 HEADINGS = ("shape", "median", "spread", "rate", "limit", "of it", "x NumPy", "x PyTorch",
@@ -30,7 +30,7 @@ def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
     contestants = {"ours": case.ours, "copy": Contestant(copy)}
     if case.flops:
         contestants["multiply-add"] = Contestant(case.peak)
-    if compilation.threads() > 1:
+    if threads() > 1:
         contestants["one thread"] = replace(case.ours, setting=_one_thread)
     if case.numpy:
         contestants["NumPy"] = case.numpy
@@ -42,12 +42,12 @@ def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    threads = compilation.threads()
-    compilation.set_threads(1)
+    count = threads()
+    set_threads(1)
     try:
         yield
     finally:
-        compilation.set_threads(threads)
+        set_threads(count)
 
 
 def _worst_error(case: Case) -> float:

@@ -9,8 +9,8 @@ import llvmlite.binding as llvm
 import psutil
 
 import smallmind
-from smallmind.kernels import compilation
-from smallmind.kernels.isa import ISA
+from smallmind.kernels.codegen.isa import ISA
+from smallmind.kernels.codegen.threads import threading_layer, threads
 
 
 def _cpu() -> str:
@@ -35,8 +35,8 @@ def describe() -> dict[str, object]:
         "compiled_for": os.environ.get("NUMBA_CPU_NAME", "host"),
         "instruction_set": ISA.name,
         "cores": psutil.cpu_count(logical=False),
-        "threads": compilation.threads(),
-        "threading_layer": compilation.threading_layer(),
+        "threads": threads(),
+        "threading_layer": threading_layer(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "smallmind": smallmind.__version__,

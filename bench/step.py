@@ -1,7 +1,7 @@
-"""python -m bench step: a training step of ours beside those of other libraries.
+"""python -m bench step: a training step of smallmind compared with those of other libraries.
 
-Every contestant is a process of its own, trains the same model from the same weights on the same
-batches, and has a few steps in turn.
+Every contestant is its own process, trains the same model from the same weights on the same
+batches, and runs a few steps in turn.
 """
 
 import argparse
@@ -22,10 +22,10 @@ import smallmind
 from bench import CPUS
 from bench.peers import job
 from bench.peers.job import Sizes
-from smallmind.text.corpus import built_in_text
+from smallmind.text.stories import built_in_text
 
 ROOT = Path(__file__).parent.parent
-# name -> package; those in 16 bits are measured where they are asked for.
+# name -> package; those in 16 bits are measured only with --peers.
 PEERS = {
     "torch": "torch",
     "torch compile": "torch",
@@ -34,9 +34,9 @@ PEERS = {
     "ours bfloat16": "smallmind",
     "torch compile bfloat16": "torch",
 }
-COMPARED = 20  # first steps, whose losses must agree
+COMPARED = 20  # first steps, in which losses must agree
 AGREEMENT = 1e-3  # nats
-AGREEMENT_OF_HALVES = 2e-2
+AGREEMENT_16_BITS = 2e-2
 TURN = 5  # steps
 SIZES = [
     Sizes(12, 64, 128, 4, 4),
@@ -47,12 +47,12 @@ SIZES = [
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Of a process that trains on so many threads."""
+    """The environment of a process that trains with this many threads."""
     variables = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Each thread on a core of its own, whoever starts it.
+        # Each thread on its own core, whichever library starts it.
         "OMP_PROC_BIND": "spread",
         "OMP_PLACES": "cores",
     }
@@ -62,14 +62,18 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class _Process:
-    """A contestant, which answers commands."""
+    """A contestant that answers commands."""
 
     def __init__(self, name: str, path: str, threads: int) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.peers", name, path], cwd=ROOT, env=environment(threads),
-            text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "bench.peers", name, path],
+            cwd=ROOT,
+            env=environment(threads),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         if CPUS:
             os.sched_setaffinity(self.process.pid, CPUS)
 
@@ -89,29 +93,29 @@ class _Process:
 
 
 def installed() -> list[str]:
-    """The peers whose package is there."""
+    """The peers whose package is installed."""
     return [name for name, package in PEERS.items() if importlib.util.find_spec(package)]
 
 
-def _is_half(name: str) -> bool:
+def _is_16_bit(name: str) -> bool:
     return name.endswith("float16")
 
 
 def operations(sizes: Sizes, parameters: int) -> int:
-    """Of a step: 6 a parameter and token, and attention's products over the causal half."""
+    """Operations per step: 6 per parameter and token, and attention's causal products."""
     tokens = sizes.B * sizes.T
     return 6 * parameters * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
 
 
 def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
-    """Takes the contestants in turn -> the record. Units: seconds, bytes, nats a token."""
+    """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
     model = smallmind.TransformerModel(
         sizes.V, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, tie_weights=True
     )
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "job.npz")
         job.write(path, sizes, dict(model.parameters), built_in_text().encode())
-        # Kernels are compiled by a process of its own, as at a user's first start.
+        # Another process compiles the kernels, as a user's first start does.
         first_start = _Process("ours", path, threads)
         first_start.ask(run=[0, 1])
         first_start.close()
@@ -169,9 +173,18 @@ def show(record: dict[str, Any]) -> None:
             ]
         )
     heads = [
-        "", "ms", "spread", "tokens/s", "GFLOP/s", "of FMA", "time / ours", "peak MB", "ours / it",
-        f"loss after {COMPARED}", "differs",
-    ]  # fmt: skip
+        "",
+        "ms",
+        "spread",
+        "tokens/s",
+        "GFLOP/s",
+        "of FMA",
+        "time / ours",
+        "peak MB",
+        "ours / it",
+        f"loss after {COMPARED}",
+        "differs",
+    ]
     share = record["python_seconds"] / ours["seconds"]
     print(f"\n{sizes.name}, {record['parameters']:,} parameters")
     print(tabulate(rows, heads, stralign="right", disable_numparse=True))
@@ -181,11 +194,11 @@ def show(record: dict[str, Any]) -> None:
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
     """Measures and prints; returns the records."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
-    peers = [name for name in installed() if not _is_half(name)]
+    peers = [name for name in installed() if not _is_16_bit(name)]
     peers = peers if options.peers is None else options.peers
     missing = [name for name in peers if name not in installed()]
     if missing:
-        raise SystemExit(f"--peers: {missing[0]} is not installed; there are {installed()}")
+        raise SystemExit(f"--peers: {missing[0]} is not installed; choose from {installed()}")
     records = []
     for sizes in options.shapes or SIZES:
         sizes = sizes if isinstance(sizes, Sizes) else Sizes(*sizes)
@@ -196,11 +209,11 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
 
 
 def disagreements(records: list[dict[str, Any]]) -> list[str]:
-    """A line for every contestant whose losses are not ours: its speed does not count."""
+    """A line for every contestant whose losses differ from ours: its speed does not count."""
     return [
         f"{Sizes(**record['sizes']).name}: {name}'s losses differ by "
         f"{result['worst_difference']:.1e} from ours"
         for record in records
         for name, result in record["contestants"].items()
-        if not result["worst_difference"] <= (AGREEMENT_OF_HALVES if _is_half(name) else AGREEMENT)
+        if not result["worst_difference"] <= (AGREEMENT_16_BITS if _is_16_bit(name) else AGREEMENT)
     ]

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import smallmind
-from smallmind.kernels.scratch import scratch_bytes
+from smallmind.kernels.codegen.scratch import scratch_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.memory.tracker import peak_resident_bytes
 

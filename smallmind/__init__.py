@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from smallmind.runs.loading import load
     from smallmind.runs.session import Run
     from smallmind.text.tokenizer import Tokenizer
-    from smallmind.training.diagnostics import GradientDiagnostics
     from smallmind.training.distillation import Distillation
+    from smallmind.training.health import GradientDiagnostics
     from smallmind.training.loop import Training
     from smallmind.training.profiler import TrainingProfiler
 
@@ -56,7 +56,7 @@ _EXPORTS = {
     "CheckpointStrategy": "smallmind.config",
     "Distillation": "smallmind.training.distillation",
     "GenerationConfig": "smallmind.config",
-    "GradientDiagnostics": "smallmind.training.diagnostics",
+    "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.config",
     "MemoryTracker": "smallmind.memory.tracker",
     "LossScaler": "smallmind.optim.loss_scaler",

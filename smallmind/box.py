@@ -1,14 +1,14 @@
-"""Tables in a box of double lines, as reports are drawn; in ASCII where a console has none."""
+"""Report tables in a double-line box, or in ASCII if the console cannot print those lines."""
 
 from collections.abc import Sequence
 from typing import TextIO
 
 LINES = "╔═╗║╠╣╚╝╟─┼╢│"
-ASCII = "+=+|++++|-+||"  # place by place what stands for those
+ASCII = "+=+|++++|-+||"  # the replacement for each of them, in the same order
 
 
 def can_print(stream: TextIO, text: str = LINES) -> bool:
-    """Whether the encoding of a stream has these characters."""
+    """Whether the encoding of a stream can represent these characters."""
     try:
         text.encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -26,8 +26,8 @@ def draw(
 ) -> str:
     """Title, heads, rows and a footer row -> lines of equal length.
 
-    The first column is left-aligned, the others right. Columns are as wide as their longest cell,
-    and at least `widths`.
+    The first column is left-aligned, the others right-aligned. A column is as wide as its longest
+    cell, and at least as wide as `widths` says.
     """
     table = [heads, *rows, *([footer] if footer else [])]
     wide = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 FORMAT = 1  # of config.json
 
 
@@ -156,36 +156,6 @@ class ModelConfig:
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
                 f"for example {near}"
             )
-
-    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every parameter, in the order of the forward pass."""
-        C, V = self.n_embd, self.vocab_size
-        shapes: dict[str, tuple[int, ...]] = {
-            "token_embedding.weight": (V, C),
-            "position_embedding.weight": (self.block_size, C),
-        }
-
-        def linear(name: str, inputs: int, outputs: int) -> None:
-            shapes[f"{name}.weight"] = (inputs, outputs)
-            if self.bias:
-                shapes[f"{name}.bias"] = (outputs,)
-
-        def norm(name: str) -> None:
-            shapes[f"{name}.weight"] = (C,)
-            if self.bias:
-                shapes[f"{name}.bias"] = (C,)
-
-        for i in range(self.n_layer):
-            norm(f"blocks.{i}.attention_norm")
-            linear(f"blocks.{i}.attention.qkv", C, 3 * C)
-            linear(f"blocks.{i}.attention.projection", C, C)
-            norm(f"blocks.{i}.mlp_norm")
-            linear(f"blocks.{i}.mlp.expansion", C, 4 * C)
-            linear(f"blocks.{i}.mlp.projection", 4 * C, C)
-        norm("final_norm")
-        if not self.tie_weights:
-            shapes["head.weight"] = (C, V)
-        return shapes
 
 
 def micro_batch_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:

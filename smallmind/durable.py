@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, whatever ends the process or the power.
+"""Atomic file writes: a file is complete or absent, even after a crash or a power failure.
 
-A file is written beside its target, brought to the disk and renamed over the target; then the
-directory, which holds the name, is brought to the disk too. All files that must survive go this
-way (Pillai et al. 2014, "All File Systems Are Not Created Equal").
+A file is written beside its target, synced and renamed over the target; then the directory, which
+holds the name, is synced too. Every file that must survive is written this way (Pillai et al.
+2014, "All File Systems Are Not Created Equal").
 """
 
 import itertools
@@ -24,23 +24,23 @@ except ImportError:  # Windows
 else:
     FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
 
-AT_ONCE = 2**24  # bytes a system call: some systems refuse more than 2 GB
+MAX_WRITE = 2**24  # bytes per system call: some systems refuse more than 2 GB
 TEMPORARY = re.compile(r"\..+\.([0-9]{1,9})-[0-9]+\.smallmind")  # .<target>.<process>-<number>
 
 _numbers = itertools.count()
-_in_flight: set[str] = set()  # names of the temporary files that this process is writing
+_in_flight: set[str] = set()  # temporary files that this process is writing
 
 
 class Files:
-    """What is done to the disk, one operation a method; tests break each of them."""
+    """Disk operations, one per method, so that tests can make each of them fail."""
 
     def create(self, path: Path) -> int:
-        """A new file -> its descriptor. FileExistsError where anything has its name, or a link."""
+        """Creates a file -> its descriptor. FileExistsError if the name exists."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         return os.open(path, flags, 0o666)
 
     def write(self, file: int, data: memoryview) -> int:
-        """-> the number of bytes that were written, perhaps not all."""
+        """-> the number of bytes written, which may be fewer than given."""
         return os.write(file, data)
 
     def fsync(self, file: int) -> None:
@@ -62,7 +62,7 @@ class Files:
         os.mkdir(path)
 
     def fsync_directory(self, path: Path) -> None:
-        if os.name == "nt":  # has no such call: names are in the file system's journal
+        if os.name == "nt":  # no such call: the file system's journal keeps the names
             return
         file = os.open(path, os.O_RDONLY)
         try:
@@ -75,10 +75,10 @@ files = Files()
 
 
 def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> None:
-    """Chunks of bytes become the file at path, which is replaced whole or stays as it was.
+    """Writes chunks to the file at path, which is replaced completely or left as it was.
 
-    When this returns, the file survives a loss of power. OSError naming path where that fails; what
-    was begun is removed, and another try starts from the beginning.
+    Once this returns, the file survives a power failure. Raises OSError naming path on failure;
+    the partial file is then removed, and a retry starts from the beginning.
     """
     path = Path(path)
     name = f".{path.name}.{os.getpid()}-{next(_numbers)}.smallmind"
@@ -93,42 +93,42 @@ def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> No
 
 
 def open_regular(path: str | PathLike[str], follow: bool = True) -> BinaryIO:
-    """A file to read, not through a link where follow is False.
+    """Opens a regular file for reading; with follow=False, not through a symbolic link.
 
-    ValueError for anything else than a file, without waiting for anyone to write into it.
+    ValueError for anything but a regular file. Never blocks, even on a FIFO.
     """
     path = Path(path)
     optional = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY"]
     if not follow:
         if path.is_symlink():
-            raise ValueError("a symbolic link stands in its place")
+            raise ValueError("a symbolic link is in its place")
         optional.append("O_NOFOLLOW")
     file = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in optional))
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise ValueError("it is no regular file")
+        raise ValueError("not a regular file")
     return os.fdopen(file, "rb")
 
 
 def make_directory(path: str | PathLike[str]) -> None:
-    """A directory at path that survives a loss of power; one that is there stays."""
+    """Makes a directory that survives a power failure; an existing one is kept."""
     path = Path(path)
     with _naming(path):
         with suppress(FileExistsError):
             files.make_directory(path)
-        # Also for one that is there: whoever made it may have died before this.
+        # Even if it existed: whoever made it may have died before syncing.
         files.fsync_directory(path.parent)
 
 
 def remove(path: str | PathLike[str]) -> None:
-    """Removes a file. After a loss of power it may be there again."""
+    """Removes a file. After a power failure it may reappear."""
     with _naming(path):
         files.unlink(Path(path))
 
 
 @contextmanager
 def _naming(path: str | PathLike[str]) -> Iterator[None]:
-    """Errors tell of the file that was meant, not of the one beside it."""
+    """Errors name the target file, not the temporary one beside it."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def _naming(path: str | PathLike[str]) -> Iterator[None]:
 
 
 def clear_stale(directory: Path) -> None:
-    """Removes what processes that died while writing left in the directory."""
+    """Removes temporary files left in the directory by processes that died while writing."""
     for name in os.listdir(directory):
         match = TEMPORARY.fullmatch(name)
         if match and not _is_written(name, int(match[1])):
@@ -145,7 +145,7 @@ def clear_stale(directory: Path) -> None:
 
 
 def _is_written(name: str, process: int) -> bool:
-    # A process may have the number of a dead one: in containers it often has.
+    # Process ids are reused, in containers often.
     if process == os.getpid():
         return name in _in_flight
     return psutil.pid_exists(process)
@@ -157,7 +157,7 @@ def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memory
         try:
             for chunk in chunks:
                 _write_all(file, memoryview(chunk))
-            # After an error the system may forget what it could not write: fsync is not repeated.
+            # Never retried: after an error the kernel may have dropped the dirty pages.
             files.fsync(file)
         finally:
             files.close(file)
@@ -170,4 +170,4 @@ def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memory
 
 def _write_all(file: int, rest: memoryview) -> None:
     while rest:
-        rest = rest[files.write(file, rest[:AT_ONCE]) :]
+        rest = rest[files.write(file, rest[:MAX_WRITE]) :]

@@ -6,19 +6,22 @@ from typing import Any
 import numpy as np
 
 from smallmind.config import GenerationConfig, InputError
+from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
 from smallmind.text.tokenizer import Tokenizer
+
+TRIM_EVERY = 16  # tokens
 
 
 def generate(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
 ) -> str:
-    """prompt (without one, a new line) -> prompt and what the model writes after it.
+    """prompt (default: a newline) -> the prompt and the text that the model continues it with.
 
-    settings are GenerationConfig's: max_tokens (500), temperature (0.8; 0 always takes the
-    likeliest token), top_k and top_p (only the likeliest tokens; Holtzman et al. 2020), seed (the
-    same seed gives the same text). Past the block size the model sees the last block_size tokens.
+    settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
+    top_k and top_p (sample from the most likely tokens only; Holtzman et al. 2020), seed (the same
+    seed gives the same text). Beyond block_size tokens the model sees the last block_size of them.
     InputError for a setting out of range, or a character in prompt that the model does not know.
     """
     prompt = tokenizer.opening if prompt is None else prompt
@@ -28,7 +31,7 @@ def generate(
 def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
-    """As `generate`, but yields what follows the prompt piece by piece."""
+    """Like `generate`, but yields the text after the prompt piece by piece."""
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
@@ -43,25 +46,31 @@ def stream(
 def _sample(
     model: TransformerModel, ids: np.ndarray, vocab_size: int, config: GenerationConfig
 ) -> Iterator[int]:
-    """ids (n,) -> the tokens that follow, one by one, each below vocab_size."""
+    """ids (n,) -> the sampled tokens that follow, one by one, each below vocab_size."""
     window = model.config.block_size
     context = ids[-window:]
-    for i in range(config.max_tokens):
-        logits = model.forward(context[None])[0, -1, :vocab_size]
-        # Counted, not drawn: token i of a seed is the same whatever was drawn before.
-        token = choose(logits, config, uniform=(hash64(config.seed, i) >> 11) / 2**53)
-        yield token
-        context = np.append(context, np.int32(token))[-window:]
+    # A growing context rents arrays of many sizes: a pool of its own, emptied now and then, keeps
+    # them from piling up beside those of a training run.
+    with TensorPool() as pool:
+        for i in range(config.max_tokens):
+            with model.workspace.using_pool(pool):
+                logits = model.forward(context[None])[0, -1, :vocab_size]
+            if i % TRIM_EVERY == 0 and len(context) < window:
+                pool.trim()
+            # Counter-based: token i depends on the seed and i, not on earlier draws.
+            token = choose(logits, config, uniform=(hash64(config.seed, i) >> 11) / 2**53)
+            yield token
+            context = np.append(context, np.int32(token))[-window:]
 
 
 def choose(logits: np.ndarray, config: GenerationConfig, uniform: float) -> int:
-    """logits (V,) and a number from 0 to below 1 -> the token that it draws."""
+    """logits (V,), uniform in [0, 1) -> the sampled token."""
     if not np.isfinite(logits).all():
-        raise InputError("the model's logits are not finite: its weights are too large or spoilt")
+        raise InputError("the model's logits are not finite: its weights are too large or damaged")
     order = np.argsort(-logits, kind="stable")
     if config.temperature == 0:
         return int(order[0])
-    with np.errstate(over="ignore"):  # -inf is what a tiny temperature should give
+    with np.errstate(over="ignore"):  # a tiny temperature may divide to -inf, as it should
         p = np.exp((logits[order].astype(np.float64) - logits[order[0]]) / config.temperature)
     p /= p.sum()
     kept = len(p) if config.top_k is None else min(config.top_k, len(p))

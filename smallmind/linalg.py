@@ -1,4 +1,4 @@
-"""The three matrix products, checked and allocated for whoever calls them by hand."""
+"""The three matrix products with argument checks, for use outside of a model."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from smallmind.kernels import matmul as kernels
 
 
 def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """a (M, K), b (K, N) -> a b (M, N), float32, in out where it is given.
+    """a (M, K), b (K, N) -> a b (M, N), float32, written to out if given.
 
-    InputError where shapes do not fit, or out is not C-contiguous float32 or overlaps a or b.
+    InputError if the shapes do not match, or out is not C-contiguous float32 or overlaps a or b.
     """
     return _product(kernels.matmul, a, b, out, rows=0, inner=(1, 0), columns=1)
 
@@ -17,7 +17,7 @@ def matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.nd
 def matmul_transpose_a(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """a (K, M), b (K, N) -> a^T b (M, N), float32; no transposed copy of a is made.
 
-    InputError as for matmul.
+    Raises InputError like `matmul`.
     """
     return _product(kernels.matmul_transpose_a, a, b, out, rows=1, inner=(0, 0), columns=1)
 
@@ -25,7 +25,7 @@ def matmul_transpose_a(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = No
 def matmul_transpose_b(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """a (M, K), b (N, K) -> a b^T (M, N), float32; no transposed copy of b is made.
 
-    InputError as for matmul.
+    Raises InputError like `matmul`.
     """
     return _product(kernels.matmul_transpose_b, a, b, out, rows=0, inner=(1, 1), columns=0)
 
@@ -35,7 +35,7 @@ def _product(kernel, a, b, out, rows, inner, columns):
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
         raise InputError(f"{kernel.__name__}: {a.dtype} and {b.dtype} are not both real numbers")
     if a.ndim != 2 or b.ndim != 2 or a.shape[inner[0]] != b.shape[inner[1]]:
-        raise InputError(f"{kernel.__name__}: shapes {a.shape} and {b.shape} do not fit")
+        raise InputError(f"{kernel.__name__}: shapes {a.shape} and {b.shape} do not match")
     shape = a.shape[rows], b.shape[columns]
     if out is None:
         out = np.empty(shape, np.float32)
@@ -50,6 +50,6 @@ def _product(kernel, a, b, out, rows, inner, columns):
         )
     elif np.may_share_memory(out, a) or np.may_share_memory(out, b):
         raise InputError(f"{kernel.__name__}: out must not overlap a or b")
-    # Numba would compile the kernel once more for arrays that are read-only or unaligned.
+    # Read-only or unaligned arrays would make Numba compile the kernel again.
     kernel(out, *(np.require(x, np.float32, ["C", "W", "A"]) for x in (a, b)))
     return out

@@ -1,4 +1,4 @@
-"""Random numbers that follow from counters, so that runs resume, recompute and parallelise."""
+"""Counter-based random numbers, so that runs resume, recompute and parallelise to the same bits."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ _WORD = 2**64 - 1
 
 
 def hash64(*words: int) -> int:
-    """Some integers -> 64 bits that depend on all of them (SplitMix64; Steele et al. 2014)."""
+    """Integers -> a 64-bit hash of all of them (SplitMix64; Steele et al. 2014)."""
     x = 0
     for word in words:
         x = (x + word + 0x9E3779B97F4A7C15) & _WORD
@@ -17,7 +17,7 @@ def hash64(*words: int) -> int:
 
 
 def hash_words(words: np.ndarray, key: int) -> np.ndarray:
-    """words (n,), whole numbers -> 64 bits for each that depend on it and on key."""
+    """words (n,), integers -> a 64-bit hash of each word and key (n,), uint64."""
     x = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

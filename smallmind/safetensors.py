@@ -1,11 +1,11 @@
 """The safetensors file format, read and written: tensors by name, no code.
 
-Eight bytes of header length (little-endian), a JSON header with dtype, shape and place of every
-tensor and a string map `__metadata__`, then the tensors' bytes.
+Eight bytes of header length (little-endian), a JSON header with the dtype, shape and offsets of
+every tensor and a string map `__metadata__`, then the tensors' bytes.
 Format: https://github.com/huggingface/safetensors, "Format".
 
-What `write` writes has a SHA-256 in its metadata: that of the whole file with the 64 digits of the
-digest itself as zeros. `read` checks it; files of other writers do without.
+`write` adds a SHA-256 to the metadata, taken over the whole file with the 64 digits of the digest
+itself as zeros. `read` checks it; files from other writers may lack one.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ import numpy as np
 from smallmind import durable
 from smallmind.config import InputError
 
-# NumPy has no bfloat16. Its two bytes get a dtype of their own, so that nobody takes them for
-# whole numbers: `bits.view(BFLOAT16)` is written as BF16, what is read has `.view(np.uint16)`.
+# NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
+# integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 DTYPES: dict[str, Any] = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "I64": "<i8", "I32": "<i4",
     "U8": "u1",
 }  # fmt: skip
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-LARGEST_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile one is refused within a second
-MOST_DIMENSIONS = 32
+MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is refused within a second
+MAX_DIMENSIONS = 32
 BLANK = "0" * 64
 DIGEST = "smallmind.sha256"
 # A second mark, so that damage to the first cannot pass a file off as another writer's.
@@ -41,7 +41,7 @@ DIGEST_NOTE = "this file with the digits of its SHA-256 as zeros"
 
 
 class _Entry(NamedTuple):
-    """A tensor in the header. Sorts by place."""
+    """A tensor in the header. Sorts by offset."""
 
     begin: int
     end: int
@@ -53,9 +53,9 @@ class _Entry(NamedTuple):
 def write(
     path: str | PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
 ) -> None:
-    """Writes tensors and metadata; an existing file is replaced whole or stays as it was.
+    """Writes tensors and metadata; an existing file is replaced completely or left as it was.
 
-    InputError for what the format cannot hold, OSError where the disk does not take it.
+    InputError for what the format cannot hold, OSError if the disk refuses the file.
     """
     head = _encode(tensors, metadata)
     chunks = [_bytes(np.ascontiguousarray(tensor)) for tensor in tensors.values()]
@@ -71,11 +71,11 @@ def read(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """path -> tensors in the order of the file, metadata.
 
-    InputError where the file is missing, breaks the format or does not match its SHA-256; where
-    strict, also if it has none or a symbolic link stands in its place. Peak memory is that of the
-    tensors, each an array of its own.
+    InputError if the file is missing, malformed or does not match its SHA-256; with strict=True
+    also if it has no digest or is a symbolic link. Peak memory is that of the tensors, each a
+    separate array.
     """
-    # Not mapped: a mapped file can change after its digest was checked, and where it is cut short
+    # Not mapped: a mapped file can change after its digest was checked, and if it is truncated
     # meanwhile, the process dies of SIGBUS.
     with _explained(path), durable.open_regular(path, follow=not strict) as file:
         before = os.fstat(file.fileno())
@@ -93,10 +93,10 @@ def read(
 
 
 def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The same, strict, for a file larger than memory: read-only tensors that lie in the file.
+    """Like `read(path, strict=True)` for files larger than memory: read-only, mapped tensors.
 
-    Pages come from the disk as they are used. Nobody may write to the file meanwhile; `write`
-    does not, it puts another in its place.
+    Pages are loaded as they are used. The file must not be modified meanwhile; `write` does not
+    modify files, it replaces them.
     """
     with _explained(path), durable.open_regular(path, follow=False) as file:
         before = os.fstat(file.fileno())
@@ -117,7 +117,7 @@ def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """The metadata alone, at once whatever the size of the file; its digest is not checked."""
+    """The metadata alone, fast for a file of any size; the digest is not checked."""
     with _explained(path), durable.open_regular(path) as file:
         _, _, metadata = _read_head(file, os.fstat(file.fileno()).st_size)
         _pop_digest(metadata, strict=False)
@@ -126,19 +126,19 @@ def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
 
 @contextmanager
 def _explained(path: str | PathLike[str]) -> Iterator[None]:
-    """What goes wrong with the file within the block is an InputError of one line."""
+    """Turns errors about the file within the block into a one-line InputError."""
     try:
         yield
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except MemoryError:
-        raise InputError(f"{path} does not fit into memory") from None
+        raise InputError(f"{path} does not fit in memory") from None
     except ValueError as error:
         raise InputError(f"{path} is not a sound safetensors file: {error}") from None
 
 
 def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
-    """-> length and header as they stand in the file, the tensors by place, the metadata."""
+    """-> length and header as in the file, the tensors by offset, the metadata."""
     head, header = _read_header(file, size)
     metadata = _metadata(header.pop("__metadata__", {}))
     return head, _entries(header, size - len(head)), metadata
@@ -146,16 +146,16 @@ def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str
 
 def _check_digest(found: str, digits: str) -> None:
     if digits and found != digits:
-        raise ValueError("it does not match its SHA-256, so it is damaged or was changed")
+        raise ValueError("it does not match its SHA-256: it is damaged or was changed")
 
 
 def to_json(value: Any) -> str:
-    """ValueError for NaN and infinities, which JSON does not have."""
+    """value -> JSON text. ValueError for NaN and infinities, which JSON lacks."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def from_json(text: str | bytes) -> Any:
-    """JSON text -> value; ValueError where it is malformed, ambiguous or nested beyond reason."""
+    """JSON text -> value. ValueError if it is malformed, ambiguous or nested too deeply."""
     try:
         return json.loads(
             text if isinstance(text, str) else text.decode("utf-8"),
@@ -170,7 +170,7 @@ def from_json(text: str | bytes) -> Any:
 def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise ValueError("a key stands twice in one JSON table")
+        raise ValueError("a key appears twice in one JSON object")
     return table
 
 
@@ -182,9 +182,9 @@ def _finite(text: str) -> float:
 
 
 def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
-    """-> length and header, with a blank for the digest: the first 64 zeros."""
+    """-> length and header, with 64 zeros in place of the digest."""
     if DIGEST in metadata or DIGEST_OF in metadata or "__metadata__" in tensors:
-        raise InputError(f"{DIGEST}, {DIGEST_OF} and __metadata__ are names of the format's own")
+        raise InputError(f"{DIGEST}, {DIGEST_OF} and __metadata__ are reserved names")
     header: dict[str, Any] = {
         "__metadata__": _metadata({DIGEST: BLANK, DIGEST_OF: DIGEST_NOTE, **metadata})
     }
@@ -192,7 +192,7 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise InputError(
-                f"{name} is {tensor.dtype}, which is not written; give it one of "
+                f"{name} is {tensor.dtype}, which the format lacks; convert it to one of "
                 f"{', '.join(NAMES.values())}"
             )
         end = place + tensor.nbytes
@@ -201,9 +201,9 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
         place = end
     encoded = json.dumps(header, ensure_ascii=True).encode()
     encoded += b" " * (-len(encoded) % 8)
-    if len(encoded) > LARGEST_HEADER:
+    if len(encoded) > MAX_HEADER:
         raise InputError(
-            f"names and metadata of {len(encoded):,} bytes are more than {LARGEST_HEADER:,}"
+            f"names and metadata take {len(encoded):,} bytes; at most {MAX_HEADER:,} fit"
         )
     return len(encoded).to_bytes(8, "little") + encoded
 
@@ -214,17 +214,17 @@ def _bytes(tensor: np.ndarray) -> memoryview:
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
-    """-> length and header as they stand in the file, and the header's table."""
+    """-> length and header as in the file, and the parsed header."""
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if size < 8 or length > size - 8:
-        raise ValueError("it is cut short, or of another kind")
-    if length > LARGEST_HEADER:
-        raise ValueError(f"its header of {length:,} bytes is more than {LARGEST_HEADER:,}")
+        raise ValueError("it is truncated, or of another format")
+    if length > MAX_HEADER:
+        raise ValueError(f"its header has {length:,} bytes; at most {MAX_HEADER:,} are read")
     encoded = file.read(length)
     header = from_json(encoded)
     if not isinstance(header, dict):
-        raise ValueError("its header is no table")
+        raise ValueError("its header is not a JSON object")
     return start + encoded, header
 
 
@@ -235,7 +235,7 @@ def _metadata(table: Any) -> dict[str, str]:
 
 
 def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
-    """Takes the digest out of metadata -> its digits; none where another writer left it out."""
+    """Removes the digest from metadata -> its digits; empty if the writer left it out."""
     digits, note = metadata.pop(DIGEST, ""), metadata.pop(DIGEST_OF, "")
     if not digits and (note or strict):
         raise ValueError("it has no SHA-256 of its contents")
@@ -243,7 +243,7 @@ def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
 
 
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
-    """The tensors by place. ValueError unless they fill `size` bytes, without gap or overlap."""
+    """The tensors by offset. ValueError unless they fill `size` bytes without gap or overlap."""
     entries = sorted(_entry(name, described) for name, described in header.items())
     place = 0
     for entry in entries:
@@ -251,7 +251,7 @@ def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
             raise ValueError("there are gaps or overlaps between its tensors")
         place = entry.end
     if place != size:
-        raise ValueError(f"it holds {size} bytes of tensors, its header {place}")
+        raise ValueError(f"it holds {size} bytes of tensors; its header describes {place}")
     return entries
 
 
@@ -261,20 +261,20 @@ def _entry(name: str, described: Any) -> _Entry:
         raise ValueError(f"tensor {shown} is not described by dtype, shape and data_offsets")
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise ValueError(f"tensor {shown} is none of {', '.join(DTYPES)}")
-    if not _are_sizes(shape, MOST_DIMENSIONS) or not _are_sizes(offsets, 2) or len(offsets) != 2:
-        raise ValueError(f"tensor {shown} has a shape or offsets that are none")
+        raise ValueError(f"the dtype of tensor {shown} is not one of {', '.join(DTYPES)}")
+    if not _are_sizes(shape, MAX_DIMENSIONS) or not _are_sizes(offsets, 2) or len(offsets) != 2:
+        raise ValueError(f"tensor {shown} has an invalid shape or offsets")
     begin, end = offsets
     if end - begin != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
         raise ValueError(f"the offsets of tensor {shown} do not fit its shape")
     return _Entry(begin, end, name, np.dtype(DTYPES[dtype]), shape)
 
 
-def _are_sizes(numbers: Any, most: int) -> bool:
-    # The very type: True is an int too.
+def _are_sizes(numbers: Any, max_count: int) -> bool:
+    # The exact type: True is an int too.
     return (
         isinstance(numbers, list)
-        and len(numbers) <= most
+        and len(numbers) <= max_count
         and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
     )
 
@@ -282,7 +282,7 @@ def _are_sizes(numbers: Any, most: int) -> bool:
 def _read_tensor(file: BinaryIO, entry: _Entry) -> np.ndarray:
     tensor = np.empty(entry.shape, entry.dtype)
     if file.readinto(_bytes(tensor)) != tensor.nbytes:  # type: ignore[attr-defined]
-        raise ValueError("it was cut short while it was read")
+        raise ValueError("it was truncated while it was read")
     return tensor
 
 

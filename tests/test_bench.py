@@ -120,7 +120,7 @@ def test_a_step_beside_its_peers(tmp_path, peers):
         assert contestant["seconds"] > 0 and contestant["peak_bytes"] > 1e7
         halves = "float16" in peers
         assert contestant["worst_difference"] < (
-            step.AGREEMENT_OF_HALVES if halves else step.AGREEMENT
+            step.AGREEMENT_16_BITS if halves else step.AGREEMENT
         )
         assert len(contestant["losses"]) == step.COMPARED
     losses = record["contestants"]["ours"]["losses"]

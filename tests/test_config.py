@@ -124,7 +124,9 @@ def test_settings_of_a_newer_version_are_refused(number):
         Settings.from_dict({**Settings().to_dict(), "format": number})
 
 
-@pytest.mark.parametrize("make", [Settings().replace, lambda **fields: Settings.from_fields(fields)])
+@pytest.mark.parametrize(
+    "make", [Settings().replace, lambda **fields: Settings.from_fields(fields)]
+)
 def test_an_unknown_setting_names_the_most_similar_one(make):
     with pytest.raises(InputError, match=r"unknown setting 'n_layers'; did you mean n_layer\?"):
         make(n_layers=3)

@@ -14,7 +14,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
-    {"config", "randomness", "box", "durable"},
+    {"config", "parts", "randomness", "box", "durable"},
     {"presets", "safetensors", "kernels"},
     {"memory", "text"},
     {"nn", "linalg"},

@@ -32,11 +32,11 @@ def test_other_layouts_and_types_are_converted(product, a, b):
 
 
 def test_shapes_that_do_not_fit_are_named():
-    with pytest.raises(InputError, match=r"matmul: shapes \(5, 7\) and \(5, 7\) do not fit"):
+    with pytest.raises(InputError, match=r"matmul: shapes \(5, 7\) and \(5, 7\) do not match"):
         smallmind.matmul(A, A)
     with pytest.raises(InputError, match=r"matmul_transpose_b: shapes \(5, 7\) and \(7, 9\)"):
         smallmind.matmul_transpose_b(A, B)
-    with pytest.raises(InputError, match="do not fit"):
+    with pytest.raises(InputError, match="do not match"):
         smallmind.matmul(A[0], B)
 
 

@@ -2,15 +2,15 @@
 
 import dataclasses
 import json
-import math
 import re
 from pathlib import Path
 
 import pytest
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.nn.network import declare_parameters
 from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, read_settings, resolve
-from smallmind.text.corpus import built_in_text
+from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 
 README = Path(__file__).parents[1] / "README.md"
@@ -82,8 +82,7 @@ def test_the_readme_tells_how_large_sizes_are():
     for row, settings in zip(readme_rows("`--size`"), SIZES.values(), strict=True):
         configs = configure({**settings, "vocab_size": vocab_size})
         model, training = configs["model"], configs["training"]
-        count = sum(math.prod(shape) for shape in model.parameter_shapes().values())
-        assert row["parameters"] == f"{count:,}"
+        assert row["parameters"] == f"{declare_parameters(model).count:,}"
         memory = estimate(model, training, configs["run"].batch_size, threads=2).total
         # The README's was measured.
         assert float(row["memory"].removesuffix(" MiB")) == pytest.approx(memory / 2**20, rel=0.1)

@@ -71,17 +71,17 @@ def test_a_digest_can_be_demanded(tmp_path):
 
 @pytest.mark.parametrize("name", ["smallmind.sha256", "smallmind.sha256.of"])
 def test_names_of_the_digest_are_taken(tmp_path, name):
-    with pytest.raises(InputError, match="names of the format's own"):
+    with pytest.raises(InputError, match="reserved names"):
         safetensors.write(tmp_path / "file", {}, {name: "x"})
 
 
 @pytest.mark.parametrize(
     ("tensors", "metadata", "message"),
     [
-        ({"__metadata__": np.zeros(1)}, {}, "names of the format's own"),
-        ({"x": np.zeros(1, np.uint16)}, {}, "x is uint16, which is not written"),
+        ({"__metadata__": np.zeros(1)}, {}, "reserved names"),
+        ({"x": np.zeros(1, np.uint16)}, {}, "x is uint16, which the format lacks"),
         ({}, {"x": 3}, "metadata must be strings"),
-        ({}, {"x": "x" * safetensors.LARGEST_HEADER}, "are more than 3,000,000"),
+        ({}, {"x": "x" * safetensors.MAX_HEADER}, "at most 3,000,000 fit"),
     ],
 )
 def test_nothing_is_written_that_would_not_be_read(tmp_path, tensors, metadata, message):

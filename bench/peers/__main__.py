@@ -1,8 +1,8 @@
-"""python -m bench.peers NAME JOB: a contestant, a process of its own so that its memory is.
+"""python -m bench.peers NAME JOB: a contestant, in its own process to measure its memory.
 
-Reads commands as lines of JSON from its input, answers each with a line:
+Reads commands from stdin, one JSON object per line, and answers each with a line:
 `{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes; ours
-also `{"python": true}` -> seconds of a step, `{"ceiling": true}` -> multiply-adds a second.
+also `{"python": true}` -> seconds per step, `{"ceiling": true}` -> multiply-adds per second.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What every contestant trains: sizes, initial weights, batches, settings of the optimiser."""
+"""What every contestant trains: sizes, initial weights, batches, optimizer settings."""
 
 import os
 from collections.abc import Callable
@@ -12,13 +12,13 @@ EPSILON = 1e-8
 WEIGHT_DECAY = 0.1  # of matrices
 MAX_GRAD_NORM = 1.0
 
-# index of the step -> its loss in nats a token, before the update
+# index of the step -> its loss in nats per token, before the update
 Step = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """B windows of T tokens, n_layer blocks of n_embd channels in n_head heads, V tokens known."""
+    """B windows of T tokens, n_layer blocks of n_embd channels in n_head heads, V tokens."""
 
     B: int
     T: int
@@ -44,7 +44,7 @@ class Job:
         self.weights = arrays
 
     def batch(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """-> ids, targets (B, T), the targets one token further."""
+        """-> ids, targets (B, T), the targets one token later."""
         place = self.starts[index % len(self.starts)][:, None] + np.arange(self.sizes.T + 1)
         windows = self.tokens[place]
         return windows[:, :-1], windows[:, 1:]
@@ -53,7 +53,7 @@ class Job:
 def write(
     path: str | os.PathLike[str], sizes: Sizes, weights: dict[str, np.ndarray], text: bytes
 ) -> None:
-    """Writes the file of a job. Batches are drawn from the text, which has V characters at most."""
+    """Writes the file of a job. Batches are drawn from the text, of at most V characters."""
     values = np.frombuffer(text, np.uint8)
     tokens = np.searchsorted(np.unique(values), values).astype(np.int64)
     random = np.random.default_rng(0)

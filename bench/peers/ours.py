@@ -18,13 +18,13 @@ def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
 
 
 def ceiling(_: Job) -> float:
-    """Operations a second that the threads of this process can do at most."""
+    """The most operations per second that the threads of this process reach."""
     times = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
     return multiply_add() / times.median
 
 
 def python_seconds(work: Job, repeat: int = 200) -> float:
-    """The time of a step whose kernels do nothing: what Python takes."""
+    """The time of a step whose kernels do nothing: the overhead of Python."""
     model, optimizer = _prepare(work)
     model.workspace.kernels = _NoKernels()
     step = _step(work, model, optimizer)

@@ -58,8 +58,12 @@ def build(work: Job, compiled: bool, halves: bool) -> Step:
     vectors = [p for p in model.parameters() if p.ndim < 2]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": job.WEIGHT_DECAY}, {"params": vectors}],
-        lr=job.LEARNING_RATE, betas=job.BETAS, eps=job.EPSILON, weight_decay=0.0, fused=True,
-    )  # fmt: skip
+        lr=job.LEARNING_RATE,
+        betas=job.BETAS,
+        eps=job.EPSILON,
+        weight_decay=0.0,
+        fused=True,
+    )
     forward = torch.compile(model) if compiled else model
 
     def step(index: int) -> float:

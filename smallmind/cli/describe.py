@@ -42,12 +42,11 @@ def _describe_model(console: Console, model: "TransformerModel") -> None:
 
 def _describe_data(console: Console, run: "Run") -> None:
     tokenizer, dataset = run.training.tokenizer, run.training.data
-    kind = "characters" if tokenizer.kind == "char" else "bytes"
     rows = [
         ["text", shorten(run.name)],
         ["characters", f"{len(run.text):,}"],
         ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
-        ["vocabulary", f"{tokenizer.vocab_size} {kind}"],
+        ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
         ["training", f"{len(dataset.train):,} tokens"],
         ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
     ]
@@ -83,8 +82,8 @@ def _describe_run(console: Console, run: "Run") -> None:
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":
-        from smallmind.kernels.compilation import threading_layer
-        from smallmind.kernels.isa import ISA
+        from smallmind.kernels.codegen.isa import ISA
+        from smallmind.kernels.codegen.threads import threading_layer
 
         rows += [
             ["threads", f"{config.threads}"],

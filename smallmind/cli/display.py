@@ -20,6 +20,7 @@ from smallmind.training.records import (
 
 if TYPE_CHECKING:
     from smallmind.runs.session import Run
+    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.loop import Training
 
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
@@ -160,8 +161,11 @@ def show_result(console: Console, run: "Run") -> None:
     """The loss on the whole held-out part, and for the stories how far it is from their entropy."""
     training = run.training
     held_out = training.data.held_out
-    result = evaluation.evaluate(training.model, held_out, len(training.tokenizer.decode(held_out)))
-    scores = _scores(result, token_name(training.tokenizer.kind))
+    characters = len(training.tokenizer.decode(held_out))
+    # In batches of the run's size, whose arrays are in the pool already.
+    batch_size = training.data.batch_size
+    result = evaluation.evaluate(training.model, held_out, characters, batch_size)
+    scores = _scores(result, token_name(training.tokenizer))
     console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")
     if run.settings.run.text is None:
@@ -174,15 +178,15 @@ def show_result(console: Console, run: "Run") -> None:
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
     """The entropy of the built-in stories and a model's distance from it, in nats per character."""
-    from smallmind.text.corpus import entropy_per_character
+    from smallmind.text.stories import entropy_per_character
 
     floor = entropy_per_character()
     return floor, result.nats_per_character - floor
 
 
-def token_name(kind: str) -> str:
-    """What a token of this kind of tokenizer is called: char or token."""
-    return "char" if kind == "char" else "token"
+def token_name(tokenizer: "Tokenizer") -> str:
+    """What one of its tokens is called: char or token."""
+    return "char" if tokenizer.unit == "characters" else "token"
 
 
 def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:

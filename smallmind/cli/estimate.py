@@ -37,17 +37,20 @@ def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
-    from smallmind.cli.memory import make_plan, show_estimate
+    from smallmind.cli.memory import make_plan, measure_text, show_estimate
     from smallmind.runs.assembly import read_source, read_teacher
     from smallmind.runs.threads import choose_threads
     from smallmind.text.tokenizer import Tokenizer
 
-    model = settings.model
+    model, size = settings.model, None
     if "vocab_size" not in options:
-        tokenizer = Tokenizer(read_source(settings.run.text).text, settings.run.tokenizer)
+        text = read_source(settings.run.text).text
+        tokenizer = Tokenizer(text, settings.run.tokenizer)
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+        size = measure_text(text, tokenizer)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
-    plan = make_plan(model, settings.training, config, read_teacher(settings.distillation))
+    teacher = read_teacher(settings.distillation)
+    plan = make_plan(model, settings.training, config, teacher, size)
     return show_estimate(Console(), plan, options.memory, options.target_batch)
 
 

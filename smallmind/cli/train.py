@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -93,10 +94,13 @@ def _build(console: Console, run: "Run") -> None:
     """Builds the model, unless it would not fit in memory; says what takes long."""
     from smallmind.cli.memory import check_memory, make_plan
     from smallmind.runs.assembly import read_teacher
+    from smallmind.training.memory_estimate import TextSize
 
     settings = run.settings
     teacher = read_teacher(settings.distillation)
-    check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher))
+    tokens = len(run.data.train) + len(run.data.held_out)
+    text = TextSize(sys.getsizeof(run.text), tokens)
+    check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))
     cache = settings.distillation.teacher_cache
     if cache and not os.path.lexists(cache):
         console.line(f"Running the teacher over the text once; caching its logits in {cache} ...")
@@ -149,7 +153,7 @@ def _show_steps(console: Console, run: "Run") -> int:
     from smallmind.cli.display import ProgressDisplay, show_costs, token_name
     from smallmind.cli.signals import stopping_on_signals
 
-    token = token_name(run.training.tokenizer.kind)
+    token = token_name(run.training.tokenizer)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     with stopping_on_signals(run) as received, closing(run.steps()) as steps:
         for record in steps:

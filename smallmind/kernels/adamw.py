@@ -3,19 +3,20 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
-    load,
-    load_first,
+    load_up_to,
     maximum,
     minimum,
+    share,
     square_root,
-    store,
-    store_first,
+    store_up_to,
 )
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.reference import AdamWCoefficients
 
 _NO_VECTOR = np.empty(0, np.float32)
 
@@ -23,68 +24,52 @@ _NO_VECTOR = np.empty(0, np.float32)
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
-    g = gradient_scale * gradients, each number clipped to +-most
+    g = gradient_scale * gradients, each number clipped to +-max_gradient
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
-    Only the first `decayed` parameters decay. gradients end as zeros. working (n,), where it is
-    given, becomes a copy of the parameters, rounded to its dtype. coefficients:
-    reference.AdamWCoefficients.
+    Only the first `decayed` parameters decay. gradients become zeros, and working (n,), if it is
+    not None, a copy of the parameters, rounded to its dtype. coefficients: AdamWCoefficients.
     """
-    c = coefficients
-    # 1 - beta is rounded once, from the float64: beta itself may round to 1.
-    numbers = (c.learning_rate, c.beta1, 1 - c.beta1, c.beta2, 1 - c.beta2, c.epsilon)
-    factors = (c.weight_decay, c.correction1, c.correction2, c.gradient_scale, c.most)
-    packed = np.array(numbers + factors, np.float32)
     working = _NO_VECTOR if working is None else working
-    _adamw(parameters, gradients, m, v, decayed, packed, working, threads())
+    # Of one type, whatever numbers they are: each type would be compiled anew.
+    coefficients = AdamWCoefficients(*map(float, coefficients))
+    _adamw(parameters, gradients, m, v, decayed, coefficients, working, threads())
 
 
 @parallel_jit
 def _adamw(parameters, gradients, m, v, decayed, coefficients, working, workers):
     for worker in prange(workers):
-        vectors = (parameters.size + LANES - 1) // LANES
-        first = vectors * worker // workers * LANES
-        last = min(parameters.size, vectors * (worker + 1) // workers * LANES)
+        first, last = share(parameters.size, np.int64(worker), workers)
         split = min(max(decayed, first), last)
-        rate, decay = coefficients[0], coefficients[6]
-        for begin, end, shrinkage in ((first, split, rate * decay), (split, last, np.float32(0))):
-            _adamw_part(parameters, gradients, m, v, working, begin, end, shrinkage, coefficients)
+        _adamw_part(parameters, gradients, m, v, working, first, split, True, coefficients)
+        _adamw_part(parameters, gradients, m, v, working, split, last, False, coefficients)
 
 
 @jit
-def _adamw_part(parameters, gradients, m, v, working, first, last, shrinkage, coefficients):
-    rate, beta1, rest1, beta2, rest2 = (
-        coefficients[0], coefficients[1], coefficients[2], coefficients[3], coefficients[4],
-    )  # fmt: skip
-    epsilon, correction1, correction2, scale = (
-        coefficients[5], coefficients[7], coefficients[8], coefficients[9],
-    )  # fmt: skip
-    most, least = broadcast(coefficients[10]), broadcast(-coefficients[10])
+def _adamw_part(parameters, gradients, m, v, working, first, last, decays, coefficients):
+    c = coefficients
+    rate, epsilon = np.float32(c.learning_rate), np.float32(c.epsilon)
+    beta1, beta2 = broadcast(np.float32(c.beta1)), broadcast(np.float32(c.beta2))
+    # 1 - beta is rounded once, from the float64: beta itself may round to 1.
+    rest1, rest2 = np.float32(1 - c.beta1), np.float32(1 - c.beta2)
+    correction1, correction2 = np.float32(c.correction1), np.float32(c.correction2)
+    scale, limit = np.float32(c.gradient_scale), np.float32(c.max_gradient)
+    max_gradient, min_gradient = broadcast(limit), broadcast(-limit)
+    shrinkage = rate * np.float32(c.weight_decay) if decays else np.float32(0)
     keep = broadcast(np.float32(1) - shrinkage)
     for i in range(first, last, LANES):
         count = min(LANES, last - i)
-        if count == LANES:
-            p, g, mi, vi = load(parameters, i), load(gradients, i), load(m, i), load(v, i)
-        else:
-            p, g = load_first(parameters, i, count), load_first(gradients, i, count)
-            mi, vi = load_first(m, i, count), load_first(v, i, count)
-        g = minimum(most, maximum(least, g * scale))
-        mi = fma(mi, broadcast(beta1), g * rest1)
-        vi = fma(vi, broadcast(beta2), g * g * rest2)
+        p, g = load_up_to(parameters, i, count), load_up_to(gradients, i, count)
+        mi, vi = load_up_to(m, i, count), load_up_to(v, i, count)
+        g = minimum(max_gradient, maximum(min_gradient, g * scale))
+        mi = fma(mi, beta1, g * rest1)
+        vi = fma(vi, beta2, g * g * rest2)
         step = mi * (rate * correction1) / (square_root(vi * correction2) + epsilon)
         p = p * keep - step
-        if count == LANES:
-            store(parameters, i, p)
-            store(m, i, mi)
-            store(v, i, vi)
-            store(gradients, i, broadcast(np.float32(0)))
-            if working.size > 0:
-                store(working, i, p)
-        else:
-            store_first(parameters, i, p, count)
-            store_first(m, i, mi, count)
-            store_first(v, i, vi, count)
-            store_first(gradients, i, broadcast(np.float32(0)), count)
-            if working.size > 0:
-                store_first(working, i, p, count)
+        store_up_to(parameters, i, p, count)
+        store_up_to(m, i, mi, count)
+        store_up_to(v, i, vi, count)
+        store_up_to(gradients, i, broadcast(np.float32(0)), count)
+        if working.size > 0:
+            store_up_to(working, i, p, count)

@@ -1,19 +1,22 @@
-"""Causal multi-head attention, fused: scores live only in tiles of scratch, never as T x T.
+"""Causal multi-head attention, fused: scores exist only in tiles of scratch, never as T x T.
 
-Forward takes TILE_ROWS queries at a time, whose scores against all keys before them fit the cache,
-and keeps for the backward pass only the logarithm of each row's sum of exponentials (Dao et al.
-2022). Backward computes the probabilities again from it, ROWS queries at a time.
+Forward takes TILE_ROWS queries at a time, whose scores against all earlier keys fit the cache, and
+keeps for the backward pass only the logarithm of each row's sum of exponentials (Dao et al. 2022).
+Backward recomputes the probabilities from it, ROWS queries at a time.
 """
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import called_jit, jit, parallel_jit, threads
-from smallmind.kernels.dropout import dropout_threshold
-from smallmind.kernels.scratch import scratch
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
     LANES,
     at,
+    borrow,
     broadcast,
     dropout_factors,
     element,
@@ -26,14 +29,43 @@ from smallmind.kernels.simd import (
     load,
     load_first,
     maximum,
-    round_up,
     store,
     store_first,
-    transpose_tile,
 )
-from smallmind.kernels.tile import PANEL, TILE_ROWS, multiply_panel, null
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.codegen.transpose import transpose_tile
+from smallmind.kernels.dropout import Mask, dropout_threshold
+from smallmind.kernels.gemm.tile import (
+    NULL,
+    PANEL,
+    TILE_ROWS,
+    Extent,
+    Rows,
+    Strip,
+    multiply_panel,
+)
 
 ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
+
+
+class Head(NamedTuple):
+    """One head of one sequence, and where it is found in qkv (B T, 3 C) and in out (B T, C)."""
+
+    index: int  # among the B H heads
+    batch: int
+    number: int
+    T: int
+    D: int
+    C: int
+    qkv: int  # flat index of its first query
+    out: int
+
+
+class Span(NamedTuple):
+    """Columns left..right."""
+
+    left: int
+    right: int
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0):
@@ -45,10 +77,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0):
     """
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
-    # Keys and values of a head; queries, scores, their sums and results of a tile.
-    tile = _rows(2 * TILE_ROWS, D) + TILE_ROWS * (_score_row(T) + 16)
-    size = _keys(T, D) + _rows(T, D) + tile
-    rows = scratch(threads(), size)
+    rows = scratch(threads(), _forward_layout(T, D).size)
     _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
 
@@ -56,38 +85,18 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0):
 def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
     workers = scratch.shape[0]
     heads = logsumexp.shape[0] * logsumexp.shape[1]
-    T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
+    T = logsumexp.shape[2]
     for worker in prange(workers):
-        row, values, scores = scratch[worker], _keys(T, D), _keys(T, D) + _rows(T, D)
+        own = borrow(scratch[worker])
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
-        for head in range(begin // workers, (end + workers - 1) // workers):
+        for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
             # above a row grows as its square.
-            first = _row_of_share(T, np.sqrt(max(0, begin - head * workers) / workers))
-            last = _row_of_share(T, np.sqrt(min(workers, end - head * workers) / workers))
+            first = _row_of_share(T, np.sqrt(max(0, begin - index * workers) / workers))
+            last = _row_of_share(T, np.sqrt(min(workers, end - index * workers) / workers))
             if first < last:
-                _attention_rows(
-                    out, logsumexp, qkv, head, first, last,
-                    row[:values], row[values:scores], row[scores:], (key, threshold, factor),
-                )  # fmt: skip
-
-
-@called_jit
-def _keys(T, D):
-    """Elements of the keys of a head, in panels."""
-    return round_up(T, PANEL) * D
-
-
-@called_jit
-def _rows(T, D):
-    """Elements of the queries, the keys or the values of a head, in padded rows."""
-    return T * round_up(D, LANES)
-
-
-@called_jit
-def _score_row(T):
-    """Elements from a row of scores to the next: as a power of two, few sets of the cache."""
-    return round_up(T, PANEL) + 16
+                head, mask = _head(index, out, logsumexp), Mask(key, threshold, factor)
+                _attention_rows(out, logsumexp, qkv, head, first, last, own, mask)
 
 
 @jit
@@ -97,51 +106,106 @@ def _row_of_share(T, share):
 
 
 @jit
-def _attention_rows(out, logsumexp, qkv, head, begin, end, keys, values, scores, mask):
-    """The queries begin..end of one head."""
+def _head(index, out, logsumexp):
     H, T = logsumexp.shape[1:]
     C = out.shape[1]
-    D = C // H
+    b, h = index // H, index % H
+    place = h * (C // H)
+    return Head(index, b, h, T, C // H, C, b * T * 3 * C + place, b * T * C + place)
+
+
+@called_jit
+def _panels(T, D):
+    """Elements of the keys or values of a head, in panels."""
+    return round_up(T, PANEL) * D
+
+
+@called_jit
+def _rows(T, D):
+    """Elements of the queries, keys or values of a head, in padded rows."""
+    return T * round_up(D, LANES)
+
+
+@called_jit
+def _score_row(T):
+    """Elements from a row of scores to the next: a power of two would use few sets of the cache."""
+    return round_up(T, PANEL) + 16
+
+
+class ForwardLayout(NamedTuple):
+    """Where the parts of the forward pass's scratch begin. The keys of a head, in panels, at 0."""
+
+    values: int  # of a head
+    scores: int  # of a tile of queries, as all below
+    sums: int  # of the exponentials
+    queries: int
+    results: int
+    size: int
+
+
+@called_jit
+def _forward_layout(T, D):
+    values = _panels(T, D)
+    scores = values + _rows(T, D)
+    sums = scores + TILE_ROWS * _score_row(T)
+    queries = sums + TILE_ROWS * 16
+    results = queries + _rows(TILE_ROWS, D)
+    return ForwardLayout(values, scores, sums, queries, results, results + _rows(TILE_ROWS, D))
+
+
+@jit
+def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
+    """The queries begin..end of one head."""
+    T, D, C = head.T, head.D, head.C
+    layout = _forward_layout(T, D)
+    keys, values = scratch[: layout.values], scratch[layout.values : layout.scores]
+    scores, sums = scratch[layout.scores : layout.sums], scratch[layout.sums : layout.queries]
+    queries, results = scratch[layout.queries : layout.results], scratch[layout.results :]
     D_row, T_row = round_up(D, LANES), _score_row(T)
-    sums = scores[TILE_ROWS * T_row :]
-    queries, result = sums[TILE_ROWS * 16 :], sums[TILE_ROWS * (16 + D_row) :]
-    b, h = head // H, head % H
-    query = b * T * 3 * C + h * D
-    target = b * T * C + h * D
     scale = np.float32(1 / np.sqrt(D))
-    _pack_columns(keys, qkv, query + C, 3 * C, end, D)
-    _pack_rows(values, qkv, query + 2 * C, 3 * C, end, D)
+    _pack_columns(keys, qkv, head.qkv + C, 3 * C, end, D)
+    _pack_rows(values, qkv, head.qkv + 2 * C, 3 * C, end, D)
     for first in range(begin, end, TILE_ROWS):
         rows = min(TILE_ROWS, end - first)
         seen = first + rows
-        _pack_rows(queries, qkv, query + first * 3 * C, 3 * C, rows, D)
+        _pack_rows(queries, qkv, head.qkv + first * 3 * C, 3 * C, rows, D)
         for column in range(0, seen, PANEL):
             width = min(PANEL, round_up(seen - column, LANES))
-            multiply_panel(
-                at(queries, 0), TILE_ROWS * D_row, D_row, 1,
-                at(keys, column * D), PANEL, at(scores, column), T_row,
-                D, rows, width, null(), 0, null(), null(),
-            )  # fmt: skip
-        # Step by step for all rows: within a row each waits for the one before.
+            _multiply(
+                Rows(at(scores, column), T_row),
+                Strip(at(queries, 0), TILE_ROWS * D_row, D_row, 1),
+                Rows(at(keys, column * D), PANEL),
+                Extent(rows, width, D),
+            )
+        # Pass by pass for all rows: within a row each has to wait for the one before.
         for i in range(rows):
-            logsumexp[b, h, first + i] = _row_maximum(scores, i * T_row, first + i + 1)
+            logsumexp[head.batch, head.number, first + i] = _row_maximum(
+                scores, i * T_row, first + i + 1
+            )
         for i in range(rows):
-            counter = (head * T + first + i) * T
+            top = logsumexp[head.batch, head.number, first + i]
+            width, counter = round_up(seen, LANES), (head.index * T + first + i) * T
             sums[i] = _exponentials(
-                scores, i * T_row, first + i + 1, round_up(seen, LANES),
-                logsumexp[b, h, first + i], scale, mask, counter,
-            )  # fmt: skip
+                scores, i * T_row, first + i + 1, width, top, scale, mask, counter
+            )
         for column in range(0, D, PANEL):
-            multiply_panel(
-                at(scores, 0), TILE_ROWS * T_row, T_row, 1, at(values, column), D_row,
-                at(result, column), D_row, seen, rows, min(PANEL, D_row - column),
-                null(), 0, null(), null(),
-            )  # fmt: skip
+            _multiply(
+                Rows(at(results, column), D_row),
+                Strip(at(scores, 0), TILE_ROWS * T_row, T_row, 1),
+                Rows(at(values, column), D_row),
+                Extent(rows, min(PANEL, D_row - column), seen),
+            )
         for i in range(rows):
             factor = np.float32(1) / sums[i]
-            _write_row(out, target + (first + i) * C, result, i * D_row, D, factor)
-            m = logsumexp[b, h, first + i]
-            logsumexp[b, h, first + i] = m * scale + np.log(sums[i])
+            _write_row(out, head.out + (first + i) * C, results, i * D_row, D, factor)
+            top = logsumexp[head.batch, head.number, first + i]
+            logsumexp[head.batch, head.number, first + i] = top * scale + np.log(sums[i])
+
+
+@jit
+def _multiply(c, a, b, extent):
+    """c = a b: `multiply_panel` with nothing to add and nothing to pack."""
+    multiply_panel(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
 
 
 @jit
@@ -162,21 +226,20 @@ def _exponentials(scores, s, count, width, m, scale, mask, counter):
 
     Returns the sum of the exponentials, those included that are dropped.
     """
-    key, threshold, factor = mask
     whole = count // LANES * LANES
     tail = count - whole
     total = broadcast(np.float32(0))
     for j in range(0, whole, LANES):
         e = exp((load(scores, s + j) - m) * scale)
         total = total + e
-        if threshold > 0:
-            e = e * dropout_factors(key, counter + j, threshold, factor)
+        if mask.threshold > 0:
+            e = e * dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
         store(scores, s + j, e)
     if tail:
         e = keep_first(exp((load(scores, s + whole) - m) * scale), tail)
         total = total + e
-        if threshold > 0:
-            e = e * dropout_factors(key, counter + whole, threshold, factor)
+        if mask.threshold > 0:
+            e = e * dropout_factors(mask.key, counter + whole, mask.threshold, mask.factor)
         store(scores, s + whole, e)
         whole += LANES
     for j in range(whole, width, LANES):
@@ -198,10 +261,7 @@ def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
-    # Keys and values; queries, keys, gradients of the result, of keys and of values; probabilities
-    # and gradients of scores; gradients of a tile of queries.
-    size = 2 * _keys(T, D) + 5 * _rows(T, D) + 2 * ROWS * _score_row(T) + _rows(TILE_ROWS, D)
-    rows = scratch(threads(), size)
+    rows = scratch(threads(), _backward_layout(T, D).size)
     _attention_backward(dqkv, dout, out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
 
 
@@ -211,28 +271,86 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        own, size = scratch[worker], _keys(T, D)
-        columns = own[: 2 * size].reshape(2, size)
-        place, size = 2 * size, _rows(T, D)
-        rows = own[place : place + 5 * size].reshape(5, size)
-        place, size = place + 5 * size, ROWS * _score_row(T)
-        tiles = own[place : place + 2 * size].reshape(2, size)
-        dqueries = own[place + 2 * size :]
+        own = _backward_scratch(borrow(scratch[worker]), T, D)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
-        for head in range(begin // workers, (end + workers - 1) // workers):
-            first = _row_of_share(T, max(0, begin - head * workers) / workers)
-            last = _row_of_share(T, min(workers, end - head * workers) / workers)
+        for index in range(begin // workers, ceil_div(end, workers)):
+            first = _row_of_share(T, max(0, begin - index * workers) / workers)
+            last = _row_of_share(T, min(workers, end - index * workers) / workers)
             if first < last:
-                _attention_backward_rows(
-                    dqkv, dout, out, logsumexp, qkv, head, first, last,
-                    (columns, rows, tiles, dqueries), (key, threshold, factor),
-                )  # fmt: skip
+                forward = Forward(dout, out, logsumexp, Mask(key, threshold, factor))
+                head = _head(index, out, logsumexp)
+                _attention_backward_rows(dqkv, qkv, forward, head, first, last, own)
+
+
+class Forward(NamedTuple):
+    """What the probabilities follow from, besides queries, keys and values."""
+
+    dout: Any
+    out: Any
+    logsumexp: Any
+    mask: Mask
+
+
+class BackwardScratch(NamedTuple):
+    """The scratch of the backward pass of a head."""
+
+    key_panels: Any
+    value_panels: Any
+    queries: Any  # in padded rows, as the four below
+    keys: Any
+    douts: Any
+    dkeys: Any
+    dvalues: Any
+    p: Any  # probabilities of ROWS queries
+    ds: Any  # gradients of their scores
+    dqueries: Any  # of a tile of queries
+
+
+class BackwardLayout(NamedTuple):
+    """Where each group of its parts begins, panels at 0, and the size of each part of a group."""
+
+    panel_size: int
+    rows: int
+    rows_size: int
+    scores: int
+    scores_size: int
+    dqueries: int
+    size: int
+
+
+@called_jit
+def _backward_layout(T, D):
+    panel_size, rows_size, scores_size = _panels(T, D), _rows(T, D), ROWS * _score_row(T)
+    rows = 2 * panel_size
+    scores = rows + 5 * rows_size
+    dqueries = scores + 2 * scores_size
+    size = dqueries + _rows(TILE_ROWS, D)
+    return BackwardLayout(panel_size, rows, rows_size, scores, scores_size, dqueries, size)
 
 
 @jit
-def _attention_backward_rows(
-    dqkv, dout, out, logsumexp, qkv, head, begin, end, scratch, mask
-):  # fmt: skip
+def _backward_scratch(scratch, T, D):
+    layout = _backward_layout(T, D)
+    panels = scratch[: layout.rows].reshape(2, layout.panel_size)
+    rows = scratch[layout.rows : layout.scores].reshape(5, layout.rows_size)
+    scores = scratch[layout.scores : layout.dqueries].reshape(2, layout.scores_size)
+    dqueries = scratch[layout.dqueries :]
+    return BackwardScratch(
+        panels[0],
+        panels[1],
+        rows[0],
+        rows[1],
+        rows[2],
+        rows[3],
+        rows[4],
+        scores[0],
+        scores[1],
+        dqueries,
+    )
+
+
+@jit
+def _attention_backward_rows(dqkv, qkv, forward, head, begin, end, own):
     """The gradients of the queries, keys and values begin..end of one head.
 
     A worker that has the whole head computes each probability once; one that shares it computes
@@ -241,128 +359,144 @@ def _attention_backward_rows(
     # forward: s = q k^T scale, p = exp(s - logsumexp), out = (p mask) v
     # backward, with dp = (dout v^T) mask and the mean of dp under p, which is dout . out:
     #   dv = (p mask)^T dout;  ds = p (dp - dout . out) scale;  dq = ds k;  dk = ds^T q
-    H, T = logsumexp.shape[1:]
-    C = out.shape[1]
-    D = C // H
-    D_row, T_row = round_up(D, LANES), _score_row(T)
-    b, h = head // H, head % H
-    query = b * T * 3 * C + h * D
-    target = b * T * C + h * D
-    columns, rows, tiles, dqueries = scratch
-    query_rows, key_rows, dout_rows, dkeys, dvalues = rows[0], rows[1], rows[2], rows[3], rows[4]
-    p, ds = tiles[0], tiles[1]
-    one = np.float32(1)
-    _pack_columns(columns[0], qkv, query + C, 3 * C, T, D)
-    _pack_columns(columns[1], qkv, query + 2 * C, 3 * C, T, D)
-    _pack_rows(query_rows, qkv, query, 3 * C, T, D)
-    _pack_rows(key_rows, qkv, query + C, 3 * C, T, D)
-    _pack_rows(dout_rows, dout, target, C, T, D)
+    T, D, C = head.T, head.D, head.C
+    _pack_columns(own.key_panels, qkv, head.qkv + C, 3 * C, T, D)
+    _pack_columns(own.value_panels, qkv, head.qkv + 2 * C, 3 * C, T, D)
+    _pack_rows(own.queries, qkv, head.qkv, 3 * C, T, D)
+    _pack_rows(own.keys, qkv, head.qkv + C, 3 * C, T, D)
+    _pack_rows(own.douts, forward.dout, head.out, C, T, D)
     for first in range(begin, T, ROWS):
         last = min(T, first + ROWS)
-        own_queries = first < end
-        left = 0 if own_queries else begin
-        _probabilities(
-            dout, out, logsumexp, columns, rows, tiles, head,
-            (first, last, left, last if own_queries else min(last, end)), mask,
-        )  # fmt: skip
-        if own_queries:
-            for tile in range(first, last, TILE_ROWS):
-                count = min(TILE_ROWS, last - tile)
-                for column in range(0, D, PANEL):
-                    multiply_panel(
-                        at(ds, (tile - first) * T_row), TILE_ROWS * T_row, T_row, 1,
-                        at(key_rows, column), D_row, at(dqueries, column), D_row,
-                        min(last, tile + TILE_ROWS), count, min(PANEL, D_row - column),
-                        null(), 0, null(), null(),
-                    )  # fmt: skip
-                for i in range(count):
-                    place = query + (tile + i) * 3 * C
-                    _write_row(dqkv, place, dqueries, i * D_row, D, one)
-        for tile in range(begin, min(last, end), TILE_ROWS):
-            # Queries before the first key of the tile do not see it.
-            start = max(first, tile)
-            count = min(TILE_ROWS, min(last, end) - tile)
-            place = (start - first) * T_row + tile
-            for column in range(0, D, PANEL):
-                width = min(PANEL, D_row - column)
-                dkey, dvalue = at(dkeys, tile * D_row + column), at(dvalues, tile * D_row + column)
-                plus_dkey = dkey if tile < first else null()
-                plus_dvalue = dvalue if tile < first else null()
-                multiply_panel(
-                    at(ds, place), TILE_ROWS, 1, T_row,
-                    at(query_rows, start * D_row + column), D_row, dkey, D_row,
-                    last - start, count, width, plus_dkey, D_row, null(), null(),
-                )  # fmt: skip
-                multiply_panel(
-                    at(p, place), TILE_ROWS, 1, T_row,
-                    at(dout_rows, start * D_row + column), D_row, dvalue, D_row,
-                    last - start, count, width, plus_dvalue, D_row, null(), null(),
-                )  # fmt: skip
+        if first < end:
+            _probabilities(own, forward, head, first, last, Span(0, last))
+            _write_dqueries(dqkv, own, head, first, last)
+        else:
+            _probabilities(own, forward, head, first, last, Span(begin, min(last, end)))
+        _add_dkeys_and_dvalues(own, head, first, last, Span(begin, min(last, end)))
+    one, D_row = np.float32(1), round_up(D, LANES)
     for t in range(begin, end):
-        _write_row(dqkv, query + C + t * 3 * C, dkeys, t * D_row, D, one)
-        _write_row(dqkv, query + 2 * C + t * 3 * C, dvalues, t * D_row, D, one)
+        place = head.qkv + t * 3 * C
+        _write_row(dqkv, place + C, own.dkeys, t * D_row, D, one)
+        _write_row(dqkv, place + 2 * C, own.dvalues, t * D_row, D, one)
 
 
 @jit
-def _probabilities(dout, out, logsumexp, columns, rows, tiles, head, part, mask):
-    """p and ds of the queries first..last and the keys left..right of one head -> tiles.
-
-    The columns of a tile are keys; those that a query does not see become zeros.
-    """
-    first, last, left, right = part
-    H, T = logsumexp.shape[1:]
-    C = out.shape[1]
-    D = C // H
-    D_row, T_row = round_up(D, LANES), _score_row(T)
-    b, h = head // H, head % H
-    scale = np.float32(1 / np.sqrt(D))
-    p, ds = tiles[0], tiles[1]
+def _write_dqueries(dqkv, own, head, first, last):
+    """dq = ds k, for the queries first..last."""
+    D, D_row, T_row = head.D, round_up(head.D, LANES), _score_row(head.T)
     for tile in range(first, last, TILE_ROWS):
         count = min(TILE_ROWS, last - tile)
-        seen = min(tile + count, right)
-        place = (tile - first) * T_row
-        for column in range(left // PANEL * PANEL, seen, PANEL):
-            width = min(PANEL, round_up(seen - column, LANES))
-            multiply_panel(
-                at(rows[0], tile * D_row), TILE_ROWS * D_row, D_row, 1,
-                at(columns[0], column * D), PANEL, at(p, place + column), T_row,
-                D, count, width, null(), 0, null(), null(),
-            )  # fmt: skip
-            multiply_panel(
-                at(rows[2], tile * D_row), TILE_ROWS * D_row, D_row, 1,
-                at(columns[1], column * D), PANEL, at(ds, place + column), T_row,
-                D, count, width, null(), 0, null(), null(),
-            )  # fmt: skip
+        for column in range(0, D, PANEL):
+            _multiply(
+                Rows(at(own.dqueries, column), D_row),
+                Strip(at(own.ds, (tile - first) * T_row), TILE_ROWS * T_row, T_row, 1),
+                Rows(at(own.keys, column), D_row),
+                Extent(count, min(PANEL, D_row - column), min(last, tile + TILE_ROWS)),
+            )
         for i in range(count):
-            row = tile + i
-            _softmax_backward_row(
-                p, ds, place + i * T_row, row + 1, (left, round_up(right, LANES)), scale,
-                logsumexp[b, h, row], _dot(dout, out, (b * T + row) * C + h * D, D),
-                mask, (head * T + row) * T,
-            )  # fmt: skip
+            place = head.qkv + (tile + i) * 3 * head.C
+            _write_row(dqkv, place, own.dqueries, i * D_row, D, np.float32(1))
 
 
 @jit
-def _softmax_backward_row(p, ds, s, count, part, scale, logsumexp, delta, mask, counter):
-    """Scores in p -> probabilities after dropout; gradients of those in ds -> of the scores.
+def _add_dkeys_and_dvalues(own, head, first, last, keys):
+    """dk += ds^T q, dv += (p mask)^T dout: what the queries first..last add to those of `keys`.
 
-    In the columns of `part`, of which those from count on become zeros.
+    The first queries that see a key write instead of adding.
     """
-    key, threshold, factor = mask
-    left, right = part
+    D_row, T_row = round_up(head.D, LANES), _score_row(head.T)
+    for tile in range(keys.left, keys.right, TILE_ROWS):
+        start = max(first, tile)  # the queries before do not see the tile
+        place = (start - first) * T_row + tile
+        for column in range(0, head.D, PANEL):
+            count, width = min(TILE_ROWS, keys.right - tile), min(PANEL, D_row - column)
+            extent = Extent(count, width, last - start)
+            dkeys = Rows(at(own.dkeys, tile * D_row + column), D_row)
+            dvalues = Rows(at(own.dvalues, tile * D_row + column), D_row)
+            source = start * D_row + column
+            multiply_panel(
+                dkeys,
+                Strip(at(own.ds, place), TILE_ROWS, 1, T_row),
+                Rows(at(own.queries, source), D_row),
+                extent,
+                dkeys if tile < first else Rows(NULL, 0),
+                NULL,
+                NULL,
+            )
+            multiply_panel(
+                dvalues,
+                Strip(at(own.p, place), TILE_ROWS, 1, T_row),
+                Rows(at(own.douts, source), D_row),
+                extent,
+                dvalues if tile < first else Rows(NULL, 0),
+                NULL,
+                NULL,
+            )
+
+
+@jit
+def _probabilities(own, forward, head, first, last, keys):
+    """Writes p and ds of the queries first..last; zeros for the keys that a query does not see."""
+    T, D = head.T, head.D
+    D_row, T_row = round_up(D, LANES), _score_row(T)
+    scale = np.float32(1 / np.sqrt(D))
+    for tile in range(first, last, TILE_ROWS):
+        count = min(TILE_ROWS, last - tile)
+        seen = min(tile + count, keys.right)
+        place = (tile - first) * T_row
+        for column in range(keys.left // PANEL * PANEL, seen, PANEL):
+            extent = Extent(count, min(PANEL, round_up(seen - column, LANES)), D)
+            _multiply(
+                Rows(at(own.p, place + column), T_row),
+                Strip(at(own.queries, tile * D_row), TILE_ROWS * D_row, D_row, 1),
+                Rows(at(own.key_panels, column * D), PANEL),
+                extent,
+            )
+            _multiply(
+                Rows(at(own.ds, place + column), T_row),
+                Strip(at(own.douts, tile * D_row), TILE_ROWS * D_row, D_row, 1),
+                Rows(at(own.value_panels, column * D), PANEL),
+                extent,
+            )
+        for i in range(count):
+            row = tile + i
+            delta = _dot(forward.dout, forward.out, head.out + row * head.C, D)
+            softmax = Softmax(scale, forward.logsumexp[head.batch, head.number, row], delta)
+            counter = (head.index * T + row) * T
+            columns = Span(keys.left, round_up(keys.right, LANES))
+            start = place + i * T_row
+            _softmax_backward_row(
+                own.p, own.ds, start, row + 1, columns, softmax, forward.mask, counter
+            )
+
+
+class Softmax(NamedTuple):
+    """p = exp(score scale - logsumexp) of a row, and delta = the mean of dp under p."""
+
+    scale: float
+    logsumexp: float
+    delta: float
+
+
+@jit
+def _softmax_backward_row(p, ds, s, count, columns, softmax, mask, counter):
+    """Scores in p -> probabilities after dropout; their gradients in ds -> those of the scores.
+
+    Row s.. of both, in the given columns, of which those from count on become zeros.
+    """
     zero = broadcast(np.float32(0))
-    for j in range(left, min(right, round_up(count, LANES)), LANES):
-        probability = exp(load(p, s + j) * scale - logsumexp)
+    for j in range(columns.left, min(columns.right, round_up(count, LANES)), LANES):
+        probability = exp(load(p, s + j) * softmax.scale - softmax.logsumexp)
         if j + LANES > count:
             probability = keep_first(probability, count - j)
         dprobability, kept = load(ds, s + j), probability
-        if threshold > 0:
-            factors = dropout_factors(key, counter + j, threshold, factor)
+        if mask.threshold > 0:
+            factors = dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
             dprobability, kept = dprobability * factors, probability * factors
-        dscore = probability * (dprobability - delta) * scale
+        dscore = probability * (dprobability - softmax.delta) * softmax.scale
         store(p, s + j, kept)
         store(ds, s + j, keep_first(dscore, count - j) if j + LANES > count else dscore)
-    for j in range(max(left, round_up(count, LANES)), right, LANES):
+    for j in range(max(columns.left, round_up(count, LANES)), columns.right, LANES):
         store(p, s + j, zero)
         store(ds, s + j, zero)
 

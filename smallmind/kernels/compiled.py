@@ -6,7 +6,7 @@ from smallmind.kernels.cross_entropy import cross_entropy
 from smallmind.kernels.distillation import distillation, top_k_logits
 from smallmind.kernels.dropout import dropout
 from smallmind.kernels.embedding import embedding, embedding_backward
-from smallmind.kernels.gelu import gelu_backward
+from smallmind.kernels.gelu import gelu, gelu_backward
 from smallmind.kernels.layernorm import layernorm, layernorm_backward
 from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
 from smallmind.kernels.reduce import column_sum, sum_of_squares
@@ -21,6 +21,7 @@ __all__ = [
     "dropout",
     "embedding",
     "embedding_backward",
+    "gelu",
     "gelu_backward",
     "layernorm",
     "layernorm_backward",

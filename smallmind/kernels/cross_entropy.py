@@ -3,9 +3,9 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
-from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     exp,
@@ -15,10 +15,13 @@ from smallmind.kernels.simd import (
     lane_sum,
     load,
     load_first,
+    load_up_to,
     maximum,
     store,
     store_first,
+    store_up_to,
 )
+from smallmind.kernels.reduce import CHUNK
 
 
 def cross_entropy(losses, dlogits, logits, targets, scale):
@@ -33,7 +36,7 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
 @parallel_jit
 def _cross_entropy(losses, dlogits, logits, targets, scale):
     R = logits.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         _cross_entropy_rows(losses, dlogits, logits, targets, scale, np.int64(chunk) * CHUNK)
 
 
@@ -93,9 +96,7 @@ def _exponentials(logits, r, m):
 def scale_row(out, x, r, factor):
     """Row r of x times factor -> row r of out."""
     V = x.shape[1]
-    row, tail = r * V, V % LANES
-    whole = V - tail
-    for v in range(0, whole, LANES):
-        store(out, row + v, load(x, row + v) * factor)
-    if tail:
-        store_first(out, row + whole, load_first(x, row + whole, tail) * factor, tail)
+    row = r * V
+    for v in range(0, V, LANES):
+        count = min(LANES, V - v)
+        store_up_to(out, row + v, load_up_to(x, row + v, count) * factor, count)

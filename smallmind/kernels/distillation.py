@@ -1,12 +1,13 @@
 """The loss of a student that learns from a teacher's logits as well as from the text."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
-from smallmind.kernels.cross_entropy import row_maximum, scale_row
-from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     element,
@@ -14,11 +15,19 @@ from smallmind.kernels.simd import (
     fma,
     keep_first,
     lane_sum,
-    load,
-    load_first,
-    store,
-    store_first,
+    load_up_to,
+    store_up_to,
 )
+from smallmind.kernels.cross_entropy import row_maximum, scale_row
+from smallmind.kernels.reduce import CHUNK
+
+
+class Numbers(NamedTuple):
+    """The arguments of `distillation` that are not arrays, as float32."""
+
+    alpha: float
+    temperature: float
+    scale: float
 
 
 def distillation(
@@ -31,14 +40,14 @@ def distillation(
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
     derivative of losses by the temperature. What becomes of logits is undefined.
     """
-    numbers = (np.float32(alpha), np.float32(temperature), np.float32(scale))
+    numbers = Numbers(np.float32(alpha), np.float32(temperature), np.float32(scale))
     _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers)
 
 
 @parallel_jit
 def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers):
     R = logits.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         first = np.int64(chunk) * CHUNK
         for r in range(first, min(R, first + CHUNK)):
             losses[r], dtemperatures[r] = _row(
@@ -49,7 +58,7 @@ def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, target
 @jit
 def _row(dlogits, logits, teacher_logits, target, r, numbers):
     """Row r -> its loss, and the derivative of that by the temperature; writes its gradient."""
-    alpha, T, scale = numbers
+    alpha, T, scale = numbers.alpha, numbers.temperature, numbers.scale
     one = np.float32(1)
     inverse = one / T
     V = logits.shape[1]
@@ -61,8 +70,8 @@ def _row(dlogits, logits, teacher_logits, target, r, numbers):
     sum_e, sum_q, sum_qz, sum_p, sum_pu, sum_pw, sum_puw = zero, zero, zero, zero, zero, zero, zero
     for v in range(0, V, LANES):
         count = min(LANES, V - v)
-        z = _load(logits, row + v, count) - z_top
-        u = _load(teacher_logits, row + v, count) - u_top
+        z = load_up_to(logits, row + v, count) - z_top
+        u = load_up_to(teacher_logits, row + v, count) - u_top
         q = keep_first(exp(z * inverse), count)
         p = keep_first(exp(u * inverse), count)
         sum_e = sum_e + keep_first(exp(z), count)
@@ -84,29 +93,14 @@ def _row(dlogits, logits, teacher_logits, target, r, numbers):
     of_e, of_q, of_p = (one - alpha) / e, alpha * T / q_total, alpha * T / p_total
     for v in range(0, V, LANES):
         count = min(LANES, V - v)
-        z = _load(logits, row + v, count) - z_top
-        u = _load(teacher_logits, row + v, count) - u_top
+        z = load_up_to(logits, row + v, count) - z_top
+        u = load_up_to(teacher_logits, row + v, count) - u_top
         gradient = exp(z) * of_e + (exp(z * inverse) * of_q - exp(u * inverse) * of_p)
-        _store(logits, row + v, gradient, count)
+        store_up_to(logits, row + v, gradient, count)
     logits[r, target] -= one - alpha
     scale_row(dlogits, logits, r, scale)
     loss = (one - alpha) * (np.log(e) - target_z) + alpha * T * T * divergence
     return loss, alpha * (np.float32(2) * T * divergence - by_inverse)
-
-
-@jit
-def _load(x, index, count):
-    if count == LANES:
-        return load(x, index)
-    return load_first(x, index, count)
-
-
-@jit
-def _store(x, index, value, count):
-    if count == LANES:
-        store(x, index, value)
-    else:
-        store_first(x, index, value, count)
 
 
 @parallel_jit
@@ -116,7 +110,7 @@ def top_k_logits(logits, indices, log_probabilities):
     Those of the K indices of a row are its first K log-probabilities; all others are the last one.
     """
     R = logits.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         first = np.int64(chunk) * CHUNK
         for r in range(first, min(R, first + CHUNK)):
             _top_k_row(logits, indices, log_probabilities, r)
@@ -128,6 +122,6 @@ def _top_k_row(logits, indices, log_probabilities, r):
     place = r * (K + 1)
     others = broadcast(element(log_probabilities, place + K))
     for v in range(0, V, LANES):
-        _store(logits, r * V + v, others, min(LANES, V - v))
+        store_up_to(logits, r * V + v, others, min(LANES, V - v))
     for i in range(K):
         logits[r, indices[r, i]] = element(log_probabilities, place + i)

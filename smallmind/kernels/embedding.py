@@ -3,9 +3,10 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
 from smallmind.kernels.reduce import CHUNK
-from smallmind.kernels.simd import LANES, load, load_first, store, store_first
 
 
 def embedding(out, token_weight, position_weight, ids, start=0):
@@ -19,7 +20,7 @@ def embedding(out, token_weight, position_weight, ids, start=0):
 @parallel_jit
 def _embedding(out, token_weight, position_weight, ids, start):
     R = out.shape[0]
-    for chunk in prange((R + CHUNK - 1) // CHUNK):
+    for chunk in prange(ceil_div(R, CHUNK)):
         _embedding_rows(out, token_weight, position_weight, ids, start, np.int64(chunk) * CHUNK)
 
 
@@ -27,21 +28,17 @@ def _embedding(out, token_weight, position_weight, ids, start):
 def _embedding_rows(out, token_weight, position_weight, ids, start, first):
     R, C = out.shape
     T = ids.shape[1]
-    tail = C % LANES
     b, t = first // T, first % T
     for r in range(first, min(R, first + CHUNK)):
         token, position = np.int64(ids[b, t]) * C, (start + t) * C
         t += 1
         if t == T:
             b, t = b + 1, 0
-        for c in range(0, C - tail, LANES):
-            total = load(token_weight, token + c) + load(position_weight, position + c)
-            store(out, r * C + c, total)
-        if tail:
-            c = C - tail
-            total = load_first(token_weight, token + c, tail)
-            total = total + load_first(position_weight, position + c, tail)
-            store_first(out, r * C + c, total, tail)
+        for c in range(0, C, LANES):
+            count = min(LANES, C - c)
+            total = load_up_to(token_weight, token + c, count)
+            total = total + load_up_to(position_weight, position + c, count)
+            store_up_to(out, r * C + c, total, count)
 
 
 @parallel_jit
@@ -51,7 +48,7 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     Each iteration owns a range of channels and walks all rows, so equal ids never collide.
     """
     C = dout.shape[1]
-    for group in prange((C + LANES - 1) // LANES):
+    for group in prange(ceil_div(C, LANES)):
         _embedding_backward_channels(
             dtoken_weight, dposition_weight, dout, ids, np.int64(group) * LANES
         )
@@ -66,13 +63,8 @@ def _embedding_backward_channels(dtoken_weight, dposition_weight, dout, ids, c):
     for b in range(B):
         for t in range(T):
             token, position = np.int64(ids[b, t]) * C + c, t * C + c
-            if count == LANES:
-                d = load(dout, (b * T + t) * C + c)
-                store(dtoken_weight, token, load(dtoken_weight, token) + d)
-                store(dposition_weight, position, load(dposition_weight, position) + d)
-            else:
-                d = load_first(dout, (b * T + t) * C + c, count)
-                total = load_first(dtoken_weight, token, count) + d
-                store_first(dtoken_weight, token, total, count)
-                total = load_first(dposition_weight, position, count) + d
-                store_first(dposition_weight, position, total, count)
+            d = load_up_to(dout, (b * T + t) * C + c, count)
+            total = load_up_to(dtoken_weight, token, count) + d
+            store_up_to(dtoken_weight, token, total, count)
+            total = load_up_to(dposition_weight, position, count) + d
+            store_up_to(dposition_weight, position, total, count)

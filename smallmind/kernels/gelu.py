@@ -7,17 +7,17 @@ the same function with one exponential and no cancellation for negative x, where
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import jit, parallel_jit, threads
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
-    load,
-    load_first,
+    load_up_to,
+    share,
     sigmoid,
-    store,
-    store_first,
+    store_up_to,
 )
+from smallmind.kernels.codegen.threads import threads
 
 SLOPE = np.float32(2 * np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715)
@@ -45,6 +45,23 @@ def gelu_and_derivative_of(x):
     return y, fma(y * (np.float32(1) - s), dz, s)
 
 
+def gelu(y, x):
+    """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
+
+    In training the product that makes x writes y as well: `matmul_gelu`.
+    """
+    _gelu(y, x, threads())
+
+
+@parallel_jit
+def _gelu(y, x, workers):
+    for worker in prange(workers):
+        first, last = share(x.size, np.int64(worker), workers)
+        for place in range(first, last, LANES):
+            count = min(LANES, last - place)
+            store_up_to(y, place, gelu_of(load_up_to(x, place, count)), count)
+
+
 def gelu_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
@@ -61,17 +78,10 @@ def _gelu_backward(dx, y, dy, x, workers):
 
 @jit
 def _gelu_backward_part(dx, y, dy, x, worker, workers):
-    vectors = x.size // LANES
-    for i in range(vectors * worker // workers, vectors * (worker + 1) // workers):
-        place = i * LANES
-        activated, derivative = gelu_and_derivative_of(load(x, place))
-        gradient = load(dy, place)
-        store(dx, place, gradient * derivative)
-        store(y, place, activated)
-    tail = x.size % LANES
-    if tail and worker == workers - 1:
-        place = vectors * LANES
-        activated, derivative = gelu_and_derivative_of(load_first(x, place, tail))
-        gradient = load_first(dy, place, tail)
-        store_first(dx, place, gradient * derivative, tail)
-        store_first(y, place, activated, tail)
+    first, last = share(x.size, worker, workers)
+    for place in range(first, last, LANES):
+        count = min(LANES, last - place)
+        activation, derivative = gelu_and_derivative_of(load_up_to(x, place, count))
+        gradient = load_up_to(dy, place, count)
+        store_up_to(dx, place, gradient * derivative, count)
+        store_up_to(y, place, activation, count)

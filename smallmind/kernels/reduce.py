@@ -3,17 +3,18 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.compilation import called_jit, jit, parallel_jit
-from smallmind.kernels.scratch import scratch
-from smallmind.kernels.simd import (
+from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
     lane_sum,
     load,
     load_first,
-    store,
-    store_first,
+    load_up_to,
+    store_up_to,
 )
 
 CHUNK = 64  # rows that are summed as one
@@ -23,7 +24,7 @@ ELEMENTS = 8192  # elements whose squares are summed as one
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     R, C = x.shape
-    partial = scratch((R + CHUNK - 1) // CHUNK, C)
+    partial = scratch(ceil_div(R, CHUNK), C)
     _column_sums(partial, x)
     add_column_sums(out, partial, 0)
 
@@ -39,37 +40,28 @@ def _column_sums_chunk(partial, x, chunk):
     R, C = x.shape
     partial[chunk, :C] = np.float32(0)
     target = chunk * partial.shape[1]
-    tail = C % LANES
     for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
-        for c in range(0, C - tail, LANES):
-            store(partial, target + c, load(partial, target + c) + load(x, r * C + c))
-        if tail:
-            c = C - tail
-            total = load_first(partial, target + c, tail) + load_first(x, r * C + c, tail)
-            store_first(partial, target + c, total, tail)
+        for c in range(0, C, LANES):
+            count = min(LANES, C - c)
+            total = load_up_to(partial, target + c, count) + load_up_to(x, r * C + c, count)
+            store_up_to(partial, target + c, total, count)
 
 
 @called_jit
 def add_column_sums(out, partial, column):
     """partial (P, W) -> out (C,) += the sums of columns column..column + C. Adds to out."""
     W, C = partial.shape[1], out.size
-    tail = C % LANES
-    for c in range(0, C - tail, LANES):
-        total = load(out, c)
+    for c in range(0, C, LANES):
+        count = min(LANES, C - c)
+        total = load_up_to(out, c, count)
         for chunk in range(partial.shape[0]):
-            total = total + load(partial, chunk * W + column + c)
-        store(out, c, total)
-    if tail:
-        c = C - tail
-        total = load_first(out, c, tail)
-        for chunk in range(partial.shape[0]):
-            total = total + load_first(partial, chunk * W + column + c, tail)
-        store_first(out, c, total, tail)
+            total = total + load_up_to(partial, chunk * W + column + c, count)
+        store_up_to(out, c, total, count)
 
 
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
-    chunks = (x.size + ELEMENTS - 1) // ELEMENTS
+    chunks = ceil_div(x.size, ELEMENTS)
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
     _sums_of_squares(partial, x)
     return float(partial.sum())

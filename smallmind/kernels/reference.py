@@ -1,7 +1,8 @@
-"""Every kernel in plain NumPy: the textbook, and the oracle that the fast ones are held to.
+"""Every kernel in plain NumPy: the textbook, and what the compiled kernels are tested against.
 
-Same names and arguments as the compiled kernels; any float type. Read a backward function beside
-its forward function: each quotes the line that it differentiates.
+Names and arguments are those of the compiled kernels. Inputs may have any float type, and the
+results are computed in it. Read a backward function beside its forward function: each quotes the
+line that it differentiates.
 """
 
 import math
@@ -19,17 +20,31 @@ def _add(y, *terms):
     return y
 
 
-def matmul(out, a, b, bias=None, plus=None):
-    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ plus (M, N)]. Writes out."""
-    out[...] = _add(a @ b, bias, plus)
+def matmul(out, a, b, bias=None, addend=None):
+    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N)]. Writes out."""
+    out[...] = _add(a @ b, bias, addend)
 
 
-def matmul_gelu(out, before, a, b, bias=None):
-    """a (M, K), b (K, N) -> before (M, N) = a b [+ bias (N,)], out = gelu(before). Writes both."""
-    before[...] = _add(a @ b, bias)
-    # tanh form of Hendrycks & Gimpel (2016)
-    z = np.sqrt(2 / np.pi) * (before + 0.044715 * before**3)
-    out[...] = 0.5 * before * (1 + np.tanh(z))
+def matmul_gelu(activation, preactivation, a, b, bias=None):
+    """a (M, K), b (K, N) -> preactivation (M, N) = a b [+ bias (N,)], activation = its GELU.
+
+    Writes both.
+    """
+    preactivation[...] = _add(a @ b, bias)
+    gelu(activation, preactivation)
+
+
+# The slope of GELU's tanh at 0, and the factor of its cube. Python's floats: NumPy's would turn
+# float32 into float64.
+_SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
+
+
+def gelu(y, x):
+    """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
+
+    The tanh form of Hendrycks & Gimpel (2016).
+    """
+    y[...] = 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x * x * x)))
 
 
 def gelu_backward(dx, y, dy, x):
@@ -38,21 +53,22 @@ def gelu_backward(dx, y, dy, x):
     Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
     """
     # forward: y = x/2 (1 + tanh(z)), z = sqrt(2/pi) (x + 0.044715 x^3)
-    tanh = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
-    dz = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
-    gradient = dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * dz)
+    xx = x * x
+    tanh = np.tanh(_SLOPE * (x + _CUBIC * xx * x))
+    dz = _SLOPE * (1 + 3 * _CUBIC * xx)
+    gradient = dy * (0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * dz)
     y[...] = 0.5 * x * (1 + tanh)
     dx[...] = gradient
 
 
-def matmul_transpose_a(out, a, b, plus=None):
-    """a (K, M), b (K, N) -> out (M, N) = a^T b [+ plus (M, N), which may be out]. Writes out."""
-    out[...] = _add(a.T @ b, plus)
+def matmul_transpose_a(out, a, b, addend=None):
+    """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
+    out[...] = _add(a.T @ b, addend)
 
 
-def matmul_transpose_b(out, a, b, plus=None):
-    """a (M, K), b (N, K) -> out (M, N) = a b^T [+ plus (M, N), which may be out]. Writes out."""
-    out[...] = _add(a @ b.T, plus)
+def matmul_transpose_b(out, a, b, addend=None):
+    """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
+    out[...] = _add(a @ b.T, addend)
 
 
 def column_sum(out, x):
@@ -71,10 +87,10 @@ def layernorm(out, mean, rstd, x, weight, bias=None):
     out[...] = _add(xhat * weight, bias)
 
 
-def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None):
-    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ plus (R, C), which may be dx].
+def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
+    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
-    Writes dx; adds to dweight (C,) and, where it is not None, to dbias (C,).
+    Writes dx; adds to dweight (C,) and, if it is not None, to dbias (C,).
     """
     # forward: xhat = (x - mean) rstd
     xhat = (x - mean[:, None]) * rstd[:, None]
@@ -86,7 +102,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, plus=None)
     # xhat depends on x itself, on the mean and on the variance: three terms.
     mean_dxhat = dxhat.mean(axis=1, keepdims=True)
     mean_dxhat_xhat = (dxhat * xhat).mean(axis=1, keepdims=True)
-    dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], plus)
+    dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0):
@@ -98,12 +114,8 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0):
     """
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
-    scores = _causal_scores(q, k)
-    top = scores.max(axis=-1)
-    logsumexp[...] = top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))
-    p = np.exp(scores - logsumexp[..., None])
-    p = p * dropout_mask(p.shape, key, probability, p.dtype)
-    out[...] = (p @ v).transpose(0, 2, 1, 3).reshape(out.shape)
+    p, logsumexp[...] = _causal_softmax(q, k)
+    out[...] = (_drop(p, key, probability) @ v).transpose(0, 2, 1, 3).reshape(out.shape)
 
 
 def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
@@ -111,19 +123,19 @@ def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
     (d,) = _heads(dout, 1, B, H, T)
-    (o,) = _heads(out, 1, B, H, T)
-    p = np.exp(_causal_scores(q, k) - logsumexp[..., None])
-    mask = dropout_mask(p.shape, key, probability, p.dtype)
-    # forward: out = (p mask) v
-    dv = (p * mask).swapaxes(-1, -2) @ d
-    dp = (d @ v.swapaxes(-1, -2)) * mask
+    # The compiled kernel takes p from logsumexp and the mean of dp from out; these are exact where
+    # scores are in the thousands and their rounding is felt.
+    p, _ = _causal_softmax(q, k)
+    # forward: out = drop(p) v
+    dv = _drop(p, key, probability).swapaxes(-1, -2) @ d
+    dp = _drop(d @ v.swapaxes(-1, -2), key, probability)
     # forward: p = softmax(s)
-    # whose mean of dp under p is dout . out
-    ds = p * (dp - (d * o).sum(axis=-1, keepdims=True))
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
     # forward: s = q k^T / sqrt(D)
-    ds = ds / np.sqrt(q.shape[-1])
+    ds /= math.sqrt(q.shape[-1])
     dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q
-    dqkv[...] = np.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(dqkv.shape)
+    for gradient, part in zip(_heads(dqkv, 3, B, H, T), (dq, dk, dv), strict=True):
+        gradient[...] = part
 
 
 def _heads(x, count, B, H, T):
@@ -131,10 +143,19 @@ def _heads(x, count, B, H, T):
     return x.reshape(B, T, count, H, -1).transpose(2, 0, 3, 1, 4)
 
 
-def _causal_scores(q, k):
-    """q, k (B, H, T, D) -> scores (B, H, T, T), -inf where the key comes after the query."""
-    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-    return np.where(np.tri(q.shape[2], dtype=bool), scores, -np.inf)
+def _causal_softmax(q, k):
+    """q, k (B, H, T, D) -> softmax of q k^T / sqrt(D), (B, H, T, T), and its logsumexp (B, H, T).
+
+    The probability of keys after the query is zero.
+    """
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -math.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    scores -= top
+    p = np.exp(scores, out=scores)
+    sums = p.sum(axis=-1, keepdims=True)
+    p /= sums
+    return p, (top + np.log(sums))[..., 0]
 
 
 def embedding(out, token_weight, position_weight, ids, start=0):
@@ -154,25 +175,30 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     dposition_weight[:T] += dout.reshape(B, T, -1).sum(axis=0)
 
 
-def dropout(out, x, key, probability, plus=None):
-    """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ plus (R, C)]. Writes out.
+def dropout(out, x, key, probability, addend=None):
+    """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
     The mask follows from key, 64 bits. It is its own backward: dx = dropout(dy) with the same key.
     """
-    out[...] = _add(x * dropout_mask(x.shape, key, probability, x.dtype), plus)
+    out[...] = _add(_drop(x, key, probability), addend)
+
+
+def _drop(x, key, probability):
+    return x * dropout_mask(x.shape, key, probability, x.dtype) if probability else x
 
 
 def dropout_mask(shape, key, probability, dtype):
     """The factors 0 or 1 / (1 - probability): a hash of key and flat position decides."""
-    x = np.arange(int(np.prod(shape)), dtype=np.uint64).astype(np.uint32)
+    x = np.arange(math.prod(shape), dtype=np.uint64).astype(np.uint32)
     low, high = np.uint32(int(key) & 0xFFFFFFFF), np.uint32(int(key) >> 32)
     # The finaliser of MurmurHash3 (Appleby 2011), with both halves of the key mixed in.
     x = x ^ low
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = ((x ^ (x >> np.uint32(13))) + high) * np.uint32(0xC2B2AE35)
     x = x ^ (x >> np.uint32(16))
-    kept = x >= np.uint32(int(probability * 2**32))
-    return np.where(kept, 1 / (1 - probability), 0).astype(dtype).reshape(shape)
+    factors = (x >= np.uint32(int(probability * 2**32))).astype(dtype)
+    factors *= 1 / (1 - probability)
+    return factors.reshape(shape)
 
 
 def cross_entropy(losses, dlogits, logits, targets, scale):
@@ -247,23 +273,23 @@ class AdamWCoefficients(NamedTuple):
     correction1: float  # 1 / (1 - beta1**step)
     correction2: float  # 1 / (1 - beta2**step)
     gradient_scale: float
-    most: float = math.inf  # of a number of the gradient, scaled
+    max_gradient: float = math.inf  # limit for each number of the scaled gradient
 
 
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
-    g = gradient_scale * gradients, each number clipped to +-most
+    g = gradient_scale * gradients, each number clipped to +-max_gradient
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
-    Only the first `decayed` parameters decay. gradients end as zeros. working (n,), where it is
-    given, becomes a copy of the parameters, rounded to its dtype.
+    Only the first `decayed` parameters decay. gradients become zeros, and working (n,), if it is
+    not None, a copy of the parameters, rounded to its dtype. coefficients: AdamWCoefficients.
     """
     c = coefficients
-    g = np.clip(gradients * c.gradient_scale, -c.most, c.most)
+    g = np.clip(gradients * c.gradient_scale, -c.max_gradient, c.max_gradient)
     m[...] = c.beta1 * m + (1 - c.beta1) * g
-    v[...] = c.beta2 * v + (1 - c.beta2) * g**2
+    v[...] = c.beta2 * v + (1 - c.beta2) * g * g
     parameters[:decayed] *= 1 - c.learning_rate * c.weight_decay
     parameters -= c.learning_rate * (m * c.correction1) / (np.sqrt(v * c.correction2) + c.epsilon)
     gradients[...] = 0

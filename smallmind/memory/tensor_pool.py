@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,13 +11,23 @@ import numpy as np
 
 from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
 
-MOST_REQUESTS = 4096  # sizes that a pool remembers the buckets of
+MAX_REQUESTS = 4096  # sizes whose bucket a pool remembers
+
+
+def unbacked(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """shape -> an array whose elements are all one and the same: it takes no memory.
+
+    For dry runs, which only count bytes. It is writable, and its contents mean nothing.
+    """
+    shape = (shape,) if isinstance(shape, int) else shape
+    element = np.zeros(1, dtype)
+    return np.ndarray(shape, element.dtype, element, strides=(0,) * len(shape))
 
 
 def bucket_size(n: int) -> int:
-    """Elements asked for -> elements of their bucket: 64, 128, ... 65536, then steps of an eighth.
+    """Requested elements -> elements of their bucket: 64, 128, ... 65536, then steps of an eighth.
 
-    Up to 65536 a bucket is a power of two; beyond it wastes at most 12.5 %.
+    Up to 65536 a bucket is a power of two; above, at most 12.5 % is wasted.
     """
     if n <= 64:
         return 64
@@ -33,10 +43,10 @@ class PoolStatistics:
     """What a pool has done and holds. Units: bytes, whole buckets."""
 
     rents: int
-    hits: int  # rents that were served without allocating
+    hits: int  # rents that allocated nothing
     bytes_held: int  # rented and idle
     bytes_rented: int
-    high_water_mark: int  # the most bytes that were ever rented at one time
+    high_water_mark: int  # peak of bytes_rented
 
     @property
     def misses(self) -> int:
@@ -45,7 +55,7 @@ class PoolStatistics:
 
 
 class _Bucket:
-    """The arrays of one size and dtype that wait to be rented."""
+    """The idle arrays of one size and dtype."""
 
     __slots__ = ("dtype", "idle", "nbytes", "size")
 
@@ -59,20 +69,27 @@ class _Bucket:
 class TensorPool:
     """Arrays by bucket and dtype. Safe to use from several threads.
 
-    `capacity` is the most bytes that it may hold, rented and idle; None: no limit. At the limit
-    idle arrays make way for others; MemoryError where that is not enough. After `close`, also at
-    the end of a `with` block, everything but `statistics` raises RuntimeError.
+    `capacity` limits the bytes that it holds, rented and idle; None: no limit. At the limit idle
+    arrays are freed; MemoryError where that is not enough. After `close`, which a `with` block
+    calls at its end, everything but `statistics` raises RuntimeError.
 
-    `TensorPool.shared` is the one that models use.
+    `allocate(elements, dtype)` makes the arrays; with `unbacked` the pool only counts.
+
+    Models use `TensorPool.shared`.
     """
 
     shared: ClassVar["TensorPool"]
 
-    def __init__(self, capacity: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int | None = None,
+        allocate: Callable[[int, Any], np.ndarray] = aligned_empty,
+    ) -> None:
         self.capacity = capacity
+        self._new_array = allocate
         self._buckets: dict[tuple[int, np.dtype], _Bucket] = {}
-        self._requests: dict[tuple[int, Any], _Bucket] = {}  # the buckets of what was asked for
-        # By the identity of the memory that an array views, which lives as long as it is in here.
+        self._requests: dict[tuple[int, Any], _Bucket] = {}  # (n, dtype as given) -> bucket
+        # Keyed by the identity of the array's base, which lives as long as the entry.
         self._rented: dict[int, tuple[_Bucket, np.ndarray, int]] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -80,7 +97,7 @@ class TensorPool:
         self._bytes_held = self._bytes_rented = self._high_water_mark = 0
 
     def rent(self, n: int, dtype: Any = np.float32) -> np.ndarray:
-        """n elements of dtype -> a 1-D array of them, aligned to 64 bytes, with stale contents.
+        """-> a 1-D array of n elements, aligned to 64 bytes, contents undefined.
 
         MemoryError where it would exceed the capacity.
         """
@@ -96,13 +113,13 @@ class TensorPool:
             if rented > self._high_water_mark:
                 self._high_water_mark = rented
             self._rented[id(array.base)] = bucket, array, n
-        return array[:n]  # a view always: its holder may give it another shape
+        return array[:n]  # always a view: whoever rents it may reshape it in place
 
     def return_(self, array: np.ndarray, clear: bool = True) -> None:
-        """Gives back an array from `rent`, of any shape by now; zeroed first where clear.
+        """Returns an array from `rent`, of any shape; zeroes it first if clear.
 
-        ValueError, and nothing is done, for an array that is not rented from this pool, was
-        returned already, or is only a part of what was rented.
+        ValueError, with nothing done, if the array is not rented from this pool, was already
+        returned, or is only a part of what was rented.
         """
         place = id(array.base)
         with self._lock:
@@ -115,7 +132,7 @@ class TensorPool:
             bucket, whole, n = rented
             if array.size != n:
                 raise ValueError(f"{n} elements were rented; this array has {array.size} of them")
-            # Before anyone else can have it.
+            # Before another thread can rent it.
             if clear:
                 whole[:n] = 0
             del self._rented[place]
@@ -124,7 +141,7 @@ class TensorPool:
 
     @contextmanager
     def borrow(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Iterator[np.ndarray]:
-        """`with pool.borrow((B, T)) as x:` rents for the length of the block."""
+        """`with pool.borrow((B, T)) as x:` rents for the duration of the block."""
         array = self.rent(math.prod(shape) if isinstance(shape, tuple) else shape, dtype)
         try:
             yield array.reshape(shape)
@@ -132,13 +149,13 @@ class TensorPool:
             self.return_(array, clear=False)
 
     def trim(self) -> int:
-        """Frees all idle arrays -> the bytes that this gave back."""
+        """Frees all idle arrays -> how many bytes they had."""
         with self._lock:
             self._check_open()
             return self._trim()
 
     def close(self) -> None:
-        """Frees all idle arrays for good. Those still rented live as long as someone holds them."""
+        """Frees all idle arrays. Rented ones live as long as someone refers to them."""
         with self._lock:
             self._closed = True
             self._trim()
@@ -153,7 +170,7 @@ class TensorPool:
         self.close()
 
     def statistics(self) -> PoolStatistics:
-        """What has happened so far."""
+        """The counters so far."""
         with self._lock:
             return PoolStatistics(
                 rents=self._rents,
@@ -164,13 +181,13 @@ class TensorPool:
             )
 
     def _bucket(self, n: int, dtype: Any) -> _Bucket:
-        """The bucket for n elements of a dtype, which has many names: float, "f4", np.float32."""
+        """The bucket for n elements of a dtype, however that is spelled: "f4", np.float32, ..."""
         self._check_open()
         key = bucket_size(n), np.dtype(dtype)
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(*key)
-        if len(self._requests) == MOST_REQUESTS:
+        if len(self._requests) == MAX_REQUESTS:
             self._requests.clear()
         self._requests[n, dtype] = bucket
         return bucket
@@ -186,9 +203,10 @@ class TensorPool:
             if after > self.capacity:
                 raise MemoryError(
                     f"the pool may hold {self.capacity:,} bytes, {self._bytes_rented:,} are "
-                    f"rented and {bucket.nbytes:,} more were asked for"
+                    f"rented and {bucket.nbytes:,} more are needed: use smaller batches, or raise "
+                    "the capacity"
                 )
-        array = aligned_empty(bucket.size, bucket.dtype)
+        array = self._new_array(bucket.size, bucket.dtype)
         self._bytes_held = after
         return array
 

@@ -2,24 +2,23 @@
 
 import numpy as np
 
+from smallmind.nn.dropout import Dropout
 from smallmind.nn.linear import Linear
-from smallmind.nn.parameters import Parameters
 from smallmind.nn.projection import Projection
-from smallmind.nn.workspace import Workspace
+from smallmind.nn.scope import Scope
 
 
 class Attention:
     """Queries, keys and values by one product; attention head by head; a projection back."""
 
-    def __init__(
-        self, workspace: Workspace, parameters: Parameters, name: str, n_head: int, site: int
-    ) -> None:
-        self.workspace = workspace
-        self.name = name
-        self.n_head = n_head
-        self.site = site
-        self.qkv_linear = Linear(workspace, parameters, f"{name}.qkv")
-        self.projection = Projection(workspace, parameters, f"{name}.projection", site + 1)
+    def __init__(self, scope: Scope) -> None:
+        C = scope.config.n_embd
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.n_head = scope.config.n_head
+        self.dropout = Dropout(scope)
+        self.qkv_linear = Linear(scope.inner("qkv"), (C, 3 * C))
+        self.projection = Projection(scope.inner("projection"), C)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
         """x, residual (B T, C) -> residual + attention(x); keeps x, qkv, heads and logsumexp."""
@@ -28,7 +27,8 @@ class Attention:
         self.qkv = self.qkv_linear.forward(x)
         self.heads = self.workspace.rent(R, C)
         self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
-        self.workspace.kernels.attention(self.heads, self.logsumexp, self.qkv, *self._dropout())
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.attention(self.heads, self.logsumexp, self.qkv, *self.dropout.key())
         return self.projection.forward(self.heads, residual)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
@@ -38,8 +38,8 @@ class Attention:
         self.projection.backward_weight(self.heads)
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
         dqkv = self.workspace.rent(*self.qkv.shape)
-        self.workspace.kernels.attention_backward(
-            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self._dropout()
+        self.workspace.kernels_for(self.name).attention_backward(
+            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self.dropout.key()
         )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: qkv = x weight + bias
@@ -47,6 +47,3 @@ class Attention:
         dx = self.qkv_linear.backward_input(dqkv)
         self.workspace.release(dqkv)
         return dx
-
-    def _dropout(self) -> tuple[int, float]:
-        return self.workspace.dropout_key(self.site), self.workspace.drop_probability

@@ -1,29 +1,33 @@
-"""Dropout, with the addition to the residual stream that follows it."""
+"""Dropout, and the addition to the residual stream that follows it (Srivastava et al. 2014)."""
 
 import numpy as np
 
-from smallmind.nn.workspace import Workspace
+from smallmind.nn.scope import Scope
 
 
 class Dropout:
-    """One place in the model where activations are dropped; `site` tells it from the others."""
+    """One place in the model where activations are dropped. It has the name of the layer there."""
 
-    def __init__(self, workspace: Workspace, site: int) -> None:
-        self.workspace = workspace
-        self.site = site
+    def __init__(self, scope: Scope) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.site = scope.workspace.new_dropout_site()
 
     @property
     def on(self) -> bool:
         """Whether this pass drops anything."""
         return self.workspace.drop_probability > 0
 
-    def forward(self, y: np.ndarray, x: np.ndarray, plus: np.ndarray | None = None) -> None:
-        """x (R, C) -> y (R, C) = x mask [+ plus (R, C)]. Writes y, which may be x."""
-        workspace = self.workspace
-        key = workspace.dropout_key(self.site)
-        workspace.kernels.dropout(y, x, key, workspace.drop_probability, plus)
+    def key(self) -> tuple[int, float]:
+        """What the mask of this pass follows from: its key, and the share that is dropped."""
+        return self.workspace.dropout_key(self.site), self.workspace.drop_probability
+
+    def forward(self, y: np.ndarray, x: np.ndarray, residual: np.ndarray | None = None) -> None:
+        """x (R, C) -> y (R, C) = x mask [+ residual (R, C)]. Writes y, which may be x."""
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.dropout(y, x, *self.key(), residual)
 
     def backward(self, dx: np.ndarray, dy: np.ndarray) -> None:
         """dy (R, C) -> dx (R, C). Writes dx, which may be dy."""
-        # forward: y = x mask + plus
+        # forward: y = x mask + residual
         self.forward(dx, dy)

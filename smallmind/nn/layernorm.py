@@ -1,41 +1,48 @@
-"""Layer normalisation."""
+"""Layer normalisation (Ba et al. 2016)."""
 
 import numpy as np
 
-from smallmind.nn.parameters import Parameters
-from smallmind.nn.workspace import Workspace
+from smallmind.nn.parameters import ONES, Role
+from smallmind.nn.scope import Scope
 
 
 class LayerNorm:
     """A gain (C,) and, if the model has biases, a shift (C,)."""
 
-    def __init__(self, workspace: Workspace, parameters: Parameters, name: str) -> None:
-        self.workspace = workspace
-        self.name = name
-        self.weight = parameters.compute[f"{name}.weight"]
-        self.dweight = parameters.grad_views[f"{name}.weight"]
-        self.bias = parameters.compute.get(f"{name}.bias")
-        self.dbias = parameters.grad_views.get(f"{name}.bias")
+    def __init__(self, scope: Scope) -> None:
+        C = scope.config.n_embd
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.weight = scope.declare("weight", (C,), ONES, Role.GAIN)
+        self.bias = scope.declare_bias(C)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> y (R, C); keeps x, y, and the mean and 1/deviation of each row."""
         R, C = x.shape
         self.x = x
         self.y = self.workspace.rent(R, C)
-        self.mean, self.rstd = (
-            self.workspace.rent_full_precision(R),
-            self.workspace.rent_full_precision(R),
+        self.mean = self.workspace.rent_full_precision(R)
+        self.rstd = self.workspace.rent_full_precision(R)
+        self.workspace.kernels_for(self.name).layernorm(
+            self.y, self.mean, self.rstd, x, self.weight.compute, self.bias.compute
         )
-        self.workspace.kernels.layernorm(self.y, self.mean, self.rstd, x, self.weight, self.bias)
         return self.y
 
-    def backward(self, dy: np.ndarray, dx: np.ndarray, plus: np.ndarray | None) -> None:
-        """dy (R, C) -> dx (R, C) [+ plus, the gradient that bypasses this norm]. Writes dx.
+    def backward(self, dy: np.ndarray, dx: np.ndarray, residual: np.ndarray | None) -> None:
+        """dy (R, C) -> dx (R, C) [+ residual, the gradient that bypasses this norm]. Writes dx.
 
-        Adds to dweight and dbias. The norm is the last that needs x, and releases it.
+        Adds to the gradients of weight and bias. Releases x, which nothing else needs any more.
         """
         # forward: y = (x - mean) rstd weight + bias
-        self.workspace.kernels.layernorm_backward(
-            dx, self.dweight, self.dbias, dy, self.x, self.mean, self.rstd, self.weight, plus
+        self.workspace.kernels_for(self.name).layernorm_backward(
+            dx,
+            self.weight.grad,
+            self.bias.grad,
+            dy,
+            self.x,
+            self.mean,
+            self.rstd,
+            self.weight.compute,
+            residual,
         )
         self.workspace.release(self.x, self.y, self.mean, self.rstd)

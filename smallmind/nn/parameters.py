@@ -1,8 +1,11 @@
 """All parameters of a model in one vector, and their gradients in another, with named views."""
 
+import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -10,55 +13,196 @@ from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.half import round_to
 
 ALIGNED = ALIGNMENT // 4  # elements: no two parameters share a cache line
+CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
+
+
+class Role(enum.StrEnum):
+    """What a parameter is for. Optimizers, weight decay and exports go by it, not by the name."""
+
+    EMBEDDING = "embedding"  # a row per token or position
+    MATRIX = "matrix"
+    HEAD = "head"  # a matrix from channels to logits
+    GAIN = "gain"
+    BIAS = "bias"
+    SCALAR = "scalar"
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Independent normal numbers of mean 0."""
+
+    deviation: float
+
+    def fill(self, values: np.ndarray, seed: int, stream: int) -> None:
+        """Writes values, which follow from the seed and the number of the stream."""
+        # Each parameter has its own stream: its values do not depend on those before it.
+        random = np.random.Generator(np.random.Philox(key=[seed, stream]))
+        values[...] = self.deviation * random.standard_normal(values.shape)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same number everywhere."""
+
+    value: float
+
+    def fill(self, values: np.ndarray, *_key: int) -> None:
+        """Writes values."""
+        values[...] = self.value
+
+
+ONES, ZEROS = Constant(1.0), Constant(0.0)
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """What a layer declares about one of its parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    initialisation: Normal | Constant
+    role: Role
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+class Parameter:
+    """A parameter as its layer holds it. Both views exist once `Parameters.allocate` was called.
+
+    `compute` is what kernels read: float32, or the rounded copy in 16 bits. `grad` is what they
+    add to.
+    """
+
+    __slots__ = ("compute", "grad")
+
+    def __init__(self) -> None:
+        # Any, so that layers need not check for None: NO_PARAMETER keeps these.
+        self.compute: Any = None
+        self.grad: Any = None
+
+
+NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take None
 
 
 class Parameters:
-    """name -> shape becomes two flat vectors, `data` and `grad`, and views of them by name.
+    """Layers `declare` parameters while a model is built; `allocate` then gives them memory.
 
-    Matrices lie before vectors, so that the ones that weight decay applies to are the first
-    `decayed` elements. Saving, clipping, stepping and hashing are then one line each.
+    `data` and `grad` are flat vectors: first all matrices in the order of their declaration, then
+    all vectors, each padded to a cache line. Saving, clipping, updating and hashing are then one
+    line each. `views`, `grad_views` and `compute` map names to parts of the vectors.
 
-    A model reads the views in `compute`: those of `data`, or after `store_working_copy` those of
+    Layers read the views in `compute`: those of `data` or, after `store_working_copy`, those of
     `working`, a copy in 16 bits.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: type = np.float32) -> None:
-        self._shapes = shapes
-        self._places: dict[str, int] = {}
-        size = 0
-        self.decayed = 0
-        for name, shape in sorted(shapes.items(), key=lambda item: len(item[1]) < 2):
-            self._places[name] = size
-            size += -(-math.prod(shape) // ALIGNED) * ALIGNED
-            if len(shape) >= 2:
-                self.decayed = size
-        self.data: np.ndarray = aligned_zeros(size, dtype)
-        self.grad: np.ndarray = aligned_zeros(size, dtype)
-        self.count = sum(math.prod(shape) for shape in shapes.values())
+    data: np.ndarray
+    grad: np.ndarray
+    working: np.ndarray | None
+    views: Mapping[str, np.ndarray]
+    grad_views: Mapping[str, np.ndarray]
+    compute: Mapping[str, np.ndarray]
 
+    def __init__(self) -> None:
+        self.specs: list[ParameterSpec] = []
+        self._handles: list[Parameter] = []
+        self._offsets: list[int] = []
+
+    def declare(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initialisation: Normal | Constant,
+        role: Role,
+    ) -> Parameter:
+        """-> the handle that the layer keeps. Allocates nothing."""
+        self.specs.append(ParameterSpec(name, shape, initialisation, role))
+        self._handles.append(Parameter())
+        return self._handles[-1]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every parameter, in the order of declaration."""
+        return {spec.name: spec.shape for spec in self.specs}
+
+    @property
+    def count(self) -> int:
+        """Elements of all parameters, without padding."""
+        return sum(spec.size for spec in self.specs)
+
+    @property
+    def padded_count(self) -> int:
+        """Elements of a vector of all parameters."""
+        return sum(_padded(spec.size) for spec in self.specs)
+
+    def allocate(
+        self, dtype: Any = np.float32, zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
+    ) -> None:
+        """Makes the vectors, of zeros, and the views of all that was declared."""
+        self._zeros = zeros
+        self._offsets = [0] * len(self.specs)
+        end = 0
+        for i in sorted(range(len(self.specs)), key=lambda i: len(self.specs[i].shape) < 2):
+            self._offsets[i] = end
+            end += _padded(self.specs[i].size)
+        self.data = zeros(end, dtype)
+        self.grad = zeros(end, dtype)
         self.views = self._views(self.data)
         self.grad_views = self._views(self.grad)
-        self.working: np.ndarray | None = None
-        self.compute = self.views
+        for handle, view in zip(self._handles, self.grad_views.values(), strict=True):
+            handle.grad = view
+        self.store_working_copy(None)
+
+    def initialise(self, seed: int) -> None:
+        """Writes the values that the specs and the seed determine."""
+        for stream, spec in enumerate(self.specs):
+            spec.initialisation.fill(self.views[spec.name], seed, stream)
+        self.refresh()
+
+    def ranges(self, *roles: Role) -> list[slice]:
+        """The contiguous ranges of the vectors whose parameters have these roles, in order."""
+        ranges: list[slice] = []
+        places = zip(self._offsets, self.specs, strict=True)
+        for start, spec in sorted(places, key=lambda place: place[0]):
+            if spec.role not in roles:
+                continue
+            stop = start + _padded(spec.size)
+            if ranges and ranges[-1].stop == start:
+                ranges[-1] = slice(ranges[-1].start, stop)
+            else:
+                ranges.append(slice(start, stop))
+        return ranges
+
+    def store_working_copy(self, dtype: Any) -> None:
+        """From now on layers read a copy in dtype or, for None, the values themselves.
+
+        The optimizer keeps the copy up to date; call `refresh` after writing to `data` by hand.
+        """
+        self.working = None if dtype is None else self._zeros(self.data.size, dtype)
+        self.compute = self.views if self.working is None else self._views(self.working)
+        for handle, view in zip(self._handles, self.compute.values(), strict=True):
+            handle.compute = view
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Rounds the values into the working copy, if there is one."""
+        if self.working is None:
+            return
+        for start in range(0, self.data.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            self.working[part] = round_to(self.data[part], self.working.dtype)
 
     def _views(self, flat: np.ndarray) -> Mapping[str, np.ndarray]:
         return MappingProxyType(
             {
-                name: flat[self._places[name] :][: math.prod(shape)].reshape(shape)
-                for name, shape in self._shapes.items()
+                spec.name: flat[offset : offset + spec.size].reshape(spec.shape)
+                for offset, spec in zip(self._offsets, self.specs, strict=True)
             }
         )
 
-    def store_working_copy(self, dtype: type | None) -> None:
-        """From now on `compute` views a copy in dtype or, for None, the values themselves.
 
-        The optimiser keeps the copy up to date; whoever else writes to the values calls `refresh`.
-        """
-        self.working = None if dtype is None else aligned_zeros(self.data.size, dtype)
-        self.compute = self.views if self.working is None else self._views(self.working)
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Rounds the values to the working copy, where there is one."""
-        if self.working is not None:
-            self.working[...] = round_to(self.data, self.working.dtype)
+def _padded(size: int) -> int:
+    """Elements up to the start of a cache line."""
+    return -(-size // ALIGNED) * ALIGNED

@@ -1,36 +1,36 @@
 """The way back into the residual stream: linear, dropout, addition."""
 
+import math
+
 import numpy as np
 
 from smallmind.nn.dropout import Dropout
-from smallmind.nn.linear import Linear
-from smallmind.nn.parameters import Parameters
-from smallmind.nn.workspace import Workspace
+from smallmind.nn.linear import INITIAL_DEVIATION, Linear
+from smallmind.nn.scope import Scope
 
 
 class Projection:
-    """y = residual + dropout(x weight + bias); without dropout the linear layer adds by itself."""
+    """y = residual + dropout(x weight + bias); without dropout the linear layer adds residual."""
 
-    def __init__(
-        self, workspace: Workspace, parameters: Parameters, name: str, dropout_site: int
-    ) -> None:
-        self.workspace = workspace
-        self.name = name
-        self.linear = Linear(workspace, parameters, name)
-        self.dropout = Dropout(workspace, dropout_site)
+    def __init__(self, scope: Scope, inputs: int) -> None:
+        self.workspace = scope.workspace
+        # Every block adds to the residual stream twice; so its variance does not grow with depth.
+        deviation = INITIAL_DEVIATION / math.sqrt(2 * scope.config.n_layer)
+        self.linear = Linear(scope, (inputs, scope.config.n_embd), deviation)
+        self.dropout = Dropout(scope)
 
     def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """x (R, in), residual (R, out) -> y (R, out)."""
+        """x (R, in), residual (R, C) -> y (R, C)."""
         if not self.dropout.on:
-            return self.linear.forward(x, plus=residual)
-        projected = self.linear.forward(x, exact=True)
+            return self.linear.forward(x, residual)
+        projected = self.linear.forward_full_precision(x)
         y = self.workspace.rent(*projected.shape)
-        self.dropout.forward(y, projected, plus=residual)
+        self.dropout.forward(y, projected, residual)
         self.workspace.release(projected)
         return y
 
     def backward_input(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, out) -> dx (R, in); keeps dy after dropout. The gradient of residual is dy."""
+        """dy (R, C) -> dx (R, in); keeps dy after dropout. The gradient of residual is dy."""
         self.dprojected = dy
         if self.dropout.on:
             self.dprojected = self.workspace.rent(*dy.shape)

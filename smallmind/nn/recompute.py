@@ -1,9 +1,8 @@
-"""Recompute, or activation checkpointing (Chen et al. 2016): memory at the price of a forward pass.
+"""Recompute, or activation checkpointing (Chen et al. 2016): less memory for one more forward pass.
 
-The blocks are cut into segments. On the way forward only the input of a segment is kept; on the
-way back the segment runs forward once more, now keeping what backward needs, and then back. The
-masks of dropout follow from counters, so they are those of the first time: no gradient changes by
-a bit.
+The blocks are divided into segments. The forward pass keeps only the input of a segment; the
+backward pass first runs the segment forward once more, keeping what backward needs. Dropout masks
+follow from counters and are the same both times, so that no gradient changes by a bit.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ from smallmind.nn.block import Block
 from smallmind.nn.workspace import Workspace
 
 
-class CheckpointManager:
-    """Which blocks are recomputed: segments of `checkpoint_interval` of them, or, disabled, none.
+class RecomputePlan:
+    """Which blocks are recomputed: segments of `checkpoint_interval` blocks; none if not enabled.
 
-    Let a block keep K bytes for its backward pass, X of them its input, and let there be N blocks
-    in segments of k. What is held at the peak, as the backward pass enters the last segment:
+    Let each of N blocks keep K bytes for its backward pass, X of them its input, in segments of k
+    blocks. Memory peaks as the backward pass enters the last segment:
 
         NONE                       N K
         EVERY_LAYER  (k = 1)       (N - 1) X + K
         SQRT_LAYERS  (k = √N)      (√N - 1) X + √N K
         CUSTOM       (k)           (ceil(N / k) - 1) X + k K
 
-    The last segment runs only once: what it keeps is needed at once. So does the head of the model.
+    The last segment runs forward only once, as its backward pass follows at once.
     """
 
     def __init__(self, checkpoint_interval: int = 3, enabled: bool = True) -> None:
@@ -36,21 +35,22 @@ class CheckpointManager:
         self.enabled = enabled
 
     @classmethod
-    def of(
-        cls, strategy: CheckpointStrategy, n_layer: int, interval: int = 3
-    ) -> "CheckpointManager":
-        """The manager of a strategy for n_layer blocks; CUSTOM takes the interval that is given."""
+    def of(cls, strategy: CheckpointStrategy, n_layer: int, interval: int = 3) -> "RecomputePlan":
+        """The plan of a strategy for n_layer blocks; only CUSTOM uses the interval."""
         length = segment_length(strategy, n_layer, interval)
         return cls(length, enabled=strategy != CheckpointStrategy.NONE)
 
     def segments(self, n_layer: int) -> list[range]:
-        """n_layer -> the blocks of each segment. The last is the shortest: it is never rerun."""
+        """n_layer -> the blocks of each segment. The last is the shortest: it is not recomputed."""
         step = self.checkpoint_interval if self.enabled else max(1, n_layer)
         return [range(i, min(n_layer, i + step)) for i in range(0, n_layer, step)]
 
 
+CheckpointManager = RecomputePlan  # the public name
+
+
 class Segment:
-    """Blocks that run forward together, and are recomputed together unless they are `last`."""
+    """Consecutive blocks that are recomputed together, unless they are the `last` segment."""
 
     def __init__(self, workspace: Workspace, blocks: Sequence[Block], last: bool) -> None:
         self.workspace = workspace
@@ -58,7 +58,7 @@ class Segment:
         self.last = last
 
     def forward(self, x: np.ndarray, T: int) -> np.ndarray:
-        """x (B T, C) -> y (B T, C); keeps x, and the blocks what they need if this is the last."""
+        """x (B T, C) -> y (B T, C); keeps x and, in the last segment, all that backward needs."""
         workspace = self.workspace
         self.x, self.T = x, T
         if self.last and workspace.training:
@@ -72,7 +72,7 @@ class Segment:
         return x
 
     def backward(self, dx: np.ndarray) -> None:
-        """dx (B T, C), the gradient of y -> the gradient of x, in its place."""
+        """dx (B T, C), the gradient of y -> the gradient of x, in place."""
         if not self.last:
             with self.workspace.profile("Recompute"):
                 x = self.x

@@ -1,12 +1,13 @@
-"""The whole model: embedding, blocks, final norm, head; and the same way back."""
+"""The whole model as its users see it: passes over batches, precision, files."""
 
 import dataclasses
 import functools
-import math
+import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,20 +17,21 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     RunConfig,
+    current_names,
     micro_batch_sizes,
 )
 from smallmind.kernels.half import BFLOAT16, FLOAT16
-from smallmind.nn.block import DROPOUT_SITES, Block
-from smallmind.nn.dropout import Dropout
-from smallmind.nn.layernorm import LayerNorm
-from smallmind.nn.linear import Linear
+from smallmind.nn.backend import Backend, open_backend
+from smallmind.nn.block import Block
+from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
-from smallmind.nn.recompute import CheckpointManager, Segment
+from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.workspace import Kernel, Workspace
 
-INITIAL_DEVIATION = 0.02  # GPT-2's
+FORMAT = "smallmind model 1"
+DEFAULT_SEED = 42
 
-# What cross_entropy is called with, and before it which windows of the batch these are:
+# Called with the arguments of cross_entropy, and before them which windows of the batch these are:
 # objective(windows, losses, dlogits, logits, targets, scale).
 Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
 
@@ -37,8 +39,7 @@ Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, flo
 def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[slice]:
     """The parts of a batch, ids (B, T), that go through the model one after another.
 
-    So that memory does not grow with the batch. What is summed in which order depends on nothing
-    but these numbers.
+    So memory does not grow with the batch. The order of all sums follows from these numbers alone.
     """
     end = 0
     for windows in micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size):
@@ -51,12 +52,33 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
     if precision == Precision.AUTO:
         if backend == "numpy":
             return Precision.FLOAT32
-        from smallmind.kernels.isa import ISA
+        from smallmind.kernels.codegen.isa import ISA
 
         return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
     if precision != Precision.FLOAT32 and backend == "numpy":
         raise InputError(f"precision={precision.value!r} needs backend='numba'")
     return precision
+
+
+def _signature() -> inspect.Signature:
+    """What TransformerModel takes: the fields of ModelConfig, and seed, backend, dtype.
+
+    Those that may be given by position are listed; later fields of ModelConfig are keywords.
+    """
+    required = ("vocab_size", "block_size", "n_embd", "n_layer", "n_head")
+    optional = ("dropout", "seed", "tie_weights", "bias", "backend", "dtype")
+    fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
+    defaults = {name: field.default for name, field in fields.items() if name not in required}
+    defaults |= {"seed": DEFAULT_SEED, "backend": "numba", "dtype": np.float32}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in required]
+    parameters += [inspect.Parameter(name, kind, default=defaults[name]) for name in optional]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in defaults.items()
+        if name not in optional
+    ]
+    return inspect.Signature(parameters)
 
 
 class TransformerModel:
@@ -68,73 +90,52 @@ class TransformerModel:
     float32) or "numpy" (plain, `dtype` float32 or float64). Weights follow from `seed`: normal with
     deviation 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1.
 
+    A ModelConfig may take the place of its fields: `TransformerModel(config, seed=1)`.
+
     `parameters` and `gradients` map names to writable views of one flat vector each. Matrices are
     (in, out). InputError where an argument is out of its range.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        block_size: int,
-        n_embd: int,
-        n_layer: int,
-        n_head: int,
-        dropout: float = 0.0,
-        seed: int = 42,
-        tie_weights: bool = True,
-        bias: bool = True,
-        backend: str = "numba",
-        dtype: Any = np.float32,
-    ) -> None:
-        self.config = ModelConfig(
-            vocab_size=vocab_size,
-            block_size=block_size,
-            n_layer=n_layer,
-            n_head=n_head,
-            n_embd=n_embd,
-            dropout=dropout,
-            tie_weights=tie_weights,
-            bias=bias,
-        )
-        if backend not in ("numba", "numpy"):
-            raise InputError(f"backend={backend!r} must be numba or numpy")
-        if np.dtype(dtype) != np.float32 and (backend, np.dtype(dtype)) != ("numpy", np.float64):
+    __signature__: ClassVar[inspect.Signature] = _signature()
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        if arguments and isinstance(arguments[0], ModelConfig):
+            if len(arguments) > 1:
+                raise TypeError("after a ModelConfig, give seed, backend and dtype by name")
+            named = {**dataclasses.asdict(arguments[0]), **named}
+            arguments = ()
+        bound = self.__signature__.bind(*arguments, **named)
+        bound.apply_defaults()
+        settings = bound.arguments
+        seed, backend, dtype = (settings.pop(name) for name in ("seed", "backend", "dtype"))
+        opened = backend if isinstance(backend, Backend) else open_backend(backend)
+        self._build(ModelConfig(**settings), RunConfig(seed=seed).seed, opened, dtype)
+        if opened.computes:
+            self.flat.initialise(self.seed)
+
+    def _build(self, config: ModelConfig, seed: int, backend: Backend, dtype: Any) -> None:
+        """Everything but the values of the parameters, which are zeros."""
+        is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
+        if np.dtype(dtype) != np.float32 and not is_plain:
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
-        self.seed = RunConfig(seed=seed).seed
-        self.backend = backend
-        self.flat = Parameters(self.config.parameter_shapes(), dtype)
+        self.config = config
+        self.seed = seed
+        self.backend = backend.name
+        self.workspace = Workspace(backend, dtype, config.dropout, seed)
+        self.flat = Parameters()
+        self.network = Network(self.workspace, self.flat, config)
+        self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
-        self._initialise(seed)
-        self.workspace = Workspace(backend, dtype, dropout, seed)
-        self.passes = 0  # forward passes of training so far: the counter of dropout
-        self.micro_batch_size: int | None = (
-            None  # that go through the model; None: about 2048 tokens
-        )
-        self.checkpointing = CheckpointManager(enabled=False)
+        self.passes = 0  # training passes so far: dropout masks follow from it
+        self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
+        self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
-    def _initialise(self, seed: int) -> None:
-        residual = INITIAL_DEVIATION / math.sqrt(2 * self.config.n_layer)
-        for index, (name, value) in enumerate(self.parameters.items()):
-            if value.ndim == 2:
-                # A stream for each matrix: its values do not depend on the ones before it.
-                stream = np.random.Generator(np.random.Philox(key=[seed, index]))
-                deviation = residual if "projection" in name else INITIAL_DEVIATION
-                value[...] = deviation * stream.standard_normal(value.shape)
-            elif name.endswith("weight"):
-                value[...] = 1
-
-    def _build(self) -> None:
-        config, workspace, flat = self.config, self.workspace, self.flat
-        self.embedding_dropout = Dropout(workspace, site=0)
-        self.blocks = [
-            Block(workspace, flat, f"blocks.{i}", config.n_head, site=1 + DROPOUT_SITES * i)
-            for i in range(config.n_layer)
-        ]
-        self.use_checkpointing(self.checkpointing)
-        self.final_norm = LayerNorm(workspace, flat, "final_norm")
-        self.head = None if config.tie_weights else Linear(workspace, flat, "head")
+    @property
+    def blocks(self) -> list[Block]:
+        """The transformer blocks, in order."""
+        return self.network.blocks
 
     def use_precision(self, precision: Precision) -> Precision:
         """From now on passes store weights and activations so -> the same, AUTO resolved.
@@ -148,17 +149,14 @@ class TransformerModel:
         self.precision = precision
         self.flat.store_working_copy(dtype)
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
-        self._build()
         return precision
 
-    def use_checkpointing(self, manager: CheckpointManager) -> None:
-        """From now on training recomputes as manager says; no gradient changes by a bit."""
-        self.checkpointing = manager
-        places = manager.segments(len(self.blocks))
-        self.segments = [
-            Segment(self.workspace, self.blocks[place.start : place.stop], place == places[-1])
-            for place in places
-        ]
+    def use_recompute(self, plan: RecomputePlan) -> None:
+        """From now on training recomputes activations as planned; no gradient changes by a bit."""
+        self.recompute_plan = plan
+        self.network.use_recompute(plan)
+
+    use_checkpointing = use_recompute  # the public name
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B, T, V), a new array. Nothing is dropped out.
@@ -174,19 +172,19 @@ class TransformerModel:
 
     @contextmanager
     def logits(self, ids: np.ndarray) -> Iterator[np.ndarray]:
-        """ids (B, T) -> logits (B T, V), rented for the length of the block, and nothing else.
+        """ids (B, T) -> logits (B T, V), rented for the duration of the block.
 
         The whole batch goes through the model at once. Nothing is dropped out.
         """
         ids = self._checked(ids)
         with self.workspace.one_pass():
             with self.workspace.profile("Forward"):
-                logits = self._forward(ids)
+                logits = self.network.forward(ids)
             self.workspace.release_all_but({id(logits)})
             yield logits
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
-        """ids, targets (B, T) -> mean cross-entropy in nats a token. Nothing is dropped out."""
+        """ids, targets (B, T) -> mean cross-entropy in nats per token. Nothing is dropped out."""
         return float(self.losses(ids, targets).mean(dtype=np.float64))
 
     def losses(
@@ -194,14 +192,14 @@ class TransformerModel:
     ) -> np.ndarray:
         """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array.
 
-        Writes into correct (B, T), where it is given, whether the target has the highest logit.
+        If correct (B, T) is given, writes into it whether the target has the highest logit.
         """
         ids, targets = self._checked_pair(ids, targets)
         losses = np.empty(ids.shape, self.workspace.dtype)
         for group in micro_batches(ids, self.micro_batch_size):
             with self.workspace.one_pass():
                 with self.workspace.profile("Forward"):
-                    logits = self._forward(ids[group])
+                    logits = self.network.forward(ids[group])
                 if correct is not None:
                     correct[group] = (
                         logits.argmax(axis=1).reshape(ids[group].shape) == targets[group]
@@ -217,10 +215,10 @@ class TransformerModel:
         scale: float = 1.0,
         objective: Objective | None = None,
     ) -> float:
-        """ids, targets (B, T) -> mean cross-entropy in nats a token; adds to the gradients.
+        """ids, targets (B, T) -> mean cross-entropy in nats per token; adds to the gradients.
 
-        What is added is the gradient of scale * loss. Dropout is on, with a new mask at each call.
-        An objective writes other losses than the cross-entropy, and their gradient.
+        Adds the gradient of scale * loss. Dropout is on, with a new mask at each call. An objective
+        takes the place of the cross-entropy: it writes the losses and their gradient.
         """
         ids, targets = self._checked_pair(ids, targets)
         total = 0.0
@@ -228,7 +226,7 @@ class TransformerModel:
             with self.workspace.one_pass(self.passes):
                 self.passes += 1
                 with self.workspace.profile("Forward"):
-                    logits = self._forward(ids[group])
+                    logits = self.network.forward(ids[group])
                 with self.workspace.profile("Loss"):
                     losses = self.workspace.rent_full_precision(*ids[group].shape)
                     kernel = objective and functools.partial(objective, group)
@@ -237,7 +235,7 @@ class TransformerModel:
                     )
                     total += float(losses.sum())  # in its own precision: another takes a buffer
                 with self.workspace.profile("Backward"):
-                    self._backward(dlogits)
+                    self.network.backward(dlogits)
         return total / targets.size
 
     def zero_gradients(self) -> None:
@@ -247,72 +245,44 @@ class TransformerModel:
     def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
         """Writes parameters and config to a safetensors file, replacing it whole or not at all."""
         config = safetensors.to_json(dataclasses.asdict(self.config))
-        safetensors.write(path, self.parameters, {"config": config, **(metadata or {})})
+        metadata = {"format": FORMAT, "config": config, **(metadata or {})}
+        safetensors.write(path, self.parameters, metadata)
 
     @classmethod
     def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
         """The model that `save` wrote. InputError where the file is not one of its files."""
         tensors, metadata = safetensors.read(path)
+        # Files of earlier versions have no format.
+        if (format := metadata.get("format", FORMAT)) != FORMAT:
+            raise InputError(f"{path} is {format!r}; this version reads {FORMAT!r}")
         try:
-            config = ModelConfig(**safetensors.from_json(metadata["config"]))
-        except (KeyError, TypeError, ValueError) as error:
+            config = ModelConfig(**current_names(safetensors.from_json(metadata["config"])))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-        # Compared before anything is built: a config that lies may ask for any amount of memory.
-        if {name: value.shape for name, value in tensors.items()} != config.parameter_shapes():
-            raise InputError(f"{path} does not hold the parameters that its config describes")
-        model = cls(**dataclasses.asdict(config), backend=backend)
-        for name, value in tensors.items():
+        return cls.from_tensors(config, tensors, os.fspath(path), backend)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: ModelConfig,
+        tensors: dict[str, np.ndarray],
+        source: str,
+        backend: str = "numba",
+    ) -> "TransformerModel":
+        """A model of these parameters, which are moved out of tensors. InputError naming their
+        source where they do not match config."""
+        # Before anything is allocated: a wrong config may ask for any amount of memory.
+        shapes = {name: value.shape for name, value in tensors.items()}
+        if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
+            raise InputError(f"{source} does not hold the parameters that its config describes")
+        model = cls.__new__(cls)
+        model._build(config, DEFAULT_SEED, open_backend(backend), np.float32)
+        for name in list(tensors):
+            value = tensors.pop(name)  # freed as soon as it is copied: no second copy of all
             if value.dtype != np.float32 or not np.isfinite(value).all():
-                raise InputError(f"{path}: {name} is not finite float32")
+                raise InputError(f"{source}: {name} is not finite float32")
             model.parameters[name][...] = value
         return model
-
-    def _forward(self, ids: np.ndarray) -> np.ndarray:
-        """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
-        kernels, workspace = self.workspace.kernels, self.workspace
-        B, T = ids.shape
-        self.ids = ids
-        rent = workspace.rent_full_precision if self.embedding_dropout.on else workspace.rent
-        x = rent(B * T, self.config.n_embd)
-        used = self.flat.compute
-        kernels.embedding(x, used["token_embedding.weight"], used["position_embedding.weight"], ids)
-        if self.embedding_dropout.on:
-            embedded, x = x, workspace.rent(*x.shape)
-            self.embedding_dropout.forward(x, embedded)
-            workspace.release(embedded)
-        for segment in self.segments:
-            x = segment.forward(x, T)
-        self.normed = self.final_norm.forward(x)
-        if self.head:
-            return self.head.forward(self.normed, exact=True)
-        logits = workspace.rent_full_precision(B * T, self.config.vocab_size)
-        kernels.matmul_transpose_b(logits, self.normed, used["token_embedding.weight"])
-        return logits
-
-    def _backward(self, dlogits: np.ndarray) -> None:
-        """dlogits (B T, V) -> adds to all gradients."""
-        kernels, workspace = self.workspace.kernels, self.workspace
-        dtoken = self.gradients["token_embedding.weight"]
-        # forward: logits = normed head
-        if self.head:
-            self.head.backward_weight(self.normed, dlogits)
-            dnormed = self.head.backward_input(dlogits)
-        else:
-            dnormed = workspace.rent(*self.normed.shape)
-            kernels.matmul(dnormed, dlogits, self.flat.compute["token_embedding.weight"])
-            kernels.matmul_transpose_a(dtoken, dlogits, self.normed, dtoken)
-        workspace.release(dlogits)
-        dx = workspace.rent(*dnormed.shape)
-        self.final_norm.backward(dnormed, dx, plus=None)
-        workspace.release(dnormed)
-        for segment in reversed(self.segments):
-            segment.backward(dx)
-        # forward: x = dropout(token_embedding[ids] + position_embedding)
-        if self.embedding_dropout.on:
-            self.embedding_dropout.backward(dx, dx)
-        dposition = self.gradients["position_embedding.weight"]
-        kernels.embedding_backward(dtoken, dposition, dx, self.ids)
-        workspace.release(dx)
 
     def _cross_entropy(
         self,
@@ -322,15 +292,16 @@ class TransformerModel:
         scale: float = 1.0,
         kernel: Kernel | None = None,
     ) -> np.ndarray:
-        """logits (B T, V), targets (B, T) -> losses (B, T), and the gradient of logits.
+        """logits (B T, V), targets (B, T) -> dlogits (B T, V), the gradient; writes losses (B, T).
 
-        It takes their place, or, where gradients are stored in 16 bits, is rented. A kernel stands
-        for that of the cross-entropy.
+        dlogits overwrites logits or, where gradients have 16 bits, is rented and logits are
+        released. A kernel takes the place of cross_entropy.
         """
         workspace = self.workspace
         in_place = workspace.activation_dtype is workspace.dtype
         dlogits = logits if in_place else workspace.rent(*logits.shape)
-        kernel = kernel or workspace.kernels.cross_entropy
+        kernels = workspace.kernels_for("loss")
+        kernel = kernel or kernels.cross_entropy
         kernel(losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale)
         if not in_place:
             workspace.release(logits)

@@ -4,13 +4,12 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from smallmind.kernels import reference
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn.backend import Backend
 from smallmind.randomness import hash64
 
 Kernel = Callable[..., Any]
@@ -24,22 +23,34 @@ def no_profile(_name: str) -> AbstractContextManager[None]:
 
 
 class Workspace:
-    """Hands layers their kernels and arrays."""
+    """Hands layers their kernels and arrays.
 
-    def __init__(self, backend: str, dtype: Any, dropout: float, seed: int) -> None:
-        self.kernels: Any = _kernels(backend)
+    `layer` is the name of the layer whose kernel runs now, `direction` the pass that it is in:
+    "forward" or "backward", which includes recompute.
+    """
+
+    def __init__(self, backend: Backend, dtype: Any, dropout: float, seed: int) -> None:
+        self.kernels = backend.kernels
+        self.pool = backend.pool
         self.profile: Callable[[str], AbstractContextManager[None]] = no_profile
-        self.pool = TensorPool.shared
         self.dtype = dtype
-        self.activation_dtype = self.dtype  # of activations and their gradients
+        self.activation_dtype = dtype  # of activations and their gradients
         self.dropout = dropout
         self.seed = seed
+        self.layer = ""
+        self.direction = "forward"
+        self.pass_number: int | None = None  # None: evaluating, nothing is dropped
+        self._sites = 0
         self._busy = threading.Lock()
         self._rented: dict[int, np.ndarray] = {}
-        self.pass_number: int | None = None  # None: evaluating, nothing is dropped
+
+    def kernels_for(self, layer: str) -> Any:
+        """The kernels, which run for this layer until another asks for them."""
+        self.layer = layer
+        return self.kernels
 
     def rent(self, *shape: int) -> np.ndarray:
-        """shape -> an array for activations, of stale contents, until it is released."""
+        """shape -> an array for activations, contents undefined, until it is released."""
         return self._rent(shape, self.activation_dtype)
 
     def rent_full_precision(self, *shape: int) -> np.ndarray:
@@ -52,7 +63,7 @@ class Workspace:
         return array
 
     def release(self, *arrays: np.ndarray) -> None:
-        """Gives arrays from `rent` back."""
+        """Returns rented arrays."""
         for array in arrays:
             # In this order an interrupt in between loses one array; in the other it would be
             # returned twice.
@@ -64,19 +75,19 @@ class Workspace:
         return set(self._rented)
 
     def release_all_but(self, kept: set[int]) -> None:
-        """Gives back all that is rented, except what `kept` identifies."""
-        self.release(*(self._rented[place] for place in self._rented.keys() - kept))
+        """Returns everything that is rented, except what `kept` identifies."""
+        self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
     @contextmanager
     def one_pass(self, number: int | None = None) -> Iterator[None]:
-        """A pass through the model: what it rents ends with it, even when it is broken off.
+        """A pass through the model: whatever it rents is returned at its end, even after an error.
 
-        number counts the passes of training, whose dropout masks follow from it.
+        number counts the training passes; the dropout masks follow from it.
         """
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("the model is in a pass already: use it from one thread at a time")
         try:
-            self.pass_number = number
+            self.pass_number, self.direction = number, "forward"
             yield
         finally:
             self.pass_number = None
@@ -84,6 +95,15 @@ class Workspace:
                 self.release(*list(self._rented.values()))
             finally:
                 self._busy.release()
+
+    @contextmanager
+    def using_pool(self, pool: TensorPool) -> Iterator[None]:
+        """Within the block passes rent from this pool."""
+        previous, self.pool = self.pool, pool
+        try:
+            yield
+        finally:
+            self.pool = previous
 
     @contextmanager
     def wrapped_kernels(self, wrap: Callable[[str, Kernel], Kernel]) -> Iterator[None]:
@@ -102,10 +122,16 @@ class Workspace:
 
     @property
     def drop_probability(self) -> float:
+        """The share of activations dropped in this pass: 0 in evaluations."""
         return 0.0 if self.pass_number is None else self.dropout
 
+    def new_dropout_site(self) -> int:
+        """The number of one more place in the model that drops activations, from 0."""
+        self._sites += 1
+        return self._sites - 1
+
     def dropout_key(self, site: int) -> int:
-        """The key of one place in the model: the same in the forward and backward of a pass."""
+        """The key of a place in the model: the same in the forward and backward of a pass."""
         return hash64(self.seed, self.pass_number or 0, site)
 
 
@@ -120,12 +146,3 @@ class _WrappedKernels:
         wrapped = self._wrap(name, getattr(self._kernels, name))
         setattr(self, name, wrapped)  # made once
         return wrapped
-
-
-def _kernels(backend: str) -> ModuleType:
-    if backend == "numpy":
-        return reference
-    # Numba takes a third of a second to import: only where it is used.
-    from smallmind.kernels import compiled
-
-    return compiled

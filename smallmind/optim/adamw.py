@@ -8,8 +8,11 @@ import numpy as np
 from smallmind.config import InputError, TrainingConfig, check_field
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import AdamWCoefficients
+from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import clipping_factor, gradient_norm
+
+DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
 class AdamW:
@@ -81,7 +84,7 @@ class AdamW:
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
             gradient_scale=clipping_factor(norm, max_grad_norm) / loss_scale,
-            most=max_grad_value or math.inf,
+            max_gradient=max_grad_value or math.inf,
         )
         vectors = flat.data, flat.grad, self.m, self.v
         with workspace.profile("OptimizerStep"):
@@ -102,4 +105,5 @@ class AdamW:
 
     def _decayed(self) -> int:
         """How many of the flat vector's elements decay: its first ones, as matrices come first."""
-        return self.model.flat.decayed
+        (decayed,) = self.model.flat.ranges(*DECAYED)
+        return int(decayed.stop)

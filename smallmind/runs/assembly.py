@@ -12,9 +12,9 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load_model
 from smallmind.runs.threads import choose_threads, use_threads
-from smallmind.text.corpus import built_in_text
 from smallmind.text.dataset import Dataset, read_text
 from smallmind.text.samplers import Epochs
+from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.loop import Training

@@ -1,10 +1,7 @@
 """A model and its tokenizer from a run, a checkpoint or a model file."""
 
-import dataclasses
 from os import PathLike
 from pathlib import Path
-
-import numpy as np
 
 from smallmind import safetensors
 from smallmind.config import InputError, ModelConfig, current_names
@@ -83,13 +80,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
         for name, tensor in saved.tensors.items()
         if name.startswith(WEIGHTS)
     }
-    # Compared before the model is built: a wrong config could ask for any amount of memory.
-    if {name: tensor.shape for name, tensor in weights.items()} != config.parameter_shapes():
-        raise InputError(f"{place} does not hold the parameters that its config describes")
-    model = TransformerModel(**dataclasses.asdict(config), backend=backend)
-    for name, tensor in weights.items():
-        np.copyto(model.parameters[name], tensor)
-    return model, tokenizer
+    return TransformerModel.from_tensors(config, weights, place, backend), tokenizer
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:

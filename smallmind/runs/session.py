@@ -59,7 +59,6 @@ class Run:
         self.passed_over: list[tuple[Path, str]] = []  # damaged checkpoints, and what is wrong
         self._config = config
         self._newest: RunState | None = None  # read, and not used yet
-        self._data: Dataset | None = None
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.path)!r})"
@@ -97,8 +96,9 @@ class Run:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
-        run.__dict__["text"] = source.text  # or the property would read it again
-        run._data = data
+        # Or the properties would read and encode the text again.
+        run.__dict__["text"] = source.text
+        run.__dict__["data"] = data
         run._save_config()
         return run
 
@@ -175,13 +175,17 @@ class Run:
         return ended and self.directory.has_model()
 
     @functools.cached_property
+    def data(self) -> Dataset:
+        """The encoded text, read on first use. InputError as for `text`."""
+        return assembly.make_dataset(self.settings, self.text, self._tokenizer())
+
+    @functools.cached_property
     def training(self) -> Training:
         """Model, data and teacher, built on first use; the state is loaded when training starts.
 
         InputError where the text or the teacher has changed.
         """
-        tokenizer = self._tokenizer()
-        data = self._data or assembly.make_dataset(self.settings, self.text, tokenizer)
+        data, tokenizer = self.data, self._tokenizer()
         training = assembly.build_training(self.settings, data, tokenizer)
         if training.distillation:
             self._check_teacher(training.distillation.digest)

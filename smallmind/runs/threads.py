@@ -3,7 +3,6 @@
 Numba is only imported where a function needs it: the command line's help does without.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -17,35 +16,31 @@ def choose_threads(run: RunConfig) -> int:
     """
     if run.backend != "numba":
         return 1
-    if run.threads is None:
-        # One thread per core, each bound to its own. Left to the system, two may share a core while
-        # another program has the other one, and then wait for each other in every kernel. OpenMP
-        # reads this when the first parallel kernel is loaded.
-        os.environ.setdefault("OMP_PROC_BIND", "spread")
-        os.environ.setdefault("OMP_PLACES", "cores")
-    from smallmind.kernels import compilation
+    from smallmind.kernels.codegen import threads
 
-    available = compilation.most_threads()
+    if run.threads is None:
+        threads.bind_to_cores()
+    available = threads.max_threads()
     if run.threads is not None and run.threads > available:
         raise InputError(
             f"threads={run.threads} must be at most {available}, the number this machine runs"
         )
-    return run.threads or compilation.cores()
+    return run.threads or threads.cores()
 
 
 def use_threads(run: RunConfig) -> None:
     """Kernels run on the threads that `choose_threads` returns from now on."""
-    threads = choose_threads(run)
+    count = choose_threads(run)
     if run.backend == "numba":
-        from smallmind.kernels import compilation
+        from smallmind.kernels.codegen.threads import set_threads
 
-        compilation.set_threads(threads)
+        set_threads(count)
 
 
 @contextmanager
 def announcing_compilation(announce: Callable[[], None]) -> Iterator[None]:
     """Within the block, announce is called once if a kernel is not in the cache and is compiled."""
-    from smallmind.kernels import compilation
+    from smallmind.kernels.codegen.jit import on_first_compile
 
-    with compilation.on_first_compile(announce):
+    with on_first_compile(announce):
         yield

@@ -82,16 +82,18 @@ def evaluate(
     stride = max(1, T // 2)
     starts = [*range(0, n - T, stride), n - T]
     total, scored, correct = 0.0, 0, 0
-    for group in range(0, len(starts), batch_size):
+    for first in range(0, len(starts), batch_size):
         before_batch()
-        places = np.array(starts[group : group + batch_size])
+        # The last batch is as large as the others: arrays of its own size would take more memory.
+        first = max(0, min(first, len(starts) - batch_size))
+        places = np.array(starts[first : first + batch_size])
         windows = tokens[places[:, None] + np.arange(T + 1)]
         right = np.empty((len(places), T), np.bool_)
         losses = model.losses(windows[:, :-1], windows[:, 1:], right)
         for start, row, hits in zip(places, losses, right, strict=True):
             total += float(row[scored - start :].sum(dtype=np.float64))
             correct += int(hits[scored - start :].sum())
-            scored = int(start) + T
+            scored = max(scored, int(start) + T)
     # The first token is given, not predicted: its share of the characters does not count.
     return Evaluation(total / n, n, max(1, round(characters * n / len(tokens))), correct)
 

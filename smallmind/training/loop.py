@@ -11,7 +11,7 @@ import numpy as np
 
 from smallmind.config import InputError, TrainingConfig
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
-from smallmind.nn.recompute import CheckpointManager
+from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
@@ -21,9 +21,9 @@ from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import BackgroundSaver, Saver, new_directory
 from smallmind.training.clock import StepClock
-from smallmind.training.diagnostics import checked_update, instrument
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import count_evaluation, evaluate_parts, evaluation_is_due
+from smallmind.training.health import checked_update, instrument
 from smallmind.training.live_state import LiveState
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import (
@@ -184,7 +184,7 @@ class Training:
     def preserved(self) -> Iterator[None]:
         """Restores model and run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
-        precision, recompute = model.precision, model.checkpointing
+        precision, recompute = model.precision, model.recompute_plan
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = self._new_run(run.config)
@@ -193,7 +193,7 @@ class Training:
         finally:
             self._run = run
             model.micro_batch_size = micro_batch_size
-            model.use_checkpointing(recompute)
+            model.use_recompute(recompute)
             model.use_precision(precision)
             run.load_model(before)
             self._clear_gradients()
@@ -261,7 +261,7 @@ class Training:
         """Sets model and run up for a config, whose open settings are resolved here."""
         config, model = self.with_step_count(config).with_min_lr(), self.model
         strategy, interval = config.recompute, config.checkpoint_interval
-        model.use_checkpointing(CheckpointManager.of(strategy, model.config.n_layer, interval))
+        model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
         model.micro_batch_size = config.micro_batch_size
         model.use_precision(config.requested_precision)
         self._run = self._new_run(config)

@@ -1,51 +1,67 @@
-"""The memory of a training run before it starts, from its configs alone."""
+"""The memory of a training run before it starts: a dry run of the real model.
 
-import math
-from collections import Counter
-from dataclasses import dataclass
+Kernels do nothing, and arrays have a shape but no memory: the pool only counts what it would hold.
+"""
 
-from smallmind.config import (
-    ModelConfig,
-    Precision,
-    TrainingConfig,
-    micro_batch_sizes,
-    segment_length,
-)
-from smallmind.kernels.alignment import ALIGNMENT
-from smallmind.memory.tensor_pool import bucket_size
+from dataclasses import dataclass, replace
 
-# Python, NumPy, Numba and the compiled kernels, where these come from the cache.
-PROGRAM = 130 * 2**20
+import numpy as np
+
+from smallmind.config import ModelConfig, TrainingConfig, micro_batch_sizes
+from smallmind.kernels.half import FLOAT16
+from smallmind.memory.tensor_pool import unbacked
+from smallmind.nn.backend import Backend, dry_run_backend
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.samplers import Epochs, make_sampler
+from smallmind.training.distillation import Distillation
+from smallmind.training.evaluation import evaluate
+from smallmind.training.teacher_cache import TeacherCache
+
+# Python, NumPy, Numba and the compiled kernels, which come from the cache. Measured as the peak of
+# small runs less everything that is counted here; 16 bits load other kernels of about that size.
+PROGRAM = 116 * 2**20
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a student learns from; top_k where its logits are read from a cache."""
+    """What a student learns from; top_k if its logits are read from a cache."""
 
     model: ModelConfig
     top_k: int | None = None
 
 
 @dataclass(frozen=True)
+class TextSize:
+    """The text of a run: bytes as a Python string, and its tokens, held-out ones included."""
+
+    nbytes: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
-    """What a run of training will hold. Units: bytes."""
+    """What a training run takes at its peak. Units: bytes."""
 
     weights: int  # float32
     working_weights: int  # their copy in 16 bits
     gradients: int
     moments: int
-    snapshot: int  # of weights and moments, to go back to when the loss spikes
-    activations: int  # all that the pool holds: kept for the backward pass, gradients, batches
-    scratch: int  # of kernels, in all threads
-    teacher: int = 0  # its weights; what it rents is among the activations
+    snapshot: int  # of weights and moments: for rollbacks, and for saving in the background
+    activations: int  # everything in the pool: kept for the backward pass, gradients, batches
+    scratch: int  # of kernels, all threads
+    teacher: int = 0  # its weights; its activations are in the pool
+    text: int = 0  # and its tokens
     program: int = PROGRAM
+    preparation: int = 0  # before training, while a teacher whose logits are cached is loaded
 
     @property
     def total(self) -> int:
-        return (
-            self.weights + self.working_weights + self.gradients + self.moments
-            + self.snapshot + self.activations + self.scratch + self.teacher + self.program
-        )  # fmt: skip
+        """The peak of the process."""
+        training = sum(vars(self).values()) - self.preparation
+        return max(training, self.program + self.text + self.preparation)
 
 
 def estimate(
@@ -54,210 +70,151 @@ def estimate(
     batch_size: int,
     threads: int = 1,
     teacher: Teacher | None = None,
+    text: TextSize | None = None,
 ) -> MemoryEstimate:
     """The memory of training on batches of batch_size windows of model.block_size tokens.
 
-    training.requested_precision must not be AUTO, which depends on the CPU.
+    Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
+    depends on the CPU.
     """
-    weights = _weights(model)
-    halves = training.requested_precision in (Precision.FLOAT16, Precision.BFLOAT16)
-    pool = _Ledger()
-    pool.rent(batch_size * model.block_size)  # ids
-    pool.rent(batch_size * model.block_size)  # targets
-    # Groups of one size take turns in the same arrays: each size counts once.
-    sizes = set(micro_batch_sizes(batch_size, model.block_size, training.micro_batch_size))
-    size = 2 if halves else 4
-    for windows in sizes:
-        _rehearse(pool, model, training, windows, size, teacher)
-    uneven = _Ledger()
-    if training.epochs and batch_size > 1:  # the last batch of an epoch: at most as large a group
-        _rehearse(uneven, model, training, max(sizes), size, teacher)
+    run = _DryRun(model, training, teacher)
+    if text:
+        tokens = unbacked(text.tokens, np.int32)
+        data = Dataset(tokens, model.block_size, batch_size, seed=0)
+        run.train(data)
+        run.evaluate(data)
+        held = run.held
+    else:
+        run.train_batch(batch_size)
+        held = run.held
+        if training.epochs and batch_size > 1:
+            # The last batch of an epoch is smaller: in other arrays, at most as large as these.
+            rest = _DryRun(model, training, teacher)
+            rest.train_batch(batch_size)
+            held += rest.held
+    flat = run.model.flat
+    teacher_weights = 4 * declare_parameters(teacher.model).padded_count if teacher else 0
     return MemoryEstimate(
-        weights=weights,
-        working_weights=weights // 2 if halves else 0,
-        gradients=weights,
-        moments=2 * weights,
-        snapshot=3 * weights if training.max_rollbacks else 0,
-        activations=pool.held + uneven.held,
+        weights=flat.data.nbytes,
+        working_weights=0 if flat.working is None else flat.working.nbytes,
+        gradients=flat.grad.nbytes,
+        moments=2 * flat.data.nbytes,
+        snapshot=3 * flat.data.nbytes,
+        activations=held,
         scratch=_scratch(model, threads),
         # Its gradients are never touched, so they take no memory.
-        teacher=_weights(teacher.model) if teacher and not teacher.top_k else 0,
+        teacher=0 if teacher and teacher.top_k else teacher_weights,
+        text=text.nbytes + 4 * text.tokens if text else 0,
+        preparation=teacher_weights,
     )
 
 
-def _weights(model: ModelConfig) -> int:
-    """Bytes of a vector of all parameters."""
-    elements = ALIGNMENT // 4
-    shapes = model.parameter_shapes().values()
-    return 4 * sum(-(-math.prod(shape) // elements) * elements for shape in shapes)
-
-
-def largest_at_once(
+def max_micro_batch(
     model: ModelConfig,
     training: TrainingConfig,
     memory: int,
     threads: int = 1,
     teacher: Teacher | None = None,
+    text: TextSize | None = None,
 ) -> int:
-    """The most windows that can be in memory at once, in batches of them; 0: not one fits."""
+    """The largest batch that fits in memory if it goes through the model at once; 0: none."""
 
     def fits(windows: int) -> bool:
-        settings = {**vars(training), "micro_batch_size": windows}
-        config = TrainingConfig(**settings)
-        return estimate(model, config, windows, threads, teacher).total <= memory
+        config = replace(training, micro_batch_size=windows)
+        return estimate(model, config, windows, threads, teacher, text).total <= memory
 
     if not fits(1):
         return 0
-    least, most = 1, 2
-    while fits(most):
-        least, most = most, 2 * most
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    return least
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
-class _Ledger:
-    """Counts what a pool would hold, array by array, and holds nothing."""
+class _DryRun:
+    """A model, set up as training would do it, that allocates and computes nothing."""
 
-    def __init__(self) -> None:
-        self.held = 0
-        self._idle: Counter[tuple[int, int]] = Counter()
+    def __init__(
+        self, config: ModelConfig, training: TrainingConfig, teacher: Teacher | None
+    ) -> None:
+        backend = dry_run_backend()
+        self.training = training
+        self.pool = backend.pool
+        self.model = TransformerModel(config, backend=backend)
+        self.model.use_precision(training.requested_precision)
+        self.model.use_recompute(
+            RecomputePlan.of(training.recompute, config.n_layer, training.checkpoint_interval)
+        )
+        self.distillation = teacher and _dry_distillation(teacher, config, backend)
 
-    def rent(self, n: int, size: int = 4) -> tuple[int, int]:
-        """n elements of `size` bytes -> what `release` takes."""
-        bucket = bucket_size(n), size
-        if self._idle[bucket]:
-            self._idle[bucket] -= 1
+    @property
+    def held(self) -> int:
+        """Bytes that the pool holds by now."""
+        return self.pool.statistics().bytes_held
+
+    def train(self, data: Dataset) -> None:
+        """A batch of every size that a run on these data has."""
+        epochs, batches = self.training.epochs, self.training.grad_accum_steps
+        sampler = make_sampler(data, epochs, batches)
+        rest = sampler.windows % data.batch_size if isinstance(sampler, Epochs) else 0
+        self.train_batch(sampler.max_batch_size, rest)
+
+    def train_batch(self, windows: int, rest: int = 0) -> None:
+        """A batch of windows and, if rest is not 0, a smaller one in the same buffers."""
+        T = self.model.config.block_size
+        shape = windows, T
+        with self.pool.borrow(shape, np.int32) as ids, self.pool.borrow(shape, np.int32) as targets:
+            for batch_size in (windows, rest) if rest else (windows,):
+                sizes = micro_batch_sizes(batch_size, T, self.training.micro_batch_size)
+                # A pass returns all that it rents, so that more of one size change nothing.
+                for size in set(sizes):
+                    self.model.micro_batch_size = size
+                    self._pass(Batch(ids[:size], targets[:size], np.zeros(size, np.int64)))
+        self.model.micro_batch_size = self.training.micro_batch_size
+
+    def _pass(self, batch: Batch) -> None:
+        if self.distillation:
+            self.distillation.loss_and_gradients(self.model, batch)
         else:
-            self.held += bucket[0] * size + ALIGNMENT
-        return bucket
+            self.model.loss_and_gradients(batch.ids, batch.targets)
 
-    def release(self, *buckets: tuple[int, int]) -> None:
-        self._idle.update(buckets)
+    def evaluate(self, data: Dataset) -> None:
+        """A batch of each shape that the evaluations during and after training have."""
+        T = data.block_size
+        if self.training.val_every:
+            for length in {T, min(T, len(data.held_out) - 1)}:
+                windows = unbacked((data.batch_size, length), np.int32)
+                self.model.losses(windows, windows)
+        held_out = data.held_out[: (data.batch_size + 1) * T]
+        evaluate(self.model, held_out, len(held_out), data.batch_size)
 
 
-def _rehearse(
-    pool: _Ledger,
-    model: ModelConfig,
-    training: TrainingConfig,
-    windows: int,
-    size: int,
-    teacher: Teacher | None,
-) -> None:
-    """Rents and releases what a pass of training does, in its order; activations of `size` bytes.
-
-    Read it beside nn/transformer.py, nn/recompute.py and nn/block.py.
-    """
-    R, C, V, H = windows * model.block_size, model.n_embd, model.vocab_size, model.n_head
-    drops = model.dropout > 0
-
-    def rows(channels: int) -> tuple[int, int]:
-        return pool.rent(R * channels, size)
-
-    def norm() -> list[tuple[int, int]]:
-        return [rows(C), pool.rent(R), pool.rent(R)]
-
-    def projection() -> tuple[int, int]:
-        projected = [pool.rent(R * C)] if drops else []
-        y = rows(C)
-        pool.release(*projected)
-        return y
-
-    def attention() -> list[tuple[int, int]]:
-        return [*norm(), rows(3 * C), rows(C), pool.rent(R * H), projection()]
-
-    def forward() -> list[tuple[int, int]]:
-        """A block -> what it keeps; its result comes last."""
-        kept = [*attention(), *norm(), rows(4 * C)]
-        activated = rows(4 * C)
-        y = projection()
-        pool.release(activated)
-        return [*kept, y]
-
-    def backward(kept: list[tuple[int, int]]) -> None:
-        *attention_norm, qkv, heads, logsumexp, x, normed, mean, rstd, before = kept
-        dropped = [rows(C)] if drops else []
-        dactivated = rows(4 * C)
-        pool.release(*dropped, dactivated)
-        dnormed = rows(C)
-        pool.release(before, x, normed, mean, rstd, dnormed)
-        dropped = [rows(C)] if drops else []
-        dheads = rows(C)
-        pool.release(*dropped)
-        dqkv = rows(3 * C)
-        pool.release(dheads, heads, logsumexp, qkv)
-        dnormed = rows(C)
-        pool.release(dqkv, dnormed, *attention_norm)
-
-    embedded = [pool.rent(R * C)] if drops else []
-    x = rows(C)
-    pool.release(*embedded)
-    length = segment_length(training.recompute, model.n_layer, training.checkpoint_interval)
-    *recomputed, last = range(0, model.n_layer, length)
-    inputs = []
-    for _ in recomputed:
-        inputs.append(x)
-        for block in range(length):
-            *kept, y = forward()
-            pool.release(*kept, *([x] if block else []))
-            x = y
-    blocks = []
-    for _ in range(last, model.n_layer):
-        *kept, y = forward()
-        blocks.append((x, kept))
-        x = y
-    final_norm = norm()
-    logits, losses = pool.rent(R * V), pool.rent(R)
-    if size < 4:
-        dlogits = rows(V)
-        _rehearse_teacher(pool, teacher, R)
-        pool.release(logits)
-        logits = dlogits
+def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:
+    """The real objective with a teacher that computes nothing, or a cache that has no file."""
+    # Built with a tiny teacher: the digest of a large one would take long and mean nothing.
+    tiny = replace(teacher.model, vocab_size=1, block_size=1, n_layer=1, n_head=1, n_embd=1)
+    distillation = Distillation(TransformerModel(tiny, backend=backend))
+    if teacher.top_k:
+        distillation.cache = _CacheWithoutFile(
+            teacher.model.vocab_size, config.block_size, teacher.top_k
+        )
     else:
-        _rehearse_teacher(pool, teacher, R)
-    dnormed = rows(C)
-    pool.release(logits)
-    dx = rows(C)
-    pool.release(*final_norm, x, dnormed)
-    for x, kept in reversed(blocks):
-        backward(kept)
-        pool.release(x)
-    for x in reversed(inputs):
-        blocks = []
-        for _ in range(length - 1):
-            *kept, y = forward()
-            blocks.append((x, kept))
-            x = y
-        blocks.append((x, [*attention(), *norm(), rows(4 * C)]))
-        for x, kept in reversed(blocks):
-            backward(kept)
-            pool.release(x)
-    pool.release(dx, losses)
+        distillation.teacher = TransformerModel(teacher.model, backend=backend)
+    return distillation
 
 
-def _rehearse_teacher(pool: _Ledger, teacher: Teacher | None, R: int) -> None:
-    """The same of a teacher's pass over R tokens, or of a cache that stands for it."""
-    if not teacher:
-        return
-    C, V, H, K = (
-        teacher.model.n_embd, teacher.model.vocab_size, teacher.model.n_head, teacher.top_k
-    )  # fmt: skip
-    if K:
-        logits, K = pool.rent(R * V), min(K, V)
-        pool.release(logits, pool.rent(R * K), pool.rent(R * (K + 1), 2), pool.rent(R))
-        return
-    x = pool.rent(R * C)
-    for _ in range(teacher.model.n_layer):
-        norms = [pool.rent(n) for n in (R * C, R, R) * 2]
-        kept = [pool.rent(R * n) for n in (3 * C, C, H, C, 4 * C, 4 * C)]
-        y = pool.rent(R * C)
-        pool.release(x, *norms, *kept)
-        x = y
-    norm = [pool.rent(n) for n in (R * C, R, R)]
-    logits = pool.rent(R * V)
-    pool.release(x, *norm)
-    pool.release(logits, pool.rent(R))
+class _CacheWithoutFile(TeacherCache):
+    """Logits of nothing."""
+
+    def __init__(self, vocab_size: int, block_size: int, top_k: int) -> None:
+        self.path = "a dry run"
+        self.vocab_size, self.block_size = vocab_size, block_size
+        K = min(top_k, vocab_size)
+        indices = unbacked((block_size, K), np.int32)
+        self._tensors = indices, unbacked((block_size, K + 1), FLOAT16)
 
 
 def _scratch(model: ModelConfig, threads: int) -> int:

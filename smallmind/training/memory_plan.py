@@ -1,4 +1,4 @@
-"""Whether a run fits in memory, and what to change where it does not."""
+"""Whether a run fits in memory, and what to change if it does not."""
 
 import dataclasses
 import math
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.training.memory_estimate import MemoryEstimate, Teacher, estimate
+from smallmind.training.memory_estimate import MemoryEstimate, Teacher, TextSize, estimate
 
 FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
-NO_SNAPSHOT: dict[str, Any] = {"max_rollbacks": 0}
 RECOMPUTE: dict[str, Any] = {
     "use_gradient_checkpointing": True,
     "checkpoint_strategy": CheckpointStrategy.EVERY_LAYER.value,
@@ -18,8 +17,8 @@ RECOMPUTE: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Way:
-    """Fields of the configs that change, and the bytes that the run then takes."""
+class Change:
+    """Fields of the configs with other values, and the bytes that the run then takes."""
 
     settings: dict[str, Any]
     total: int
@@ -27,69 +26,71 @@ class Way:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run of training as it would be started; its precision is not AUTO."""
+    """A training run before it starts; its precision is not AUTO."""
 
     model: ModelConfig
     training: TrainingConfig
     run: RunConfig
     teacher: Teacher | None = None
+    text: TextSize | None = None
 
     @property
     def estimate(self) -> MemoryEstimate:
-        threads = self.run.threads or 1
-        return estimate(self.model, self.training, self.run.batch_size, threads, self.teacher)
+        """The memory that it takes."""
+        threads, batch_size = self.run.threads or 1, self.run.batch_size
+        return estimate(self.model, self.training, batch_size, threads, self.teacher, self.text)
 
     def changed(self, **settings: Any) -> "Plan":
         """The same with other values of these fields, whichever of the configs has them."""
 
-        def replaced(config: Any) -> Any:
+        def replace(config: Any) -> Any:
             names = {field.name for field in dataclasses.fields(config)} & settings.keys()
             return dataclasses.replace(config, **{name: settings[name] for name in names})
 
-        model, training, run = map(replaced, (self.model, self.training, self.run))
-        return Plan(model, training, run, self.teacher)
+        model, training, run = map(replace, (self.model, self.training, self.run))
+        return dataclasses.replace(self, model=model, training=training, run=run)
 
-    def way(self, **settings: Any) -> Way:
-        """The change to these settings."""
-        return Way(settings, self.changed(**settings).estimate.total)
+    def change(self, **settings: Any) -> Change:
+        """What a change to these settings gives."""
+        return Change(settings, self.changed(**settings).estimate.total)
 
-    def most_at_once(self, memory: int) -> int:
-        """The most windows of a batch that fit in memory at once; 0: not even one does.
+    def max_micro_batch(self, memory: int) -> int:
+        """The largest micro-batch of this batch that fits in memory; 0: not even one sequence.
 
-        Of the numbers that share the batch out evenly: a pool keeps arrays for each size of group.
+        Only sizes that divide the batch evenly: a pool keeps arrays for each size.
         """
         batch = self.run.batch_size
         sizes = {math.ceil(batch / passes) for passes in range(1, batch + 1)}
-        ways = (self.way(micro_batch_size=size) for size in sorted(sizes, reverse=True))
-        return next((way.settings["micro_batch_size"] for way in ways if way.total <= memory), 0)
+        changes = (self.change(micro_batch_size=size) for size in sorted(sizes, reverse=True))
+        fitting = (change for change in changes if change.total <= memory)
+        return next((change.settings["micro_batch_size"] for change in fitting), 0)
 
-    def ways_to_fit(self, memory: int) -> list[Way]:
-        """What makes the run fit, or comes closer to it: that which costs the least comes first."""
-        most = self.most_at_once(memory)
-        if most:
-            return [self.way(micro_batch_size=most)]
-        ways = [self.way(micro_batch_size=1, **change) for change in self._frugal()]
+    def changes_to_fit(self, memory: int) -> list[Change]:
+        """What makes the run fit, or brings it closer; the least costly change comes first."""
+        largest = self.max_micro_batch(memory)
+        if largest:
+            return [self.change(micro_batch_size=largest)]
+        changes = [self.change(micro_batch_size=1, **settings) for settings in self._frugal()]
         for name, multiple in (("block_size", 1), ("n_embd", self.model.n_head)):
-            tried = (
-                self.way(micro_batch_size=1, **{name: n})
+            smaller = (
+                self.change(micro_batch_size=1, **{name: n})
                 for n in self._halved_sizes(name, multiple)
             )
-            ways += [way for way in tried if way.total <= memory][:1]
-        return ways
-
-    def _frugal(self) -> list[dict[str, Any]]:
-        """No snapshot; storage in 16 bits, recompute, both: what the run does not do yet."""
-        whole = (
-            self.training.requested_precision == Precision.FLOAT32 and self.run.backend == "numba"
-        )
-        changes = [NO_SNAPSHOT] if self.training.max_rollbacks else []
-        changes += [FLOAT16_SETTINGS] if whole else []
-        if self.training.recompute != CheckpointStrategy.EVERY_LAYER:
-            changes += [RECOMPUTE, {**FLOAT16_SETTINGS, **RECOMPUTE}] if whole else [RECOMPUTE]
+            changes += [change for change in smaller if change.total <= memory][:1]
         return changes
 
+    def _frugal(self) -> list[dict[str, Any]]:
+        """16 bits, recompute, both: those that the run does not use yet."""
+        is_float32 = self.training.requested_precision == Precision.FLOAT32
+        may_halve = is_float32 and self.run.backend == "numba"
+        settings = [FLOAT16_SETTINGS] if may_halve else []
+        if self.training.recompute != CheckpointStrategy.EVERY_LAYER:
+            settings.append(RECOMPUTE)
+            settings += [{**FLOAT16_SETTINGS, **RECOMPUTE}] if may_halve else []
+        return settings
+
     def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
-        """A size of the model halved again and again, down to a multiple and in steps of it."""
+        """A size of the model halved again and again, rounded down to a multiple."""
         size = getattr(self.model, name)
         while size >= 2 * multiple:
             size = size // 2 // multiple * multiple

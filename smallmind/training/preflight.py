@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from smallmind.config import ModelConfig, Precision
-from smallmind.nn.transformer import INITIAL_DEVIATION, TransformerModel
+from smallmind.nn.linear import INITIAL_DEVIATION
+from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.diagnostics import check_model
+from smallmind.training.health import check_model
 from smallmind.training.loop import Training
 
 FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance

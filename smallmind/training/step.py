@@ -7,8 +7,8 @@ from typing import Protocol
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler, draw
-from smallmind.training.diagnostics import not_finite
 from smallmind.training.distillation import Distillation
+from smallmind.training.health import not_finite
 from smallmind.training.live_state import LiveState
 
 

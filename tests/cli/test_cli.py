@@ -788,7 +788,7 @@ def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
 
 
 def test_estimate_knows_the_precision_that_train_would_take(capsys):
-    from smallmind.kernels.isa import ISA
+    from smallmind.kernels.codegen.isa import ISA
 
     shown = {
         name: estimate_of(capsys, "--vocab-size", "65", "--precision", name)[1]["working weights"]

@@ -46,7 +46,7 @@ def npz():
     return buffer.getvalue()
 
 
-MOST = safetensors.LARGEST_HEADER
+MOST = safetensors.MAX_HEADER
 ONE = json.dumps(tensor())
 CONTENTS = {
     "nothing": b"",
@@ -226,9 +226,9 @@ def test_links(tmp_path):
     path = tmp_path / "checkpoints" / "step-00000001.safetensors"
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
-    assert safetensors.read(path)[0]  # whoever names a link means what is behind it
+    assert safetensors.read(path)[0]  # a link named explicitly is followed
     found, passed_over = newest(tmp_path)
-    assert found is None and "a symbolic link stands in its place" in passed_over[0][1]
+    assert found is None and "a symbolic link is in its place" in passed_over[0][1]
     # A save never writes through a link.
     before = elsewhere.read_bytes()
     save(tmp_path, checkpoint(1))

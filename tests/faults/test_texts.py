@@ -93,7 +93,7 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
     os.mkfifo(tmp_path / "run" / "config.json")
     for arguments in (["train", "--resume", tmp_path / "run"], ["verify", tmp_path / "run"]):
         assert status(*arguments) == 2
-        assert "it is no regular file" in capsys.readouterr().err
+        assert "not a regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "remove", "replace"])

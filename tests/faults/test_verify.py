@@ -91,9 +91,7 @@ def test_damage_is_named_and_the_stretch_goes_over_it(run, capsys):
         lines = verified(capsys, run, *flags, status=1)
         assert [line[:6] for line in lines[:4]] == ["ok    ", "FAILED", "ok    ", "FAILED"]
         assert FILES[1] in lines[1] and "does not match its SHA-256" in lines[1]
-        assert lines[4:-1] == (
-            [] if flags else ["ok      retrained from step 10 to 14: identical"]
-        )
+        assert lines[4:-1] == ([] if flags else ["ok      retrained from step 10 to 14: identical"])
         assert lines[-1].startswith("2 of ")
 
 

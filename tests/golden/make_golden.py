@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from smallmind import safetensors
 from smallmind.config import ModelConfig
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.parameters import Role
 
 B, STEPS = 3, 10
 
@@ -44,12 +46,12 @@ def logits_of(p, ids, config):
 def make(path, config, seed):
     generator = torch.Generator().manual_seed(seed)
     p = {}
-    for name, shape in config.parameter_shapes().items():
+    for spec in declare_parameters(config).specs:
         # Larger than a real initialisation, so that every part of the model matters.
-        value = 0.2 * torch.randn(shape, generator=generator)
-        if len(shape) == 1 and name.endswith("weight"):
+        value = 0.2 * torch.randn(spec.shape, generator=generator)
+        if spec.role == Role.GAIN:
             value = value + 1
-        p[name] = value.requires_grad_()
+        p[spec.name] = value.requires_grad_()
     data = torch.randint(0, config.vocab_size, (B, config.block_size + 1), generator=generator)
     ids, targets = data[:, :-1].contiguous(), data[:, 1:].contiguous()
 

@@ -74,10 +74,10 @@ def test_products_of_nothing(random, shape):
     M, K, N = shape
     a, b = normal(random, M, K), normal(random, K, N)
     a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-    bias, plus = normal(random, N), normal(random, M, N)
-    assert_close(run_both("matmul", [(M, N)], a, b, bias, plus))
+    bias, addend = normal(random, N), normal(random, M, N)
+    assert_close(run_both("matmul", [(M, N)], a, b, bias, addend))
     assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
-    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b, plus))
+    assert_close(run_both("matmul_transpose_a", [(M, N)], a_t, b, addend))
     assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
 
 
@@ -86,17 +86,17 @@ def test_products(random, M):
     for K, N in itertools.product(SIZES, SIZES):
         a, b = normal(random, M, K), normal(random, K, N)
         a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        bias, plus = normal(random, N), normal(random, M, N)
+        bias, addend = normal(random, N), normal(random, M, N)
         out = (M, N)
         # Terms of size 1 may cancel: the error is one of the terms, not of what is left.
         check = functools.partial(assert_close, least_scale=np.sqrt(K))
         check(run_both("matmul", [out], a, b))
         check(run_both("matmul", [out], a, b, bias))
-        check(run_both("matmul", [out], a, b, bias, plus))
+        check(run_both("matmul", [out], a, b, bias, addend))
         check(run_both("matmul_transpose_a", [out], a_t, b))
-        check(run_both("matmul_transpose_a", [out], a_t, b, plus))
+        check(run_both("matmul_transpose_a", [out], a_t, b, addend))
         check(run_both("matmul_transpose_b", [out], a, b_t))
-        check(run_both("matmul_transpose_b", [out], a, b_t, plus))
+        check(run_both("matmul_transpose_b", [out], a, b_t, addend))
         check(run_both("matmul_gelu", [out, out], a, b, bias))
 
 
@@ -133,9 +133,9 @@ def test_layernorm(random, R, C):
         assert_close(pairs, 1e-5)
     mean, rstd = (exact.astype(np.float32) for _, exact in pairs[1:])
     dweight, dbias = normal(random, C), normal(random, C)
-    for plus in (normal(random, R, C), None):
+    for addend in (normal(random, R, C), None):
         pairs = run_both(
-            "layernorm_backward", [(R, C), dweight, dbias], dy, x, mean, rstd, weight, plus
+            "layernorm_backward", [(R, C), dweight, dbias], dy, x, mean, rstd, weight, addend
         )
         assert_close(pairs, 1e-5)
 
@@ -147,9 +147,9 @@ def test_layernorm_backward_in_place(random):
     compiled.layernorm(out, mean, rstd, x, weight)
     results = []
     for dx in (np.empty_like(x), residual.copy()):
-        plus = dx if results else residual
+        addend = dx if results else residual
         compiled.layernorm_backward(
-            dx, np.zeros(C, np.float32), None, dy, x, mean, rstd, weight, plus
+            dx, np.zeros(C, np.float32), None, dy, x, mean, rstd, weight, addend
         )
         results.append(dx)
     np.testing.assert_array_equal(*results)
@@ -172,8 +172,8 @@ def test_rows_and_elements(random, R, C):
     x, dy = 3 * normal(random, R, C), normal(random, R, C)
     assert_close(run_both("gelu_backward", [(R, C), (R, C)], dy, x))
     assert_close(run_both("column_sum", [normal(random, C)], x))
-    for plus in (normal(random, R, C), None):
-        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, plus))
+    for addend in (normal(random, R, C), None):
+        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend))
     exact = float(np.square(x, dtype=np.float64).sum())
     assert compiled.sum_of_squares(x.reshape(-1)) == pytest.approx(exact, rel=1e-6)
 
@@ -316,7 +316,9 @@ def test_adamw_clips_each_number_of_the_scaled_gradient(random, n):
     p, m = (normal(random, n) for _ in range(2))
     g, v = 100 * normal(random, n), np.abs(normal(random, n))
     settings = (1e-2, 0.0, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.01)
-    pairs = run_both("adamw", [p, g, m, v], n, reference.AdamWCoefficients(*settings, most=0.5))
+    pairs = run_both(
+        "adamw", [p, g, m, v], n, reference.AdamWCoefficients(*settings, max_gradient=0.5)
+    )
     assert_close(pairs)
     # With beta1 = 0 the first moment is the gradient that was taken.
     np.testing.assert_allclose(pairs[2][0], np.clip(0.01 * g, -0.5, 0.5), rtol=1e-6)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numba import njit
 
-from smallmind.kernels import compiled, reference, simd
+from smallmind.kernels import compiled, reference
+from smallmind.kernels.codegen import simd
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
-from smallmind.kernels.isa import ISA
 from tests.guards import Guarded
 
 DTYPES = [FLOAT16, BFLOAT16]
@@ -95,7 +96,7 @@ def test_conversion_on_other_cpus(cpu, tmp_path):
 PAIRED = """
 import dataclasses, sys
 import pytest
-from smallmind.kernels import isa
+from smallmind.kernels.codegen import isa
 isa.ISA = dataclasses.replace(isa.ISA, pairs=True)
 sys.exit(pytest.main(["-q", sys.argv[1], "-k", "products or gelu or attention"]))
 """
@@ -109,7 +110,7 @@ def test_products_of_pairs_where_the_cpu_has_no_dot_product_of_them(tmp_path):
     command = [sys.executable, "-c", PAIRED, __file__]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
     assert result.returncode == 0, result.stdout.decode()
-    assert list(tmp_path.rglob("pairs._panel*"))
+    assert list(tmp_path.rglob("bfloat16_pairs.*"))
 
 
 def normal(random, *shape):
@@ -155,9 +156,9 @@ def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
 def test_products(dtype, M, K, N):
     random = np.random.default_rng(0)
     a, b = normal(random, M, K), normal(random, K, N)
-    bias, plus = half(normal(random, N), dtype), normal(random, M, N)
+    bias, addend = half(normal(random, N), dtype), normal(random, M, N)
     for stored in (dtype, np.float32):
-        added = round_to(plus, stored)
+        added = round_to(addend, stored)
         out = ((M, N), stored)
         assert_half_close("matmul", [out], half(a, dtype), half(b, dtype), bias, added)
         assert_half_close("matmul_transpose_a", [out], half(a.T, dtype), half(b, dtype), added)
@@ -182,7 +183,7 @@ def test_rows(dtype, R, C):
     random = np.random.default_rng(0)
     exact = np.float32
     x, dy = half(normal(random, R, C), dtype), half(normal(random, R, C), dtype)
-    weight, bias, plus = (half(normal(random, *s), dtype) for s in ((C,), (C,), (R, C)))
+    weight, bias, addend = (half(normal(random, *s), dtype) for s in ((C,), (C,), (R, C)))
     outputs = [((R, C), dtype), ((R,), exact), ((R,), exact)]
     for given in (bias, None):
         # One channel has no variance: what is left of it is rounding.
@@ -193,12 +194,12 @@ def test_rows(dtype, R, C):
     sums = [normal(random, C), normal(random, C)]
     if C > 1:
         assert_half_close(
-            "layernorm_backward", [((R, C), dtype), *sums], dy, x, mean, rstd, weight, plus
+            "layernorm_backward", [((R, C), dtype), *sums], dy, x, mean, rstd, weight, addend
         )
     assert_half_close("gelu_backward", [((R, C), dtype), ((R, C), dtype)], dy, x)
     assert_half_close("column_sum", [normal(random, C)], x)
-    assert_half_close("dropout", [((R, C), dtype)], x, KEY, 0.3, plus)
-    assert_half_close("dropout", [((R, C), dtype)], normal(random, R, C), KEY, 0.3, plus)
+    assert_half_close("dropout", [((R, C), dtype)], x, KEY, 0.3, addend)
+    assert_half_close("dropout", [((R, C), dtype)], normal(random, R, C), KEY, 0.3, addend)
     logits, targets = normal(random, R, C), random.integers(0, C, R).astype(np.int32)
     losses, dlogits = np.empty(R, exact), np.empty((R, C), dtype)
     expected_losses, expected = np.empty(R), np.empty((R, C))

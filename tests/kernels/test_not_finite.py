@@ -38,7 +38,7 @@ def test_products(random, M, K, N, value):
         assert_same_kinds("matmul_gelu", [(M, N), (M, N)], a, b)
         assert_same_kinds("matmul_transpose_a", [(M, N)], a_t, b)
         assert_same_kinds("matmul_transpose_b", [(M, N)], a, b_t)
-    for extra in ("bias", "plus"):
+    for extra in ("bias", "addend"):
         x = normal(random, *((N,) if extra == "bias" else (M, N)))
         x[..., -1] = value
         out = np.zeros((M, N), np.float32)
@@ -112,7 +112,7 @@ def test_vectors(random, n, value):
         coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
         assert_same_kinds("adamw", [], n, coefficients, added=vectors)
         if np.isnan(value):  # which is not clipped to a number
-            clipping = coefficients._replace(most=0.1)
+            clipping = coefficients._replace(max_gradient=0.1)
             assert_same_kinds("adamw", [], n, clipping, added=vectors)
     x = normal(random, n)
     x[-1] = value

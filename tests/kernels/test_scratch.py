@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from smallmind.kernels.scratch import scratch, scratch_bytes
+from smallmind.kernels.codegen.scratch import scratch, scratch_bytes
 
 
 def test_rows_are_apart_by_cache_lines_at_least():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from smallmind.kernels import simd
+from smallmind.kernels.codegen import simd
 from smallmind.kernels.gelu import gelu_and_derivative_of, gelu_of
 
 

@@ -24,27 +24,27 @@ def swept(**others):
 @pytest.mark.parametrize("others", [(7, 33, 65), (13, 17, 3)], ids=str)
 def test_products(random, others):
     for M, K, N in swept(**dict(zip("MKN", others, strict=True))):
-        a, b, plus = normal(random, M, K), normal(random, K, N), normal(random, M, N)
+        a, b, addend = normal(random, M, K), normal(random, K, N), normal(random, M, N)
         a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
-        pairs = run_both("matmul", [(M, N)], a, b, normal(random, N), plus)
+        pairs = run_both("matmul", [(M, N)], a, b, normal(random, N), addend)
         pairs += run_both("matmul_gelu", [(M, N), (M, N)], a, b)
-        pairs += run_both("matmul_transpose_a", [(M, N)], a_t, b, plus)
+        pairs += run_both("matmul_transpose_a", [(M, N)], a_t, b, addend)
         pairs += run_both("matmul_transpose_b", [(M, N)], a, b_t)
         assert_close(pairs, 5e-6, least_scale=np.sqrt(K))
 
 
 def test_kernels_of_rows_and_channels(random):
     for R, C in swept(R=5, C=37):
-        x, dy, plus, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
+        x, dy, addend, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
         pairs = run_both("layernorm", [(R, C), (R,), (R,)], x, weight, weight)
         # Where a row has few channels rstd is large, and so is what it makes of rounding.
         mean, rstd = pairs[1][1].astype(np.float32), pairs[2][1].astype(np.float32)
         assert_close(pairs, 1e-5 * max(1, rstd.max()))
         sums = [normal(random, C), normal(random, C)]
-        pairs = run_both("layernorm_backward", [(R, C), *sums], dy, x, mean, rstd, weight, plus)
+        pairs = run_both("layernorm_backward", [(R, C), *sums], dy, x, mean, rstd, weight, addend)
         assert_close(pairs, 1e-5 * max(1, rstd.max()))
         pairs = run_both("gelu_backward", [(R, C), (R, C)], dy, x)
-        pairs += run_both("dropout", [(R, C)], x, KEY, 0.3, plus)
+        pairs += run_both("dropout", [(R, C)], x, KEY, 0.3, addend)
         pairs += run_both("column_sum", [weight], x)
         targets = random.integers(0, C, R).astype(np.int32)
         pairs += run_both("cross_entropy", [(R,), (R, C), x.copy()], targets, 1 / R)[:2]

@@ -10,7 +10,8 @@ import pytest
 DIGESTS = """
 import hashlib, sys
 import numpy as np
-from smallmind.kernels import compilation, compiled, reference
+from smallmind.kernels import compiled, reference
+from smallmind.kernels.codegen.threads import set_threads
 from smallmind.kernels.compiled import *
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
@@ -39,7 +40,7 @@ coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0,
 
 
 for count in map(int, sys.argv[1].split(",")):
-    compilation.set_threads(count)
+    set_threads(count)
     shown = []
 
     def digest(name, outputs, *inputs):

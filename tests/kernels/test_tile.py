@@ -10,8 +10,8 @@ import llvmlite.binding as llvm
 import pytest
 from llvmlite import ir
 
-from smallmind.kernels.isa import instruction_set
-from smallmind.kernels.tile import tile_function
+from smallmind.kernels.codegen.isa import instruction_set
+from smallmind.kernels.gemm.tile import tile_function
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
     ids=str,
 )
 def test_the_tile_follows_what_numba_compiles_for(settings, lanes):
-    code = "from smallmind.kernels.isa import ISA; print(ISA.lanes)"
+    code = "from smallmind.kernels.codegen.isa import ISA; print(ISA.lanes)"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CPU")}
     command = [sys.executable, "-c", code]
     shown = subprocess.check_output(command, env={**environment, **settings}, text=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from smallmind import CheckpointManager, InputError, Precision, TransformerModel, safetensors
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import round_to, to_float32
-from smallmind.kernels.isa import ISA
 from tests.peaks import rented_at_the_peak
 
 FLOAT16_SETTINGS = [Precision.FLOAT16, Precision.BFLOAT16]

@@ -1,7 +1,9 @@
 """The whole model: gradients, PyTorch's numbers, both backends, what users may do wrong."""
 
 import dataclasses
+import inspect
 import math
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import smallmind
 from smallmind import safetensors
 from smallmind.config import ModelConfig
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.parameters import Role
 from smallmind.training.preflight import gradient_errors
 from tests.peaks import rented_at_the_peak
 
@@ -181,12 +185,12 @@ def test_a_step_returns_every_array_that_it_rents():
     model = small_model(dropout=0.1)
     pool = model.workspace.pool
     ids, targets = batch(model)
-    rented = len(pool._rented)
+    rented = pool.statistics().bytes_rented
     for call in (model.loss_and_gradients, model.loss, model.losses):
         call(ids, targets)
-        assert len(pool._rented) == rented
+        assert pool.statistics().bytes_rented == rented
     model.forward(ids)
-    assert len(pool._rented) == rented
+    assert pool.statistics().bytes_rented == rented
     misses = pool.statistics().misses
     model.loss_and_gradients(ids, targets)
     assert pool.statistics().misses == misses
@@ -195,7 +199,7 @@ def test_a_step_returns_every_array_that_it_rents():
 def test_a_pass_that_is_broken_off_returns_every_array(monkeypatch):
     model = small_model(dropout=0.1)
     ids, targets = batch(model)
-    rented = len(model.workspace.pool._rented)
+    rented = model.workspace.pool.statistics().bytes_rented
     expected = model.loss(ids, targets)
 
     def interrupt(dx):
@@ -205,7 +209,7 @@ def test_a_pass_that_is_broken_off_returns_every_array(monkeypatch):
         patch.setattr(model.blocks[0], "backward", interrupt)
         with pytest.raises(KeyboardInterrupt):
             model.loss_and_gradients(ids, targets)
-    assert len(model.workspace.pool._rented) == rented
+    assert model.workspace.pool.statistics().bytes_rented == rented
     assert model.loss(ids, targets) == expected
 
 
@@ -236,9 +240,87 @@ def test_logits_do_not_depend_on_later_tokens():
 def test_save_and_load(tmp_path, settings):
     model = small_model(seed=9, **settings)
     model.save(tmp_path / "model.safetensors")
+    metadata = safetensors.read_metadata(tmp_path / "model.safetensors")
+    assert metadata["format"] == "smallmind model 1"
     loaded = smallmind.TransformerModel.load(tmp_path / "model.safetensors")
     assert loaded.config == model.config
     assert loaded.flat.data.tobytes() == model.flat.data.tobytes()
+
+
+def test_files_without_a_format_are_those_of_the_version_before(tmp_path):
+    model, path = small_model(), tmp_path / "model"
+    config = safetensors.to_json(dataclasses.asdict(model.config))
+    safetensors.write(path, model.parameters, {"config": config})
+    assert smallmind.TransformerModel.load(path).flat.data.tobytes() == model.flat.data.tobytes()
+    safetensors.write(path, model.parameters, {"config": config, "format": "smallmind model 2"})
+    with pytest.raises(smallmind.InputError, match="is 'smallmind model 2'; this version reads"):
+        smallmind.TransformerModel.load(path)
+
+
+def test_a_file_is_compared_before_anything_is_allocated(tmp_path):
+    model, path = small_model(), tmp_path / "model"
+    for change in ({"n_layer": 10**12}, {"n_embd": 3 * 10**8}, {"vocab_size": 12}):
+        config = safetensors.to_json({**dataclasses.asdict(model.config), **change})
+        safetensors.write(path, model.parameters, {"config": config})
+        with pytest.raises(smallmind.InputError, match="does not hold the parameters"):
+            smallmind.TransformerModel.load(path)
+
+
+def test_the_constructor_takes_the_fields_of_the_config_or_the_config():
+    expected = {
+        "vocab_size": 11, "block_size": 7, "n_embd": 12, "n_layer": 2, "n_head": 3,
+        "dropout": 0.1, "seed": 5, "tie_weights": False, "bias": False, "backend": "numpy",
+        "dtype": np.float64,
+    }  # fmt: skip
+    by_position = smallmind.TransformerModel(*expected.values())
+    by_name = smallmind.TransformerModel(**expected)
+    of_config = smallmind.TransformerModel(
+        by_name.config, seed=5, backend="numpy", dtype=np.float64
+    )
+    for model in (by_position, of_config):
+        assert model.config == by_name.config and model.seed == 5 and model.backend == "numpy"
+        assert model.flat.data.tobytes() == by_name.flat.data.tobytes()
+    defaults = inspect.signature(smallmind.TransformerModel).parameters
+    assert list(defaults) == list(expected)
+    assert defaults["n_head"].default is inspect.Parameter.empty
+    assert defaults["dropout"].default == 0.0 and defaults["seed"].default == 42
+    assert smallmind.TransformerModel(11, 7, 12, 2, 3).config == ModelConfig(11, 7, 2, 3, 12)
+    for wrong in ((11, 7, 12, 2), (by_name.config, 7)):
+        with pytest.raises(TypeError):
+            smallmind.TransformerModel(*wrong)
+    with pytest.raises(TypeError, match="n_heads"):
+        small_model(n_heads=3)
+
+
+def test_parameters_have_roles():
+    flat = small_model(tie_weights=False).flat
+    roles = {spec.name: spec.role for spec in flat.specs}
+    assert roles["token_embedding.weight"] == roles["position_embedding.weight"] == "embedding"
+    assert roles["blocks.1.mlp.projection.weight"] == "matrix" and roles["head.weight"] == "head"
+    assert roles["final_norm.weight"] == "gain" and roles["final_norm.bias"] == "bias"
+    (matrices,) = flat.ranges(Role.EMBEDDING, Role.MATRIX, Role.HEAD)
+    assert (matrices.start, matrices.stop) == (0, flat.ranges(Role.EMBEDDING, Role.MATRIX, Role.HEAD)[0].stop)
+    marked = np.zeros(flat.data.size, bool)
+    for place in flat.ranges(Role.GAIN):
+        marked[place] = True
+    flat.data[...] = marked
+    for name, values in flat.views.items():
+        assert (values == (roles[name] == "gain")).all(), name
+    whole = flat.ranges(*Role)
+    assert [(place.start, place.stop) for place in whole] == [(0, flat.data.size)]
+
+
+def test_declaring_parameters_allocates_nothing():
+    config = ModelConfig(50_000, 1024, 48, 12, 12288)
+    tracemalloc.start()
+    flat = declare_parameters(config)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert flat.count > 8e10 and peak < 4e6
+    small = small_model()
+    assert declare_parameters(small.config).specs == small.flat.specs
+    shapes = {name: value.shape for name, value in small.parameters.items()}
+    assert declare_parameters(small.config).shapes == shapes
 
 
 def test_loading_another_file_is_one_clear_line(tmp_path):
@@ -288,23 +370,20 @@ def test_wrong_settings_are_refused(settings, message):
         small_model(**settings)
 
 
-def test_every_place_of_dropout_has_a_key_of_its_own(monkeypatch):
+def test_every_place_of_dropout_has_a_key_of_its_own():
     model = small_model(dropout=0.2, n_layer=3)
     keys = []
-    kernels = model.workspace.kernels
 
-    class Recorder:
-        def __getattr__(self, name):
-            def call(*arguments):
-                if name in ("dropout", "attention"):
-                    keys.append(arguments[2] if name == "dropout" else arguments[3])
-                return getattr(kernels, name)(*arguments)
+    def record(name, kernel):
+        def recording(*arguments):
+            if name in ("dropout", "attention"):
+                keys.append(arguments[2] if name == "dropout" else arguments[3])
+            return kernel(*arguments)
 
-            return call
+        return recording
 
-    monkeypatch.setattr(model.workspace, "kernels", Recorder())
-    with model.workspace.one_pass(7):
-        model._forward(model._checked(batch(model)[0]))
+    with model.workspace.wrapped_kernels(record), model.workspace.one_pass(7):
+        model.network.forward(batch(model)[0])
     assert len(set(keys)) == len(keys) == 1 + 3 * 3
 
 

@@ -47,9 +47,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 8):
         save(tmp_path, checkpoint(step), keep=3, best=step in (2, 4))
     assert names(tmp_path) == {
-        "step-00000005.safetensors", "step-00000006.safetensors", "step-00000007.safetensors",
+        "step-00000005.safetensors",
+        "step-00000006.safetensors",
+        "step-00000007.safetensors",
         "best.safetensors",
-    }  # fmt: skip
+    }
     assert_sound(load(tmp_path / "checkpoints" / "best.safetensors"), {4})
     assert [(path.name, fault) for path, fault in verify(tmp_path)] == [
         ("step-00000007.safetensors", None),
@@ -146,8 +148,9 @@ def test_one_save_at_a_time_and_the_next_one_waits(tmp_path, monkeypatch):
     saver.close()
     assert order == [("begins", 1), ("ends", 1), ("begins", 2), ("ends", 2)]
     assert [path.name for path, fault in verify(tmp_path) if not fault] == [
-        "step-00000002.safetensors", "step-00000001.safetensors",
-    ]  # fmt: skip
+        "step-00000002.safetensors",
+        "step-00000001.safetensors",
+    ]
 
 
 def test_a_save_allocates_nothing_after_the_first(tmp_path):
@@ -229,8 +232,10 @@ def test_the_interpreter_ends_after_the_save(tmp_path, end):
     subprocess.run(
         [sys.executable, "-c", EXIT, str(tmp_path), end],
         env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
     assert_sound(newest(tmp_path)[0], {2})
 
 

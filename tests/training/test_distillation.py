@@ -12,7 +12,7 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import RandomWindows, draw
@@ -138,17 +138,17 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
 
 def test_the_same_bits_on_any_number_of_threads():
     digests = set()
-    before = compilation.threads()
+    before = threads()
     try:
-        for count in {1, compilation.most_threads()}:
-            compilation.set_threads(count)
+        for count in {1, max_threads()}:
+            set_threads(count)
             training = new_training(
                 Distillation(sharp(new_teacher()), learn_temperature=True), batch_size=9
             )
             training.train(4, val_every=0)
             digests.add(digest(training))
     finally:
-        compilation.set_threads(before)
+        set_threads(before)
     assert len(digests) == 1
 
 
@@ -156,9 +156,16 @@ def test_the_same_bits_on_any_number_of_threads():
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision, cached):
     config = TrainingConfig(
-        steps=12, precision=precision, grad_accum_steps=2, val_every=5, val_batches=1,
-        save_every=5, log_every=1, warmup_steps=2, learning_rate=1e-2,
-    )  # fmt: skip
+        steps=12,
+        precision=precision,
+        grad_accum_steps=2,
+        val_every=5,
+        val_batches=1,
+        save_every=5,
+        log_every=1,
+        warmup_steps=2,
+        learning_rate=1e-2,
+    )
 
     def build():
         cache = tmp_path / "cache" if cached else None
@@ -249,9 +256,12 @@ def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
     states, losses = [], []
     for batch_size, accumulated in ((6, 1), (2, 3)):
         distillation = Distillation(
-            sharp(new_teacher()), 3.0, learn_temperature=True, top_k=V,
+            sharp(new_teacher()),
+            3.0,
+            learn_temperature=True,
+            top_k=V,
             cache=tmp_path / "said" if cached else None,
-        )  # fmt: skip
+        )
         training = new_training(distillation, 0.0, batch_size, TEXT[: 16 * 24])
         config = training.with_step_count(
             TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)

@@ -14,9 +14,8 @@ from smallmind import (
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.recompute import CheckpointManager
-from smallmind.text.dataset import Batch, Dataset
-from smallmind.text.samplers import RandomWindows, draw
-from smallmind.training.memory_estimate import PROGRAM, Teacher, estimate, largest_at_once
+from smallmind.text.dataset import Dataset
+from smallmind.training.memory_estimate import PROGRAM, Teacher, estimate
 
 STRATEGIES = [
     {},

@@ -56,8 +56,9 @@ def test_an_overflow_changes_nothing_but_the_scale(monkeypatch):
     training = small_training()
     spoil(monkeypatch, training, at_passes={4})
     before = None
-    for record in training.steps(TrainingConfig(steps=6, log_every=1, val_every=0,
-                                                use_mixed_precision=True)):  # fmt: skip
+    for record in training.steps(
+        TrainingConfig(steps=6, log_every=1, val_every=0, use_mixed_precision=True)
+    ):
         if record.step == 3:
             before = state(training)
             assert training.scaler.scale == 65536
@@ -88,8 +89,9 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
     start = None
     message = "10 gradients in a row overflowed float16.*scale of 64; blocks.1.mlp.expansion.weight"
     with pytest.raises(FloatingPointError, match=message):
-        for record in training.steps(TrainingConfig(steps=99, log_every=1, val_every=0,
-                                                    precision="float16")):  # fmt: skip
+        for record in training.steps(
+            TrainingConfig(steps=99, log_every=1, val_every=0, precision="float16")
+        ):
             if record.step == 2:
                 start = training.model.flat.data.copy()
     np.testing.assert_array_equal(training.model.flat.data, start)

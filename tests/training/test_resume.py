@@ -13,7 +13,7 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel, safetensors
 from smallmind.cli import main
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.records import (
@@ -25,10 +25,18 @@ from smallmind.training.records import (
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
-    "grad_accum_steps": 2, "schedule": "plateau", "plateau_patience": 1, "val_every": 7,
-    "val_batches": 1, "early_stopping_patience": 50, "use_gradient_checkpointing": True,
-    "checkpoint_strategy": "every_layer", "log_every": 1, "save_every": 5, "warmup_steps": 3,
-}  # fmt: skip
+    "grad_accum_steps": 2,
+    "schedule": "plateau",
+    "plateau_patience": 1,
+    "val_every": 7,
+    "val_batches": 1,
+    "early_stopping_patience": 50,
+    "use_gradient_checkpointing": True,
+    "checkpoint_strategy": "every_layer",
+    "log_every": 1,
+    "save_every": 5,
+    "warmup_steps": 3,
+}
 
 
 def new_training(dropout=0.1, seed=5, n_embd=24):
@@ -101,17 +109,20 @@ def resume_on_other_threads(directory):
     for precision in ("float32", "float16", "bfloat16"):
         settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
         config = TrainingConfig(
-            steps=60, precision=precision, learning_rate=0.1, early_stopping_min_delta=0.05,
+            steps=60,
+            precision=precision,
+            learning_rate=0.1,
+            early_stopping_min_delta=0.05,
             **settings,
-        )  # fmt: skip
-        compilation.set_threads(1)
+        )
+        set_threads(1)
         unbroken = new_training()
         saves = Saves(unbroken)
         records = list(unbroken.steps(config, saver=saves))
         for step, _ in saves.saved:
-            compilation.set_threads(1)
+            set_threads(1)
             first, _, at = run(config, step, tmp_path=directory / f"{precision}-{step}")
-            compilation.set_threads(3)
+            set_threads(3)
             rest, resumed, _ = run(config, state=at)
             assert shown(first + rest) == shown(records), (precision, step)
             assert digest(resumed) == digest(unbroken), (precision, step)
@@ -124,9 +135,13 @@ def test_a_run_with_one_thread_is_resumed_with_three(tmp_path):
     name = "resume_on_other_threads"
     code = f"import sys, pathlib; from {__name__} import {name}; {name}(pathlib.Path(sys.argv[1]))"
     result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[2],
-        env={**os.environ, "NUMBA_NUM_THREADS": "3"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "NUMBA_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
 
@@ -308,7 +323,7 @@ def test_preserved_restores_model_and_run():
     training = new_training()
     list(training.steps(config))
     before, model, progress = digest(training), training.model, training.progress
-    settings = model.precision, model.checkpointing, model.micro_batch_size
+    settings = model.precision, model.recompute_plan, model.micro_batch_size
     with training.preserved():
         other = TrainingConfig(
             steps=3, micro_batch_size=1, use_gradient_checkpointing=True, val_every=0
@@ -316,15 +331,15 @@ def test_preserved_restores_model_and_run():
         list(training.steps(other))
         assert training.progress.step == 3 and digest(training) != before
     assert digest(training) == before and training.progress is progress
-    assert (model.precision, model.checkpointing, model.micro_batch_size) == settings
+    assert (model.precision, model.recompute_plan, model.micro_batch_size) == settings
     assert not model.flat.grad.any()
 
 
-SMALL = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
-    "--val-every", "20", "--val-batches", "2", "--warmup-steps", "5", "--log-every", "1",
-    "--save-every", "10", "--dropout", "0.1",
-]  # fmt: skip
+FLAGS = """
+    --block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --val-every 20 --val-batches 2
+    --warmup-steps 5 --log-every 1 --save-every 10 --dropout 0.1
+"""
+SMALL = FLAGS.split()
 
 
 @pytest.fixture
@@ -349,13 +364,15 @@ def tensors_of(out):
 
 def smallmind(*arguments, **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "smallmind", *arguments], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "smallmind", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
+def test_a_run_that_was_ended_is_resumed(tmp_path, text, number, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(["train", text, *SMALL, "--steps", "60", "--out", str(whole)]) == 0
     arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
@@ -368,7 +385,7 @@ def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
     if number == signal.SIGKILL:
         assert process.returncode == -number
         with open(broken / "metrics.jsonl", "a") as file:
-            file.write('{"step": 59, "loss"')  # a line that was cut
+            file.write('{"step": 59, "loss"')  # a truncated line
     else:
         assert process.returncode == 128 + number
     capsys.readouterr()
@@ -381,7 +398,7 @@ def test_a_run_that_was_ended_goes_on(tmp_path, text, number, capsys):
     assert "is finished: 60 steps" in capsys.readouterr().out
 
 
-def test_resume_passes_over_what_is_damaged_and_says_so(tmp_path, text, capsys):
+def test_resume_skips_damaged_files_and_says_so(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "40", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -398,7 +415,7 @@ def test_resume_passes_over_what_is_damaged_and_says_so(tmp_path, text, capsys):
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_a_run_may_be_watched_from_its_checkpoint_on(tmp_path, text, capsys):
+def test_a_run_may_be_diagnosed_from_its_checkpoint_on(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "20", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -410,11 +427,11 @@ def test_a_run_may_be_watched_from_its_checkpoint_on(tmp_path, text, capsys):
     printed = capsys.readouterr().out
     assert "Goes on after step 10" in printed and "PERFORMANCE REPORT" in printed
     learnt = losses(out)
-    learnt.remove({"step": 15})  # what is left of the look at its health
+    learnt.remove({"step": 15})  # the rest of its health record
     assert learnt == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_before_the_first_checkpoint_starts_again(tmp_path, text, capsys):
+def test_resume_before_the_first_checkpoint_restarts(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "12", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -426,7 +443,7 @@ def test_resume_before_the_first_checkpoint_starts_again(tmp_path, text, capsys)
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_auto_takes_the_newest_that_has_not_ended(tmp_path, text, capsys, monkeypatch):
+def test_resume_auto_takes_the_newest_unfinished_run(tmp_path, text, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("older", "newer"):
         assert main(["train", text, *SMALL, "--steps", "20", "--out", f"runs/{name}"]) == 0
@@ -486,11 +503,13 @@ def test_two_runs_in_one_directory(tmp_path, text):
                 break
         second = subprocess.run(
             [sys.executable, "-m", "smallmind", "train", "--resume", str(out)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         kept = {name: (out / name).exists() for name in ("config.json", "metrics.jsonl")}
         process.kill()
         process.stdout.read()
     assert second.returncode == 2
-    assert all(kept.values()), kept  # what is refused takes nothing from the run that goes on
+    assert all(kept.values()), kept  # the refused one removes nothing of the other
     assert f"is in use by process {process.pid}" in second.stderr

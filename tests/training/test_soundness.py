@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.kernels import scratch
+from smallmind.kernels.codegen import scratch
 
 KERNELS = Path(scratch.__file__).parent
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
@@ -21,11 +21,11 @@ DIGESTS = f"""
 import hashlib, sys
 import numpy as np
 from smallmind import Tokenizer, Training, TransformerModel
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.threads import set_threads
 
 text = {TEXT!r}
 for count in map(int, sys.argv[1].split(",")):
-    compilation.set_threads(count)
+    set_threads(count)
     model = TransformerModel(len(set(text)), 40, 72, 2, 3, dropout=0.1)
     training = Training(model, Tokenizer(text), text, batch_size=5)
     precision, steps = sys.argv[2], int(sys.argv[3])

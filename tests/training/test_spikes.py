@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind import AdamW, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.text.corpus import built_in_text
+from smallmind.text.stories import built_in_text
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import RollbackRecord, StepRecord
 from smallmind.training.spikes import Spikes

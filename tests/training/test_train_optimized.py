@@ -22,9 +22,16 @@ def small_training():
 
 def test_arguments_win_over_the_config(tmp_path):
     given = {
-        "steps": 6, "learning_rate": 2e-3, "log_every": 2, "save_every": 3, "grad_accum_steps": 2,
-        "warmup_steps": 1, "val_every": 4, "val_batches": 1, "min_lr": 1e-5,
-    }  # fmt: skip
+        "steps": 6,
+        "learning_rate": 2e-3,
+        "log_every": 2,
+        "save_every": 3,
+        "grad_accum_steps": 2,
+        "warmup_steps": 1,
+        "val_every": 4,
+        "val_batches": 1,
+        "min_lr": 1e-5,
+    }
     training, told = small_training(), []
     config = TrainingConfig(steps=99, beta1=0.8, min_lr=1e-4)
     records = training.train_optimized(
@@ -46,10 +53,18 @@ def test_arguments_win_over_the_config(tmp_path):
 def test_in_the_order_of_the_guide():
     training = small_training()
     training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)
-    assert training.config == TrainingConfig(
-        steps=2, learning_rate=6e-4, log_every=1, save_every=0, val_every=0, grad_accum_steps=2,
-        warmup_steps=1,
-    ).with_min_lr()  # fmt: skip
+    assert (
+        training.config
+        == TrainingConfig(
+            steps=2,
+            learning_rate=6e-4,
+            log_every=1,
+            save_every=0,
+            val_every=0,
+            grad_accum_steps=2,
+            warmup_steps=1,
+        ).with_min_lr()
+    )
 
 
 @pytest.mark.parametrize(

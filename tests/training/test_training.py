@@ -216,10 +216,19 @@ def test_every_setting_reaches_the_optimizer(monkeypatch):
     training = small_training()
     training.model.gradients["final_norm.weight"][...] = 1e6  # from before the run: must not count
     config = TrainingConfig(
-        steps=3, grad_accum_steps=4, learning_rate=2e-3, min_lr=1e-3, warmup_steps=1, beta1=0.8,
-        beta2=0.7, weight_decay=0.3, max_grad_norm=0.5, max_grad_value=0.1, val_every=0,
+        steps=3,
+        grad_accum_steps=4,
+        learning_rate=2e-3,
+        min_lr=1e-3,
+        warmup_steps=1,
+        beta1=0.8,
+        beta2=0.7,
+        weight_decay=0.3,
+        max_grad_norm=0.5,
+        max_grad_value=0.1,
+        val_every=0,
         log_every=1,
-    )  # fmt: skip
+    )
     records = [record for record in training.steps(config) if isinstance(record, StepRecord)]
     assert made[-1].betas == (0.8, 0.7) and made[-1].weight_decay == 0.3
     assert [passes for _, _, passes in steps] == [4, 8, 12]
@@ -236,9 +245,14 @@ def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
         training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, 2.0, 7.4, 2.9, 0.3)
     )
     config = TrainingConfig(
-        steps=8, schedule="plateau", plateau_patience=1, lr_decay_factor=0.5, warmup_steps=0,
-        val_every=2, log_every=1,
-    )  # fmt: skip
+        steps=8,
+        schedule="plateau",
+        plateau_patience=1,
+        lr_decay_factor=0.5,
+        warmup_steps=0,
+        val_every=2,
+        log_every=1,
+    )
     for _ in range(2):  # a run begins at the peak, whatever the one before reached
         rates, reductions = [], []
         for record in training.steps(config):
@@ -254,9 +268,12 @@ def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_record_describes_the_step(precision):
     settings = {
-        "steps": 30, "log_every": 1, "grad_accum_steps": 2, "learning_rate": 1e-2,
+        "steps": 30,
+        "log_every": 1,
+        "grad_accum_steps": 2,
+        "learning_rate": 1e-2,
         "precision": precision,
-    }  # fmt: skip
+    }
     norms = [record.grad_norm for record in small_training().train(val_every=0, **settings)]
     training, limit, previous, clipped = small_training(), float(np.median(norms)), 0.0, 0
     records = training.train(max_grad_norm=limit, val_every=10, val_batches=1, **settings)

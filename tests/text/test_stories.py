@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from smallmind.text.corpus import STORIES, Grammar, built_in_text, entropy_per_character
+from smallmind.text.grammar import Grammar
+from smallmind.text.stories import built_in_text, entropy_per_character, story_grammar
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -173,14 +174,14 @@ def split(text):
 def test_every_story_has_exactly_one_derivation(text):
     start = split(text[: text.index("\n\n", 100_000) + 2])
     assert len(start) > 100
-    assert all(STORIES.derivations(story) == 1 for story in start)
+    assert all(story_grammar().derivations(story) == 1 for story in start)
 
 
 def test_the_mean_surprise_and_length_of_stories_agree_with_theory(text):
     start = split(text)[:400]
     for measured, expected in (
-        ([-STORIES.log_probability(story) for story in start], STORIES.entropy()),
-        ([len(story) for story in start], STORIES.expected_length()),
+        ([-story_grammar().log_probability(story) for story in start], story_grammar().entropy()),
+        ([len(story) for story in start], story_grammar().expected_length()),
     ):
         mean = sum(measured) / len(measured)
         variance = sum((value - mean) ** 2 for value in measured) / (len(measured) - 1)
@@ -189,7 +190,7 @@ def test_the_mean_surprise_and_length_of_stories_agree_with_theory(text):
 
 
 def test_entropy_per_character_is_that_of_a_story_over_its_length():
-    expected = STORIES.entropy() / STORIES.expected_length()
+    expected = story_grammar().entropy() / story_grammar().expected_length()
     assert entropy_per_character() == pytest.approx(expected, rel=1e-15)
     assert 0.2 < entropy_per_character() < 0.6
 

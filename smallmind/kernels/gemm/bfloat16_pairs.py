@@ -1,51 +1,38 @@
-"""bfloat16 in pairs, as the CPU's dot product takes them: two numbers that follow along K, a word.
+"""bfloat16 in pairs, as the CPU's dot product takes them: a word is two neighbours along K.
 
-A word has the size of a float32 and travels as one. What lies in memory along K is made of words
-already; what lies across K is interleaved, two rows at a time, as it is packed.
+A word has the size of a float32 and is handled as one. A matrix that is contiguous along K consists
+of words already; otherwise two rows at a time are interleaved as it is packed.
 """
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from smallmind.kernels.compilation import jit, native
-from smallmind.kernels.panels import packed_tile, pieces
-from smallmind.kernels.simd import HOST, LANES, at, prefetch, transpose_tile
-from smallmind.kernels.tile import (
+from smallmind.kernels.codegen.jit import jit, native
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import HOST, LANES, at, prefetch
+from smallmind.kernels.codegen.transpose import transpose_tile
+from smallmind.kernels.codegen.vector_ir import F32, I16, I32, I64
+from smallmind.kernels.gemm.packing import packed_tile
+from smallmind.kernels.gemm.tile import (
     FETCHED_AHEAD,
     PANEL_SIGNATURE,
     TILE_ROWS,
-    advance,
-    tile_chooser,
+    tile_caller,
+    tile_operands,
 )
-from smallmind.kernels.vector_ir import F32, I16, I32, I64
 
-_choose_tile = tile_chooser(pairs=True)
-
-
-@native(PANEL_SIGNATURE)
-def _panel(
-    a, a_tile, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias,
-    packed,
-):  # fmt: skip
-    for tile in range((rows + TILE_ROWS - 1) // TILE_ROWS):
-        row = tile * TILE_ROWS
-        _choose_tile(
-            (
-                advance(a, tile * a_tile), a_row, a_column, b, b_row,
-                advance(c, row * c_row), c_row, depth, min(TILE_ROWS, rows - row), columns,
-                advance(plus, row * plus_row), plus_row, bias, packed,
-            )
-        )  # fmt: skip
+_call_pairs_tile = tile_caller(pairs=True)
 
 
-llvm.add_symbol("smallmind_multiply_pairs", _panel.address)
-
-# As tile.multiply_panel, which see; a, b and depth are in words, and nothing is packed in passing.
-multiply_pairs = types.ExternalFunction("smallmind_multiply_pairs", PANEL_SIGNATURE)
+@native("smallmind_multiply_pairs", PANEL_SIGNATURE)
+def multiply_pairs(c, a, b, extent, addend, bias, packed):
+    """Like `tile.multiply_panel`, with a, b and depth in words and b packed before."""
+    for tile in range(ceil_div(extent.rows, TILE_ROWS)):
+        c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)
+        _call_pairs_tile(c_tile, a_tile, b, tile_extent, addend_tile, bias, packed)
 
 
 @intrinsic
@@ -61,9 +48,9 @@ def words(typingctx, array, index):
 
 @intrinsic
 def _interleave(typingctx, out, target, array, lower, upper, count):
-    """LANES words to out: halves array[lower + i] and array[upper + i], zero for i from count on.
+    """Writes LANES words: the pairs (array[lower + i], array[upper + i]), zeros for i >= count.
 
-    upper < 0: zeros.
+    If upper is negative, the second of each pair is zero.
     """
 
     def codegen(context, builder, sig, args):
@@ -92,7 +79,7 @@ def _interleave(typingctx, out, target, array, lower, upper, count):
 
 @intrinsic
 def _word(typingctx, array, lower, upper):
-    """The word of array[lower] and array[upper]; a half whose index is negative is zero."""
+    """The pair (array[lower], array[upper]); the second is zero if upper is negative."""
 
     def codegen(context, builder, sig, args):
         array, lower, upper = args
@@ -110,44 +97,45 @@ def _word(typingctx, array, lower, upper):
 
 
 @jit
-def pack_word_columns(scratch, place, a, start, end, first, last):
-    """a[start:end, first:last] -> words from `place` on, TILE_ROWS columns at a time.
+def pack_word_columns(strip, a, start, end, first, last):
+    """a[start:end, first:last] -> words in strip, TILE_ROWS columns at a time.
 
-    As panels.pack_columns; K is halved.
+    Like packing.pack_columns, with half the depth.
     """
     M = a.shape[1]
-    depth = pieces(end - start, 2)
+    depth = ceil_div(end - start, 2)
     size = packed_tile(depth)
     for k in range(depth):
         row = (start + 2 * k) * M
-        for tile in range(pieces(last - first, TILE_ROWS)):
-            target = place + tile * size + k * TILE_ROWS
+        for tile in range(ceil_div(last - first, TILE_ROWS)):
+            target = tile * size + k * TILE_ROWS
             for v in range(0, TILE_ROWS, LANES):
                 column = first + tile * TILE_ROWS + v
                 upper = row + M + column if start + 2 * k + 1 < end else -1
-                _interleave(scratch, target + v, a, row + column, upper, M - column)
+                _interleave(strip, target + v, a, row + column, upper, M - column)
 
 
 @jit
-def pack_word_rows(scratch, b, start, end, column, last, width):
-    """b[start:end, column:last] -> words (depth / 2, width), zeros from `last` on."""
+def pack_word_rows(panel, b, start, end, column, last):
+    """b[start:end, column:last] -> words (depth / 2, whole vectors), zeros from `last` on."""
     N = b.shape[1]
-    for k in range(pieces(end - start, 2)):
+    width = round_up(last - column, LANES)
+    for k in range(ceil_div(end - start, 2)):
         row = (start + 2 * k) * N
         for j in range(0, width, 2 * LANES):  # a cache line
-            # Rows of b lie too far apart for the CPU to guess the next.
+            # Rows of b are too far apart for the CPU to predict the next.
             prefetch(b, row + FETCHED_AHEAD * N + column + j)
             prefetch(b, row + (FETCHED_AHEAD + 1) * N + column + j)
         for j in range(0, width, LANES):
             upper = row + N + column + j if start + 2 * k + 1 < end else -1
-            _interleave(scratch, k * width + j, b, row + column + j, upper, last - column - j)
+            _interleave(panel, k * width + j, b, row + column + j, upper, last - column - j)
 
 
 @jit
-def pack_words_transposed(scratch, b, start, end, column, last, width):
-    """b[column:last, start:end]^T -> words (depth / 2, width), zeros from `last` on."""
+def pack_words_transposed(panel, b, start, end, column, last):
+    """b[column:last, start:end]^T -> words (depth / 2, whole vectors), zeros from `last` on."""
     K = b.shape[1]
-    depth = pieces(end - start, 2)
+    depth, width = ceil_div(end - start, 2), round_up(last - column, LANES)
     # Rows of an odd length do not start with a word.
     whole = depth // LANES * LANES if K % 2 == 0 and (end - start) % 2 == 0 else 0
     for j in range(0, width, LANES):
@@ -155,22 +143,23 @@ def pack_words_transposed(scratch, b, start, end, column, last, width):
         by_tile = whole if rows == LANES else 0
         for k in range(0, by_tile, LANES):
             source = words(b, (column + j) * K + start + 2 * k)
-            transpose_tile(source, K // 2, at(scratch, k * width + j), width)
+            transpose_tile(source, K // 2, at(panel, k * width + j), width)
         for k in range(by_tile, depth):
             for lane in range(LANES):
                 place = (column + j + lane) * K + start + 2 * k
                 upper = place + 1 if start + 2 * k + 1 < end else -1
                 word = _word(b, place, upper) if lane < rows else np.float32(0)
-                scratch[k * width + j + lane] = word
+                panel[k * width + j + lane] = word
 
 
 @jit
-def pack_words(scratch, target, row, a, start, end, first, last):
-    """a[first:last, start:end] -> words from `target` on, `row` words from a row to the next."""
+def pack_words(strip, row, a, start, end, first, last):
+    """a[first:last, start:end] -> words in strip, `row` words from a row to the next."""
     K = a.shape[1]
+    target = 0
     for i in range(first, last):
-        for k in range(pieces(end - start, 2)):
+        for k in range(ceil_div(end - start, 2)):
             place = i * K + start + 2 * k
             upper = place + 1 if start + 2 * k + 1 < end else -1
-            scratch[target + k] = _word(a, place, upper)
+            strip[target + k] = _word(a, place, upper)
         target += row

@@ -15,9 +15,10 @@ from numba.core import imputils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
-from smallmind.kernels.compilation import jit
-from smallmind.kernels.isa import ISA
-from smallmind.kernels.vector_ir import I32, I64, Storage, VectorIR
+from smallmind.kernels.codegen.isa import ISA
+from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.vector_ir import I32, I64, Storage, VectorIR
 
 LANES = ISA.lanes
 HOST = VectorIR(ISA)
@@ -58,6 +59,22 @@ def at(typingctx, array, index):
         return _element(context, builder, sig.args[0], args[0], args[1])
 
     return types.CPointer(array.dtype)(array, types.int64), codegen
+
+
+@intrinsic
+def borrow(typingctx, array):
+    """The same array without reference counting, which small kernels would feel.
+
+    For arrays that outlive the call, as those do that Python passes in.
+    """
+
+    def codegen(context, builder, sig, args):
+        borrowed = context.make_array(array)(context, builder, value=args[0])
+        borrowed.meminfo = ir.Constant(borrowed.meminfo.type, None)
+        borrowed.parent = ir.Constant(borrowed.parent.type, None)
+        return borrowed._getvalue()
+
+    return array(array), codegen
 
 
 @intrinsic
@@ -313,74 +330,6 @@ def dropout_factors(typingctx, key, index, threshold, scale):
     return vector(types.uint64, types.int64, types.int64, types.float32), codegen
 
 
-def _transpose_quarters(shuffle, groups):
-    """One vector a group of rows -> pairs (q, the q-th quarters of all groups)."""
-    if LANES == 4:
-        return [(0, groups[0])]
-
-    def quarters(x, y, *order):
-        """order: which quarters of x, then of y."""
-        return shuffle(x, y, (4 * q + i for q in order for i in range(4)))
-
-    if LANES == 8:
-        x, y = groups
-        return [(0, quarters(x, y, 0, 2)), (1, quarters(x, y, 1, 3))]
-    a, b, c, d = groups
-    even, odd = (0, 2, 4, 6), (1, 3, 5, 7)
-    even_ab, even_cd = quarters(a, b, *even), quarters(c, d, *even)
-    odd_ab, odd_cd = quarters(a, b, *odd), quarters(c, d, *odd)
-    return [
-        (0, quarters(even_ab, even_cd, *even)),
-        (1, quarters(odd_ab, odd_cd, *even)),
-        (2, quarters(even_ab, even_cd, *odd)),
-        (3, quarters(odd_ab, odd_cd, *odd)),
-    ]
-
-
-@intrinsic
-def transpose_tile(typingctx, source, source_stride, target, target_stride):
-    """Writes the transpose of a LANES x LANES tile: target[j, i] = source[i, j].
-
-    Numbers move within quarters of 128 bits, then quarters move: the shuffles that CPUs have as
-    one instruction each. Strides in elements.
-    """
-
-    def codegen(context, builder, sig, args):
-        source, source_stride, target, target_stride = args
-        quarters = range(0, LANES, 4)
-
-        def shuffle(x, y, order):
-            """order: which of the LANES of x, then of the LANES of y."""
-            return builder.shuffle_vector(x, y, ir.Constant(HOST.integers, list(order)))
-
-        def in_quarters(x, y, *order):
-            """order: which of the 4 of x, then of the 4 of y, in every quarter."""
-            return shuffle(x, y, (q + i % 4 + i // 4 * LANES for q in quarters for i in order))
-
-        storage = STORAGE[sig.args[0].dtype]
-        rows = [
-            HOST.load(builder, builder.gep(source, [builder.mul(source_stride, I64(i))]), storage)
-            for i in range(LANES)
-        ]
-        # columns[j][g]: in quarter q, column 4 q + j of the four rows of group g.
-        columns: list[list[ir.Value]] = [[], [], [], []]
-        for a, b, c, d in zip(*[iter(rows)] * 4, strict=True):
-            low, high = in_quarters(a, b, 0, 4, 1, 5), in_quarters(a, b, 2, 6, 3, 7)
-            low2, high2 = in_quarters(c, d, 0, 4, 1, 5), in_quarters(c, d, 2, 6, 3, 7)
-            columns[0].append(in_quarters(low, low2, 0, 1, 4, 5))
-            columns[1].append(in_quarters(low, low2, 2, 3, 6, 7))
-            columns[2].append(in_quarters(high, high2, 0, 1, 4, 5))
-            columns[3].append(in_quarters(high, high2, 2, 3, 6, 7))
-
-        for j, groups in enumerate(columns):
-            for quarter, column in _transpose_quarters(shuffle, groups):
-                place = builder.mul(target_stride, I64(4 * quarter + j))
-                HOST.store(builder, column, builder.gep(target, [place]))
-        return context.get_dummy_value()
-
-    return types.void(source, types.int64, target, types.int64), codegen
-
-
 @jit
 def exp(x):
     """e**x in every lane, within 2e-7 relative; 0 below -103.3, infinity above 88.7, NaN for NaN.
@@ -408,6 +357,26 @@ def sigmoid(x):
 
 
 @jit
-def round_up(n, size):
-    """The next multiple of size."""
-    return (n + size - 1) // size * size
+def load_up_to(x, index, count):
+    """array, flat index -> the first `count` elements from there, then zeros: one plain load
+    where count is LANES, as it is for all vectors but the last of a row."""
+    if count == LANES:
+        return load(x, index)
+    return load_first(x, index, count)
+
+
+@jit
+def store_up_to(x, index, value, count):
+    """Writes the first `count` lanes of value: with one plain store where count is LANES."""
+    if count == LANES:
+        store(x, index, value)
+    else:
+        store_first(x, index, value, count)
+
+
+@jit
+def share(size, worker, workers):
+    """The elements first..last of `size` that a worker has: whole vectors, but for the last."""
+    vectors = ceil_div(size, LANES)
+    first = vectors * worker // workers * LANES
+    return first, min(size, vectors * (worker + 1) // workers * LANES)

@@ -1,14 +1,16 @@
 """The micro-kernel of every matrix product: a tile of the result, held in registers along K."""
 
-import llvmlite.binding as llvm
+from typing import Any, NamedTuple
+
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.core import cgutils, imputils
+from numba.extending import intrinsic, typeof_impl
 
-from smallmind.kernels.compilation import native
-from smallmind.kernels.isa import ISA
-from smallmind.kernels.vector_ir import F32, I64, VectorIR
+from smallmind.kernels.codegen.isa import ISA
+from smallmind.kernels.codegen.jit import jit, native
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.vector_ir import F32, I64, VectorIR
 
 LANES = ISA.lanes
 TILE_ROWS = ISA.tile_rows
@@ -21,15 +23,15 @@ _POINTER = F32.as_pointer()
 
 
 def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pairs=False):
-    """IR function: one tile of `rows` x `vectors` registers; defined once a module.
+    """The IR function of one tile of `rows` x `vectors` registers; defined once per module.
 
-    c[i, j] = sum_k a[i, k] b[k, j], plus bias[j] and plus[i, j] where these are not null. a_stride
-    leads from a row of a to the next, or where a lies `transposed` from a column to the next; the
-    other way its elements are neighbours. b is walked by rows, packed or in place. A function that
-    `packs` writes what it reads of b to `packed`, row after row without gaps: that costs nothing,
-    as multiplying leaves the units that load and store idle most of the time.
+    c[i, j] = sum_k a[i, k] b[k, j] + bias[j] + addend[i, j], without the last two where they are
+    null. If `transposed`, a_stride is the distance of columns of a and the elements of a column are
+    neighbours; otherwise it is that of rows, and the elements of a row are. b is walked by rows,
+    packed or in place. A function that `packs` writes what it reads of b to `packed`, row after row
+    without gaps: that costs nothing, as the units that load and store are idle most of the time.
 
-    With `pairs` an element of a and of b is two bfloat16 that follow each other along K.
+    With `pairs` an element of a and of b is two bfloat16, neighbours along K.
     """
     ops = VectorIR(isa)
     name = f"smallmind_tile_{rows}x{vectors}" + "_transposed" * transposed + "_packs" * packs
@@ -43,7 +45,9 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
     function.linkage = "internal"
     function.attributes.add("noinline")
     function.attributes.add("nounwind")
-    a, a_stride, b, b_row, c, c_row, depth, columns, plus, plus_row, bias, packed = function.args
+    a, a_stride, b, b_row, c, c_row, depth, columns, addend, addend_row, bias, packed = (
+        function.args
+    )
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     for i in range(rows):
         c_i = builder.gep(c, [builder.mul(c_row, I64(i))])
@@ -95,7 +99,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
                     ops,
                     builder,
                     result,
-                    (bias, plus, plus_row, c, c_row),
+                    (bias, addend, addend_row, c, c_row),
                     remaining if partial else None,
                 )
     builder.ret_void()
@@ -103,9 +107,9 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
 
 
 def _loop(builder, ops, first, end, unrolled, sums, step):
-    """`sums = step(k, sums)` for k from first while k < end, `unrolled` of them at a time.
+    """Writes the loop `while k < end: sums = step(k, sums); k += 1`, unrolled, from k = first.
 
-    Returns the k that it came to and the sums.
+    Returns the last k and the sums.
     """
     before = builder.block
     loop, done = builder.append_basic_block("along_k"), builder.append_basic_block("done")
@@ -137,8 +141,11 @@ def _loop(builder, ops, first, end, unrolled, sums, step):
 
 
 def _finish_tile(ops, builder, result, operands, remaining):
-    """Adds bias and plus to the sums, writes them; `remaining` lanes count in the last column."""
-    bias, plus, plus_row, c, c_row = operands
+    """Adds bias and addend to the sums and writes them.
+
+    remaining: the number of columns in the last vector, or None if it is whole.
+    """
+    bias, addend, addend_row, c, c_row = operands
     vectors = len(result[0])
 
     def read(pointer, v):
@@ -147,10 +154,10 @@ def _finish_tile(ops, builder, result, operands, remaining):
             return ops.load_first(builder, place, remaining)
         return ops.load(builder, place)
 
-    def add_where_given(values, pointer, row_stride):
+    def add_unless_null(values, pointer, row_stride):
         before = builder.block
-        given = builder.icmp_unsigned("!=", builder.ptrtoint(pointer, I64), I64(0))
-        with builder.if_then(given):
+        is_present = builder.icmp_unsigned("!=", builder.ptrtoint(pointer, I64), I64(0))
+        with builder.if_then(is_present):
             added = [
                 [
                     builder.fadd(
@@ -171,8 +178,8 @@ def _finish_tile(ops, builder, result, operands, remaining):
                 merged[-1].append(phi)
         return merged
 
-    result = add_where_given(result, bias, I64(0))
-    result = add_where_given(result, plus, plus_row)
+    result = add_unless_null(result, bias, I64(0))
+    result = add_unless_null(result, addend, addend_row)
     for i, row in enumerate(result):
         c_i = builder.gep(c, [builder.mul(c_row, I64(i))])
         for v, value in enumerate(row):
@@ -183,19 +190,26 @@ def _finish_tile(ops, builder, result, operands, remaining):
                 ops.store(builder, value, place)
 
 
+class _Null:
+    """The type of NULL."""
+
+
+NULL = _Null()  # the pointer to an operand that a product does not have
+
+
+@typeof_impl.register(_Null)
+def _type_of_null(value, context):
+    return FLOAT_POINTER
+
+
+@imputils.lower_constant(types.CPointer)
+def _constant_pointer(context, builder, kind, value):
+    return context.get_constant_null(kind)
+
+
 @intrinsic
-def null(typingctx):
-    """The pointer that stands for `nothing` in multiply_panel."""
-
-    def codegen(context, builder, sig, args):
-        return ir.Constant(_POINTER, None)
-
-    return types.CPointer(types.float32)(), codegen
-
-
-@intrinsic
-def is_given(typingctx, pointer):
-    """Whether a pointer is not null()."""
+def not_null(typingctx, pointer):
+    """Whether a pointer is not NULL."""
 
     def codegen(context, builder, sig, args):
         return builder.icmp_unsigned("!=", args[0], ir.Constant(_POINTER, None))
@@ -203,43 +217,91 @@ def is_given(typingctx, pointer):
     return types.boolean(pointer), codegen
 
 
-def tile_chooser(pairs):
-    @intrinsic
-    def choose_tile(typingctx, operands):
-        """The tile function for the rows and columns asked for, called with all other operands."""
+@intrinsic
+def advance(typingctx, pointer, count):
+    """pointer, count -> the pointer `count` elements further; NULL stays NULL."""
 
+    def codegen(context, builder, sig, args):
+        pointer, count = args
+        is_null = builder.icmp_unsigned("==", pointer, ir.Constant(_POINTER, None))
+        return builder.select(is_null, pointer, builder.gep(pointer, [count]))
+
+    return FLOAT_POINTER(pointer, types.int64), codegen
+
+
+class Rows(NamedTuple):
+    """A matrix in memory, walked by rows. Strides count elements, here and below."""
+
+    start: Any  # pointer
+    stride: int  # from a row to the next
+
+
+class Strip(NamedTuple):
+    """The left operand of a product: TILE_ROWS rows, then the next TILE_ROWS rows, ..."""
+
+    start: Any  # pointer
+    tile: int  # from the start of a tile to that of the next
+    row: int
+    column: int
+
+
+class Extent(NamedTuple):
+    """The result of a product is rows x columns, the sum over depth products each."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+FLOAT_POINTER = types.CPointer(types.float32)
+_ROWS = types.NamedTuple((FLOAT_POINTER, types.int64), Rows)
+_STRIP = types.NamedTuple((FLOAT_POINTER, types.int64, types.int64, types.int64), Strip)
+_EXTENT = types.NamedUniTuple(types.int64, 3, Extent)
+PANEL_SIGNATURE = types.void(_ROWS, _STRIP, _ROWS, _EXTENT, _ROWS, FLOAT_POINTER, FLOAT_POINTER)
+
+
+def tile_caller(pairs):
+    """The intrinsic that calls the tile function for an extent of at most one tile.
+
+    With `pairs` elements are pairs of bfloat16.
+    """
+
+    @intrinsic
+    def call_tile(typingctx, c, a, b, extent, addend, bias, packed):
         def codegen(context, builder, sig, args):
-            _call_tile(builder, cgutils.unpack_tuple(builder, args[0]), pairs)
+            *operands, bias, packed = args
+            operands = [cgutils.unpack_tuple(builder, operand) for operand in operands]
+            _call_tile(builder, *operands, bias, packed, pairs)
             return context.get_dummy_value()
 
-        return types.void(operands), codegen
+        return types.void(c, a, b, extent, addend, bias, packed), codegen
 
-    return choose_tile
+    return call_tile
 
 
-def _call_tile(builder, operands, pairs):
-    a, a_row, a_column, *others = operands
-    rows, columns, packed = others[5], others[6], others[-1]
-    arguments = others[:5] + others[6:]
+def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs):
+    """Branches to the tile function of the same shape."""
+    start, _, a_row, a_column = a
+    rows, columns, depth = extent
     transposed = builder.icmp_signed("!=", a_column, I64(1))
-    arguments = [a, builder.select(transposed, a_column, a_row), *arguments]
+    a_stride = builder.select(transposed, a_column, a_row)
+    arguments = [start, a_stride, *b, *c, depth, columns, *addend, bias, packed]
     vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
     # A packing tile has all its rows; its number is that of one row more.
     packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
     rows = builder.select(packs, I64(TILE_ROWS + 1), rows)
     rows = builder.add(rows, builder.select(transposed, I64(TILE_ROWS + 1), I64(0)))
-    shape = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
+    number = builder.add(builder.mul(rows, I64(TILE_VECTORS + 1)), vectors)
     end = builder.append_basic_block("tile_done")
-    switch = builder.switch(shape, end)
+    switch = builder.switch(number, end)
     for number in range(1, 2 * TILE_ROWS + 3):
-        lies_transposed, tile_rows = number > TILE_ROWS + 1, (number - 1) % (TILE_ROWS + 1) + 1
-        if pairs and tile_rows > TILE_ROWS:
+        is_transposed, tile_rows = number > TILE_ROWS + 1, (number - 1) % (TILE_ROWS + 1) + 1
+        is_packing = tile_rows > TILE_ROWS
+        if pairs and is_packing:
             continue  # pairs are packed before
         for tile_vectors in range(1, TILE_VECTORS + 1):
-            function = tile_function(
-                builder.module, ISA, min(tile_rows, TILE_ROWS), tile_vectors,
-                transposed=lies_transposed, packs=tile_rows > TILE_ROWS, pairs=pairs,
-            )  # fmt: skip
+            shape = (min(tile_rows, TILE_ROWS), tile_vectors)
+            function = tile_function(builder.module, ISA, *shape, is_transposed, is_packing, pairs)
             block = builder.append_basic_block("tile")
             switch.add_case(I64(number * (TILE_VECTORS + 1) + tile_vectors), block)
             with builder.goto_block(block):
@@ -248,53 +310,32 @@ def _call_tile(builder, operands, pairs):
     builder.position_at_end(end)
 
 
-@intrinsic
-def advance(typingctx, pointer, count):
-    """pointer, count -> the pointer `count` elements on; null() stays null()."""
-
-    def codegen(context, builder, sig, args):
-        pointer, count = args
-        absent = builder.icmp_unsigned("==", pointer, ir.Constant(_POINTER, None))
-        return builder.select(absent, pointer, builder.gep(pointer, [count]))
-
-    return types.CPointer(types.float32)(pointer, types.int64), codegen
-
-
-_n, _p = types.int64, types.CPointer(types.float32)
-PANEL_SIGNATURE = types.void(_p, _n, _n, _n, _p, _n, _p, _n, _n, _n, _n, _p, _n, _p, _p)
-_choose_tile = tile_chooser(pairs=False)
+@jit
+def tile_operands(tile, c, a, extent, addend):
+    """c, a, extent and addend of one tile of the rows."""
+    row = tile * TILE_ROWS
+    return (
+        Rows(advance(c.start, row * c.stride), c.stride),
+        Strip(advance(a.start, tile * a.tile), a.tile, a.row, a.column),
+        Extent(min(TILE_ROWS, extent.rows - row), extent.columns, extent.depth),
+        Rows(advance(addend.start, row * addend.stride), addend.stride),
+    )
 
 
-@native(PANEL_SIGNATURE)
-def _panel(
-    a, a_tile, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias,
-    packed,
-):  # fmt: skip
-    for tile in range((rows + TILE_ROWS - 1) // TILE_ROWS):
-        row = tile * TILE_ROWS
-        _choose_tile(
-            (
-                advance(a, tile * a_tile), a_row, a_column, b, b_row,
-                advance(c, row * c_row), c_row, depth, min(TILE_ROWS, rows - row), columns,
-                advance(plus, row * plus_row), plus_row, bias, packed,
-            )
-        )  # fmt: skip
-        if is_given(packed):
-            b, b_row, packed = packed, (columns + LANES - 1) // LANES * LANES, null()
+_call_float32_tile = tile_caller(pairs=False)
 
 
-# Kernels reach the micro-kernel by a symbol instead of containing it: its two dozen tile functions
-# are compiled once, not once more in every kernel that multiplies.
-llvm.add_symbol("smallmind_multiply_panel", _panel.address)
+@native("smallmind_multiply_panel", PANEL_SIGNATURE)
+def multiply_panel(c, a, b, extent, addend, bias, packed):
+    """c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ addend].
 
-# multiply_panel(
-#     a, a_tile, a_row, a_column, b, b_row, c, c_row, depth, rows, columns, plus, plus_row, bias,
-#     packed,
-# ):
-#   c (rows, columns) = a (rows, depth) b (depth, columns) [+ bias (columns,)] [+ plus]
-# columns <= PANEL. Pointers with strides in elements, null() for nothing to add. TILE_ROWS rows of
-# a start a_tile elements after those before; b must be readable up to the next multiple of LANES
-# columns. If `packed` is not null(), the first tile writes what it reads of b to it, row after row
-# without gaps, for the tiles below it: for that there must be TILE_ROWS rows at least and whole
-# vectors of columns. The order of the sum over depth is the same in every shape of tile.
-multiply_panel = types.ExternalFunction("smallmind_multiply_panel", PANEL_SIGNATURE)
+    columns <= PANEL. addend.start and bias may be NULL. b must be readable up to the next multiple
+    of LANES columns. If `packed` is not NULL, the first tile writes what it reads of b to it, row
+    after row without gaps, for the tiles below it: that takes at least TILE_ROWS rows, and whole
+    vectors of columns. The order of the sum over depth is the same in every shape of tile.
+    """
+    for tile in range(ceil_div(extent.rows, TILE_ROWS)):
+        c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)
+        _call_float32_tile(c_tile, a_tile, b, tile_extent, addend_tile, bias, packed)
+        if not_null(packed):
+            b, packed = Rows(packed, round_up(extent.columns, LANES)), NULL

@@ -1,0 +1,130 @@
+"""The decorators that compile kernels: use these, never Numba's own.
+
+`parallel_jit` for what Python calls and runs on all threads, `called_jit` for what Python and
+kernels call, `jit` for what only kernels call, `native` for what kernels reach through a symbol.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import llvmlite.binding as llvm
+import numba
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils, event, imputils
+from numba.core.ccallback import CFunc
+from numba.core.typing.templates import ConcreteTemplate, infer_global
+
+from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
+from smallmind.kernels.codegen.threads import PARALLEL_REGION, limit_spinning
+
+# The one thing that importing the kernels changes in the process's environment.
+limit_spinning()
+
+
+def _at_first_level(dispatcher: Any) -> Any:
+    """The dispatcher, compiling at LLVM's first optimisation level.
+
+    The kernels' vectors are written out: higher levels take a third longer and find nothing more.
+    """
+    compile = dispatcher.compile
+
+    def compile_at_first_level(signature: Any) -> Any:
+        previous, numba.config.OPT = numba.config.OPT, type(numba.config.OPT)("1")
+        try:
+            return compile(signature)
+        finally:
+            numba.config.OPT = previous
+
+    dispatcher.compile = compile_at_first_level
+    return dispatcher
+
+
+def _compiler(
+    cache: type[KernelCache], **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
+    compile = njit(error_model="numpy", **options)
+    return lambda function: _at_first_level(enable_cache(compile(function), function, cache))
+
+
+called_jit = _compiler(KernelCache)
+# Compiles faster without the wrappers through which Python and C call it.
+jit = _compiler(KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_compile_parallel = _compiler(EntryPointCache, parallel=True)
+
+
+def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: compiles a function whose prange loops run on all threads."""
+    compiled = _compile_parallel(function)
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        with PARALLEL_REGION:
+            return compiled(*arguments)
+
+    return run
+
+
+_callbacks: list[CFunc] = []  # keeps their machine code alive
+
+
+def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: compiles a function at once, for kernels to call through a symbol.
+
+    Its machine code exists once instead of in every kernel that calls it. What it returns is known
+    to Numba only and cannot be called from Python.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={})
+        enable_cache(callback, function, EntryPointCache).compile()
+        _callbacks.append(callback)
+        llvm.add_symbol(symbol, callback.address)
+        return _external(symbol, signature)
+
+    return decorate
+
+
+def _external(symbol: str, signature: Any) -> Callable[..., Any]:
+    """What calls a `native` function.
+
+    Numba's ExternalFunction does the same, but takes neither arrays nor named tuples.
+    """
+
+    def call(*arguments: Any) -> Any:
+        raise TypeError(f"{symbol} can only be called by a kernel")
+
+    class Template(ConcreteTemplate):
+        cases: ClassVar = [signature]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        result, *kinds = map(context.get_value_type, (sig.return_type, *sig.args))
+        kind = ir.FunctionType(result, kinds)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), args)
+
+    infer_global(call, typing_key=symbol)(Template)
+    imputils.lower_builtin(symbol, *signature.args)(codegen)
+    return call
+
+
+class _FirstCompile(event.Listener):
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+
+    def on_start(self, event: event.Event) -> None:
+        action, self.action = self.action, None
+        if action:
+            action()
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+@contextmanager
+def on_first_compile(action: Callable[[], None]) -> Iterator[None]:
+    """Within the block, calls action once when a kernel is compiled that the cache did not hold."""
+    with event.install_listener("numba:compile", _FirstCompile(action)):
+        yield

@@ -1,0 +1,76 @@
+"""The transpose of a square tile of vectors, in registers."""
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from smallmind.kernels.codegen.simd import HOST, LANES, STORAGE
+from smallmind.kernels.codegen.vector_ir import I64
+
+
+def _transpose_quarters(shuffle, groups):
+    """One vector a group of rows -> pairs (q, the q-th quarters of all groups)."""
+    if LANES == 4:
+        return [(0, groups[0])]
+
+    def quarters(x, y, *order):
+        """order: which quarters of x, then of y."""
+        return shuffle(x, y, (4 * q + i for q in order for i in range(4)))
+
+    if LANES == 8:
+        x, y = groups
+        return [(0, quarters(x, y, 0, 2)), (1, quarters(x, y, 1, 3))]
+    a, b, c, d = groups
+    even, odd = (0, 2, 4, 6), (1, 3, 5, 7)
+    even_ab, even_cd = quarters(a, b, *even), quarters(c, d, *even)
+    odd_ab, odd_cd = quarters(a, b, *odd), quarters(c, d, *odd)
+    return [
+        (0, quarters(even_ab, even_cd, *even)),
+        (1, quarters(odd_ab, odd_cd, *even)),
+        (2, quarters(even_ab, even_cd, *odd)),
+        (3, quarters(odd_ab, odd_cd, *odd)),
+    ]
+
+
+@intrinsic
+def transpose_tile(typingctx, source, source_stride, target, target_stride):
+    """Writes the transpose of a LANES x LANES tile: target[j, i] = source[i, j].
+
+    Numbers move within quarters of 128 bits, then quarters move: the shuffles that CPUs have as
+    one instruction each. Strides in elements.
+    """
+
+    def codegen(context, builder, sig, args):
+        source, source_stride, target, target_stride = args
+        quarters = range(0, LANES, 4)
+
+        def shuffle(x, y, order):
+            """order: which of the LANES of x, then of the LANES of y."""
+            return builder.shuffle_vector(x, y, ir.Constant(HOST.integers, list(order)))
+
+        def in_quarters(x, y, *order):
+            """order: which of the 4 of x, then of the 4 of y, in every quarter."""
+            return shuffle(x, y, (q + i % 4 + i // 4 * LANES for q in quarters for i in order))
+
+        storage = STORAGE[sig.args[0].dtype]
+        rows = [
+            HOST.load(builder, builder.gep(source, [builder.mul(source_stride, I64(i))]), storage)
+            for i in range(LANES)
+        ]
+        # columns[j][g]: in quarter q, column 4 q + j of the four rows of group g.
+        columns: list[list[ir.Value]] = [[], [], [], []]
+        for a, b, c, d in zip(*[iter(rows)] * 4, strict=True):
+            low, high = in_quarters(a, b, 0, 4, 1, 5), in_quarters(a, b, 2, 6, 3, 7)
+            low2, high2 = in_quarters(c, d, 0, 4, 1, 5), in_quarters(c, d, 2, 6, 3, 7)
+            columns[0].append(in_quarters(low, low2, 0, 1, 4, 5))
+            columns[1].append(in_quarters(low, low2, 2, 3, 6, 7))
+            columns[2].append(in_quarters(high, high2, 0, 1, 4, 5))
+            columns[3].append(in_quarters(high, high2, 2, 3, 6, 7))
+
+        for j, groups in enumerate(columns):
+            for quarter, column in _transpose_quarters(shuffle, groups):
+                place = builder.mul(target_stride, I64(4 * quarter + j))
+                HOST.store(builder, column, builder.gep(target, [place]))
+        return context.get_dummy_value()
+
+    return types.void(source, types.int64, target, types.int64), codegen

@@ -1,0 +1,317 @@
+"""The blocked product of float32 matrices.
+
+The result is cut into tiles that stay in registers (`tile.multiply_panel`). The variants differ
+only in how memory is walked: a is read in place, by rows or by columns, and a panel of b, at most
+DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the columns
+of a, a strip of it is packed as well, tile after tile. Panel and strip are scratch of bounded size:
+no transposed copy of a matrix ever exists.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange, types
+
+from smallmind.kernels.codegen.jit import called_jit, jit, native, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    borrow,
+    load,
+    load_first,
+    prefetch,
+    store,
+    store_first,
+)
+from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.gemm.few_rows import FEW, multiply_few
+from smallmind.kernels.gemm.packing import (
+    DEPTH,
+    STRIP,
+    TRANSPOSE_A,
+    TRANSPOSE_B,
+    Region,
+    copy_rows,
+    grid_rows,
+    pack_columns,
+    pack_transposed,
+    packed_tile,
+    panel_start,
+)
+from smallmind.kernels.gemm.tile import (
+    NULL,
+    PANEL,
+    TILE_ROWS,
+    Extent,
+    Rows,
+    Strip,
+    multiply_panel,
+    not_null,
+)
+
+# Panels of b from which on packing a transposed a pays: measured, as is FETCH_FROM.
+PACK_A_FROM = 12 if LANES == 16 else 3
+PACK_B_FROM = TILE_ROWS + 1  # rows from which on a packed panel of b is read again
+# From this many elements on the operands of a^T b come from memory or from a shared cache; then
+# what is needed next is prefetched during the multiplication, GROUP panels of b at a time. It pays
+# only where the CPU multiplies so fast that it waits for memory.
+FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
+GROUP = max(1, 256 // PANEL)
+
+# Scratch of a thread: a packed panel of b, then a packed strip of a.
+PANEL_SIZE = DEPTH * PANEL
+STRIP_SIZE = STRIP // TILE_ROWS * packed_tile.py_func(DEPTH // 2)
+SCRATCH = PANEL_SIZE + STRIP_SIZE
+
+
+class Operands(NamedTuple):
+    """out = a b in one of its variants [+ bias] [+ addend], activation = gelu(out).
+
+    What a product does not have is an empty array.
+    """
+
+    out: Any
+    activation: Any
+    a: Any
+    b: Any
+    bias: Any
+    addend: Any
+    variant: int
+
+
+class Packed(NamedTuple):
+    """The scratch of a thread."""
+
+    panel: Any
+    strip: Any
+
+
+class Block(NamedTuple):
+    """K start..end, multiplied in one pass over the panels, and how it is."""
+
+    start: int
+    end: int
+    next_end: int  # the end of the block after it
+    packs_a: bool
+    prefetches: bool
+
+
+class Ahead(NamedTuple):
+    """What is prefetched while a panel is multiplied."""
+
+    a: Region
+    b: Region
+
+
+@called_jit
+def gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
+    """The product on this thread. scratch (1, SCRATCH)."""
+    _gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
+
+
+@parallel_jit
+def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
+    """The product on all threads, with a row of scratch each."""
+    workers = scratch.shape[0]
+    for worker in prange(workers):
+        own = scratch[worker]
+        _gemm_share(out, activation, a, b, bias, addend, variant, own, np.int64(worker), workers)
+
+
+@jit
+def _gemm_few(operands, region):
+    """The part of a product in a region of few rows or few columns."""
+    x = operands
+    multiply_few(x.out, x.a, x.b, x.bias, x.addend, x.variant, region)
+    if x.activation.size > 0:
+        for i in range(region.first, region.last):
+            _activate(x.activation, x.out, Region(i, i + 1, region.left, region.right))
+
+
+@jit
+def _gemm_strip(operands, packed, region, packs_a):
+    """A region of the result, block after block along K, panel after panel."""
+    a, b, variant = operands.a, operands.b, operands.variant
+    K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
+    prefetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
+    depth = DEPTH // 2 if packs_a or prefetches else DEPTH
+    blocks = max(1, ceil_div(K, depth))
+    for i in range(blocks):
+        block = Block(
+            i * K // blocks,
+            (i + 1) * K // blocks,
+            min(i + 2, blocks) * K // blocks,
+            packs_a,
+            prefetches,
+        )
+        if packs_a:
+            pack_columns(packed.strip, a, block.start, block.end, region.first, region.last)
+        for panel in range(ceil_div(region.right - region.left, PANEL)):
+            column = panel_start(region.left, region.right, panel)
+            last_column = panel_start(region.left, region.right, panel + 1)
+            part = Region(region.first, region.last, column, last_column)
+            ahead = _ahead(region, block, panel) if prefetches else Ahead(part, part)
+            _gemm_panel(operands, packed, part, block, ahead)
+
+
+@jit
+def _ahead(region, block, panel):
+    """What to prefetch while a panel of the region is multiplied.
+
+    Of b the panels that follow the GROUP of this one, and of these a share of the rows; of a the
+    next block along K, and of its rows a share for each panel of this block.
+    """
+    left, right = region.left, region.right
+    panels = ceil_div(right - left, PANEL)
+    begin = panel // GROUP * GROUP
+    count = min(GROUP, panels - begin)
+    k, k_end, following = block.start, block.end, begin + GROUP
+    if following >= panels:
+        k, k_end, following = block.end, block.next_end, 0
+    rows, next_rows = k_end - k, block.next_end - block.end
+    return Ahead(
+        Region(
+            block.end + next_rows * panel // panels,
+            block.end + next_rows * (panel + 1) // panels,
+            region.first,
+            region.last,
+        ),
+        Region(
+            k + rows * (panel - begin) // count,
+            k + rows * (panel - begin + 1) // count,
+            panel_start(left, right, following),
+            panel_start(left, right, min(panels, following + GROUP)),
+        ),
+    )
+
+
+@jit
+def _prefetch_share(x, region, share, shares):
+    """Prefetches share number `share` of `shares` of the rows in a region of x."""
+    rows = ceil_div(region.last - region.first, shares)
+    first = region.first + share * rows
+    for row in range(first, min(region.last, first + rows)):
+        for column in range(region.left, region.right, 16):
+            prefetch(x, row * x.shape[1] + column)
+
+
+@jit
+def _gemm_panel(operands, packed, region, block, ahead):
+    """One panel of the result for one block of K: packs b and multiplies."""
+    out, b, bias, addend = operands.out, operands.b, operands.bias, operands.addend
+    N = out.shape[1]
+    K = operands.a.shape[0] if operands.variant == TRANSPOSE_A else operands.a.shape[1]
+    first, last, left, right = region
+    depth, columns = block.end - block.start, right - left
+    width = round_up(columns, LANES)
+    panel, packed_to = Rows(at(packed.panel, 0), width), NULL
+    if operands.variant == TRANSPOSE_B:
+        pack_transposed(packed.panel, b, block.start, block.end, left, right)
+    elif columns < width:
+        copy_rows(packed.panel, width, b, block.start * N + left, depth, columns)
+    else:
+        panel = Rows(at(b, block.start * N + left), N)
+        if last - first >= PACK_B_FROM:
+            packed_to = at(packed.panel, 0)
+    panel_bias = at(bias, left) if block.end == K and bias.size > 0 else NULL
+    # All tiles at once, or one by one, each with a share of what is to be prefetched.
+    step = TILE_ROWS if block.prefetches else last - first
+    for row in range(first, last, step):
+        strip = _strip(operands, packed, block, first, row)
+        start = NULL
+        if block.start > 0:
+            start = at(out, row * N + left)
+        elif addend.size > 0:
+            start = at(addend, row * N + left)
+        extent = Extent(min(step, last - row), columns, depth)
+        c = Rows(at(out, row * N + left), N)
+        multiply_panel(c, strip, panel, extent, Rows(start, N), panel_bias, packed_to)
+        if block.prefetches:
+            if not_null(packed_to):
+                panel, packed_to = Rows(packed_to, width), NULL
+            tile, tiles = (row - first) // TILE_ROWS, ceil_div(last - first, TILE_ROWS)
+            _prefetch_share(b, ahead.b, tile, tiles)
+            _prefetch_share(operands.a, ahead.a, tile, tiles)
+    if block.end == K and operands.activation.size > 0:
+        _activate(operands.activation, out, region)
+
+
+@jit
+def _strip(operands, packed, block, first, row):
+    """The left operand from `row` on, in place or in the packed strip, which begins at `first`."""
+    a = operands.a
+    if block.packs_a:
+        size = packed_tile(block.end - block.start)
+        return Strip(at(packed.strip, (row - first) // TILE_ROWS * size), size, 1, TILE_ROWS)
+    if operands.variant == TRANSPOSE_A:
+        M = a.shape[1]
+        return Strip(at(a, block.start * M + row), TILE_ROWS, 1, M)
+    K = a.shape[1]
+    return Strip(at(a, row * K + block.start), TILE_ROWS * K, K, 1)
+
+
+@jit
+def _activate(activation, out, region):
+    """activation = gelu(out) in a region, while it is in the first-level cache."""
+    N = out.shape[1]
+    tail = (region.right - region.left) % LANES
+    for i in range(region.first, region.last):
+        for j in range(region.left, region.right - LANES + 1, LANES):
+            store(activation, i * N + j, gelu_of(load(out, i * N + j)))
+        if tail:
+            place = i * N + region.right - tail
+            store_first(activation, place, gelu_of(load_first(out, place, tail)), tail)
+
+
+_VECTOR, _MATRIX = (types.Array(types.float32, ndim, "C") for ndim in (1, 2))
+_VECTOR_IN, _MATRIX_IN = (kind.copy(readonly=True) for kind in (_VECTOR, _MATRIX))
+_SHARE = types.void(
+    _MATRIX,
+    _MATRIX,
+    _MATRIX_IN,
+    _MATRIX_IN,
+    _VECTOR_IN,
+    _MATRIX_IN,
+    types.int64,
+    _VECTOR,
+    types.int64,
+    types.int64,
+)
+
+
+# Called by its symbol: one thread and many run the same code, compiled once. It comes last because
+# it is compiled as it is defined.
+@native("smallmind_gemm_share", _SHARE)
+def _gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
+    """The worker's share: a rectangle of tiles, from a grid that gives all the same work."""
+    operands = Operands(
+        borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant
+    )
+    scratch = borrow(scratch)
+    packed = Packed(scratch[:PANEL_SIZE], scratch[PANEL_SIZE:])
+    M, N = out.shape
+    # A vector costs as much for a few columns as for all its lanes; dot products cost less.
+    single = N % LANES if variant == TRANSPOSE_B and N > LANES and N % LANES <= LANES // 4 else 0
+    vectors = ceil_div(N - single, LANES)
+    down = grid_rows(M, vectors, workers, variant)
+    across = workers // down
+    i, j = worker // across, worker % across
+    first, last = M * i // down, M * (i + 1) // down
+    if i >= down or first == last:
+        return
+    left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
+    right = min(N - single, right)
+    if M == 1 or (M <= FEW and variant != TRANSPOSE_A):
+        region = Region(first, last, left, N if j == across - 1 else right)
+        _gemm_few(operands, region)
+        return
+    # By the shape alone, as it decides in which blocks a sum along K is taken.
+    packs_a = variant == TRANSPOSE_A and ceil_div(N, PANEL) >= PACK_A_FROM
+    # Where b is packed in passing, strips may be short; where packing costs, they are long.
+    height = STRIP if variant == TRANSPOSE_B or packs_a else STRIP // 2
+    for row in range(first, last, height):
+        end = min(last, row + height)
+        _gemm_strip(operands, packed, Region(row, end, left, right), packs_a)
+        if single > 0 and j == across - 1:
+            _gemm_few(operands, Region(row, end, N - single, N))

@@ -1,0 +1,129 @@
+"""How a matrix product is divided, and how its operands are packed.
+
+The threads share the result as a grid. A thread walks its part in strips of rows and panels of
+columns, and K in blocks; the parts of a and b that belong to these are packed so that a tile reads
+them front to back. Operands may be stored in 16 bits; packed they are float32.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import LANES, at, element, load, load_first, prefetch, store
+from smallmind.kernels.codegen.transpose import transpose_tile
+from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS, TILE_VECTORS
+
+DEPTH = 512  # maximum of K that is multiplied at a time
+STRIP = TILE_ROWS * 64  # maximum of rows of the result at a time
+PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
+
+
+class Region(NamedTuple):
+    """Rows first..last and columns left..right of a matrix."""
+
+    first: int
+    last: int
+    left: int
+    right: int
+
+
+@jit
+def grid_rows(M, vectors, workers, variant):
+    """The rows of the grid of workers over the result for which the busiest has the least work."""
+    min_cost, best = np.int64(1) << 62, 1
+    for rows in range(1, workers + 1):
+        height, width = ceil_div(M, rows), ceil_div(vectors, workers // rows)
+        # A row and a vector cost 1 for each k; packing b for it adds 3, or 9 where it is
+        # transposed.
+        cost = (height + (9 if variant == TRANSPOSE_B else 3)) * width
+        if cost < min_cost:
+            min_cost, best = cost, rows
+    return best
+
+
+@jit
+def panel_start(left, right, panel):
+    """The first column of a panel; the panels of a range differ by one vector at most."""
+    vectors, panels = ceil_div(right - left, LANES), ceil_div(right - left, PANEL)
+    return min(right, left + vectors * panel // panels * LANES)
+
+
+@jit
+def packed_tile(depth):
+    """Elements from a packed tile of a to the next: an odd number of cache lines.
+
+    At a power of two the tiles would compete for few sets of the cache.
+    """
+    return (depth * TILE_ROWS // 32 * 2 + 3) * 16
+
+
+@jit
+def pack_columns(strip, a, start, end, first, last):
+    """a[start:end, first:last] -> strip, TILE_ROWS columns at a time.
+
+    Vectors are stored whole: their surplus is overwritten by the next row, or never read.
+    """
+    M = a.shape[1]
+    size, tiles = packed_tile(end - start), ceil_div(last - first, TILE_ROWS)
+    # This many tiles at least can be read in whole vectors.
+    whole = max(0, min(tiles, (M - first - round_up(TILE_ROWS, LANES)) // TILE_ROWS + 1))
+    for k in range(start, end):
+        source, target = k * M + first, (k - start) * TILE_ROWS
+        for _ in range(whole):
+            prefetch(a, source + 2 * M)
+            for v in range(0, TILE_ROWS, LANES):
+                store(strip, target + v, load(a, source + v))
+            source, target = source + TILE_ROWS, target + size
+        for tile in range(whole, tiles):
+            for v in range(0, TILE_ROWS, LANES):
+                n = max(0, min(LANES, M - first - tile * TILE_ROWS - v))
+                store(strip, target + v, load_first(a, source + v, n))
+            source, target = source + TILE_ROWS, target + size
+
+
+@jit
+def copy_rows(out, out_row, x, source, rows, columns):
+    """rows x columns of x, from flat index `source` on -> out, with zeros up to whole vectors.
+
+    out_row: elements from a row of out to the next.
+    """
+    target, x_row = 0, x.shape[1]
+    if columns == PANEL:
+        for _ in range(rows):
+            for j in range(TILE_VECTORS):
+                store(out, target + j * LANES, load(x, source + j * LANES))
+            source, target = source + x_row, target + out_row
+    else:
+        whole = columns // LANES
+        tail = columns - whole * LANES
+        for _ in range(rows):
+            for j in range(whole):
+                store(out, target + j * LANES, load(x, source + j * LANES))
+            if tail:
+                place = whole * LANES
+                store(out, target + place, load_first(x, source + place, tail))
+            source, target = source + x_row, target + out_row
+
+
+@jit
+def pack_transposed(panel, b, start, end, column, last):
+    """b[column:last, start:end]^T -> panel (end - start, whole vectors), zeros from `last` on."""
+    K = b.shape[1]
+    depth, width = end - start, round_up(last - column, LANES)
+    whole = depth - depth % LANES
+    for j in range(column, column + width, LANES):
+        target = j - column
+        if j + LANES <= last:
+            for k in range(0, whole, LANES):
+                transpose_tile(at(b, j * K + start + k), K, at(panel, k * width + target), width)
+            for k in range(whole, depth):
+                for lane in range(LANES):
+                    panel[k * width + target + lane] = element(b, (j + lane) * K + start + k)
+        else:
+            for k in range(depth):
+                for lane in range(LANES):
+                    panel[k * width + target + lane] = (
+                        element(b, (j + lane) * K + start + k) if j + lane < last else np.float32(0)
+                    )

@@ -1,0 +1,56 @@
+"""The residual stream -> logits, by a matrix of its own or the token embedding."""
+
+import numpy as np
+
+from smallmind.nn.embedding import Embedding
+from smallmind.nn.linear import Linear
+from smallmind.nn.parameters import Role
+from smallmind.nn.scope import Scope
+
+
+class TiedHead:
+    """logits = x token_embedding^T (Press & Wolf 2017). Declares nothing: embedding does."""
+
+    def __init__(self, scope: Scope, embedding: Embedding) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.vocab_size = scope.config.vocab_size
+        self.token = embedding.token
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
+        self.x = x
+        logits = self.workspace.rent_full_precision(len(x), self.vocab_size)
+        self.workspace.kernels_for(self.name).matmul_transpose_b(logits, x, self.token.compute)
+        return logits
+
+    def backward(self, dlogits: np.ndarray) -> np.ndarray:
+        """dlogits (R, V) -> dx (R, C); adds to the gradient of the token embedding."""
+        # forward: logits = x token_embedding^T
+        dx = self.workspace.rent(*self.x.shape)
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.matmul(dx, dlogits, self.token.compute)
+        kernels.matmul_transpose_a(self.token.grad, dlogits, self.x, self.token.grad)
+        return dx
+
+
+class UntiedHead:
+    """logits = x weight + bias."""
+
+    def __init__(self, scope: Scope) -> None:
+        shape = scope.config.n_embd, scope.config.vocab_size
+        self.linear = Linear(scope, shape, role=Role.HEAD, bias=False)
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
+        self.x = x
+        return self.linear.forward_full_precision(x)
+
+    def backward(self, dlogits: np.ndarray) -> np.ndarray:
+        """dlogits (R, V) -> dx (R, C); adds to the gradient of weight."""
+        # forward: logits = x weight
+        self.linear.backward_weight(self.x, dlogits)
+        return self.linear.backward_input(dlogits)
+
+
+Head = TiedHead | UntiedHead

@@ -1,0 +1,64 @@
+"""The layers of a model in order: embedding, blocks, final norm, head."""
+
+import numpy as np
+
+from smallmind.config import ModelConfig
+from smallmind.nn.backend import dry_run_backend
+from smallmind.nn.block import Block
+from smallmind.nn.layers import build_embedding, build_head, build_norm
+from smallmind.nn.parameters import Parameters
+from smallmind.nn.recompute import RecomputePlan, Segment
+from smallmind.nn.scope import Scope
+from smallmind.nn.workspace import Workspace
+
+
+class Network:
+    """Forward from ids to logits, and back. Parameters are declared, not yet allocated."""
+
+    def __init__(self, workspace: Workspace, parameters: Parameters, config: ModelConfig) -> None:
+        scope = Scope(workspace, parameters, config)
+        self.workspace = workspace
+        self.embedding = build_embedding(scope.inner("embedding"))
+        self.blocks = [Block(scope.inner(f"blocks.{i}")) for i in range(config.n_layer)]
+        self.final_norm = build_norm(scope.inner("final_norm"))
+        self.head = build_head(scope.inner("head"), self.embedding)
+        self.use_recompute(RecomputePlan(enabled=False))
+
+    def use_recompute(self, plan: RecomputePlan) -> None:
+        """From now on the segments are those of the plan."""
+        ranges = plan.segments(len(self.blocks))
+        self.segments = [
+            Segment(self.workspace, self.blocks[range_.start : range_.stop], range_ == ranges[-1])
+            for range_ in ranges
+        ]
+
+    def forward(self, ids: np.ndarray) -> np.ndarray:
+        """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
+        self.workspace.direction = "forward"
+        x = self.embedding.forward(ids)
+        for segment in self.segments:
+            x = segment.forward(x, ids.shape[1])
+        return self.head.forward(self.final_norm.forward(x))
+
+    def backward(self, dlogits: np.ndarray) -> None:
+        """dlogits (B T, V), which is released -> adds to all gradients."""
+        workspace = self.workspace
+        workspace.direction = "backward"
+        # forward: logits = head(norm(x))
+        dnormed = self.head.backward(dlogits)
+        workspace.release(dlogits)
+        dx = workspace.rent(*dnormed.shape)
+        self.final_norm.backward(dnormed, dx, residual=None)
+        workspace.release(dnormed)
+        # forward: x = blocks(embedding(ids))
+        for segment in reversed(self.segments):
+            segment.backward(dx)
+        self.embedding.backward(dx)
+        workspace.release(dx)
+
+
+def declare_parameters(config: ModelConfig) -> Parameters:
+    """The parameters that a model of this config has. Allocates nothing."""
+    parameters = Parameters()
+    Network(Workspace(dry_run_backend(), np.float32, 0.0, 0), parameters, config)
+    return parameters

@@ -1,0 +1,20 @@
+"""The exchangeable parts, by the names that settings give them.
+
+A new part is one new file and one line here. A part is named, not imported, so that `--help` can
+list the choices without loading any of them.
+"""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+TOKENIZERS = {
+    "char": "smallmind.text.char_tokenizer:CharTokenizer",
+    "byte": "smallmind.text.byte_tokenizer:ByteTokenizer",
+}
+
+
+def load(table: Mapping[str, str], name: str) -> Any:
+    """One of the tables above and a name in it -> the class or function of that name."""
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

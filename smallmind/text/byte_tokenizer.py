@@ -1,0 +1,39 @@
+"""One token per byte of UTF-8."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from smallmind.text.tokenizer import Tokenizer
+
+
+class ByteTokenizer(Tokenizer):
+    """The vocabulary is the 256 bytes, whatever the text."""
+
+    kind = "byte"
+    unit = "bytes"
+    vocab_size = 256
+    opening = "\n"
+
+    def __init__(self, text: str = "", kind: str = "byte") -> None:
+        pass
+
+    def encode(self, text: str) -> np.ndarray:
+        # Command-line bytes that are not UTF-8 arrive as lone surrogates.
+        encoded = text.encode("utf-8", "surrogateescape")
+        return np.frombuffer(encoded, np.uint8).astype(np.int32)
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for i in ids:
+            yield decoder.decode(bytes([i]))
+        yield decoder.decode(b"", final=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "characters": ""}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "ByteTokenizer":
+        return cls()

@@ -1,0 +1,64 @@
+"""One token per character."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from smallmind.config import InputError
+from smallmind.text.tokenizer import Tokenizer
+
+CHUNK = 1 << 20  # characters encoded together
+
+
+class CharTokenizer(Tokenizer):
+    """The vocabulary is the sorted characters of a text."""
+
+    kind = "char"
+    unit = "characters"
+
+    def __init__(self, text: str = "", kind: str = "char") -> None:
+        self.characters = "".join(sorted(set(text)))
+        codes = _code_points(self.characters)
+        # A table from code point to id, -1 for characters outside the vocabulary.
+        self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
+        self._ids[codes] = np.arange(len(codes), dtype=np.int32)
+        self.vocab_size = len(self.characters)
+        self.opening = "\n" if "\n" in self.characters else self.characters[:1]
+
+    def encode(self, text: str) -> np.ndarray:
+        ids = np.full(len(text), -1, np.int32)
+        # In chunks: for a long text, memory for temporaries of its size may be missing.
+        for start in range(0, len(text), CHUNK):
+            codes = _code_points(text[start : start + CHUNK])
+            chunk, inside = ids[start : start + CHUNK], codes < len(self._ids)
+            chunk[inside] = self._ids[codes[inside]]
+            unknown = np.flatnonzero(chunk < 0)
+            if len(unknown):
+                position = start + int(unknown[0])
+                raise InputError(
+                    f"the model has never seen the character {text[position]!r} "
+                    f"(at position {position}); it knows {_shorten(self.characters)!r}"
+                )
+        return ids
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
+            yield self.characters[i]
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": self.kind, "characters": self.characters}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "CharTokenizer":
+        return cls(state["characters"])
+
+
+def _shorten(text: str, max_length: int = 80) -> str:
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

@@ -1,0 +1,242 @@
+"""The health of a run: gradients, updates and hidden units, by the name of the parameter or layer.
+
+Problems are returned; nothing here changes what a run learns.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from smallmind.config import TrainingConfig
+from smallmind.kernels.half import to_float32
+from smallmind.kernels.reference import sum_of_squares
+from smallmind.nn.parameters import Role
+from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Kernel
+from smallmind.optim.loss_scaler import LossScaler
+from smallmind.training.anomaly import detect_anomaly
+from smallmind.training.profiler import TrainingProfiler
+from smallmind.training.records import Finding, HealthRecord
+
+EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
+NOT_FINITE = ("nan", "inf")
+SPARSE = 0.9  # share of zeros
+SILENT = 1e-4  # |gelu(x)| of a hidden unit: less than at x = -4
+MIN_RATIO, MAX_RATIO = 1e-5, 1e-1  # update to weight; about 1e-3 is normal
+CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64 for a model of any size
+MATRICES = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
+
+
+class GradientDiagnostics:
+    """Checks one gradient, an array of any shape.
+
+    if finding := GradientDiagnostics.check_gradients("head", gradient):
+        print(finding)
+    """
+
+    @staticmethod
+    def check_gradients(
+        name: str, gradients: np.ndarray, verbose: bool = False, role: Role | None = None
+    ) -> Finding | None:
+        """The problem, or None. With verbose the message ends with statistics.
+
+        NaN, Inf, all zero, a norm above 100 (exploding) or below 1e-7 (vanishing), over 90 % zeros.
+        In an embedding (by its role, or a name that ends in "embedding.weight") zero rows do not
+        count: they belong to tokens that the batch does not have.
+        """
+        gradients = np.asarray(gradients)
+        if role is None and name.endswith("embedding.weight"):
+            role = Role.EMBEDDING
+        problem, message = _problem(gradients, role) if gradients.size else ("", "")
+        if not problem:
+            return None
+        return Finding(name, problem, message + (_statistics(gradients) if verbose else ""))
+
+    @staticmethod
+    def get_gradient_norm(gradients: np.ndarray) -> tuple[float, bool]:
+        """The norm, and whether check_gradients finds a problem."""
+        finding = GradientDiagnostics.check_gradients("", gradients)
+        return _norm(np.asarray(gradients)), finding is not None
+
+
+def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        yield flat[start : start + CHUNK]
+
+
+def _norm(array: np.ndarray) -> float:
+    return math.sqrt(sum(sum_of_squares(chunk) for chunk in _chunks(array)))
+
+
+def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
+    """The keyword and the message of the first problem that applies; two empty strings if none."""
+    nans = sum(np.count_nonzero(np.isnan(chunk)) for chunk in _chunks(gradients))
+    if nans:
+        return "nan", f"{nans:,} of {gradients.size:,} gradients are NaN"
+    infs = sum(np.count_nonzero(np.isinf(chunk)) for chunk in _chunks(gradients))
+    if infs:
+        return "inf", f"{infs:,} of {gradients.size:,} gradients are infinite"
+    nonzero = int(np.count_nonzero(gradients))
+    if not nonzero:
+        return "zero", "all gradients are zero: the loss does not depend on it"
+    norm = _norm(gradients)
+    if norm > EXPLODING:
+        return "exploding", f"exploding gradients (norm={norm:.2f}): lower the learning rate"
+    if norm < VANISHING:
+        return "vanishing", f"vanishing gradients (norm={norm:.2e}): check the initialisation"
+    sparse = _sparse(gradients, role, nonzero)
+    return ("sparse", sparse) if sparse else ("", "")
+
+
+def _sparse(gradients: np.ndarray, role: Role | None, nonzero: int) -> str:
+    """The message about a gradient with too many zeros, or ""."""
+    size, where = gradients.size, ""
+    if gradients.ndim == 2:
+        rows = np.count_nonzero(gradients.any(axis=1))
+        where = f"; {len(gradients) - rows:,} of {len(gradients):,} rows have none"
+        if role == Role.EMBEDDING:
+            size = rows * gradients.shape[1]
+    if nonzero >= (1 - SPARSE) * size:
+        return ""
+    return f"{1 - nonzero / size:.1%} of its gradients are zero{where}"
+
+
+def _statistics(gradients: np.ndarray) -> str:
+    """The end of a verbose message."""
+    zeros = 1 - np.count_nonzero(gradients) / gradients.size
+    return (
+        f"; norm {_norm(gradients):.3g}, mean {gradients.mean(dtype=np.float64):.3g}, "
+        f"from {gradients.min():.3g} to {gradients.max():.3g}, {zeros:.1%} zeros"
+    )
+
+
+def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Finding]:
+    """The problems of a model's gradients, which are those of loss_scale times the loss."""
+    findings = []
+    for spec in model.flat.specs:
+        gradient = model.gradients[spec.name]
+        unscaled = gradient if loss_scale == 1 else gradient / gradient.dtype.type(loss_scale)
+        check = GradientDiagnostics.check_gradients
+        if finding := check(spec.name, unscaled, role=spec.role):
+            findings.append(finding)
+    return findings
+
+
+def not_finite(model: TransformerModel) -> list[Finding]:
+    """The gradients with NaN or Inf, in the order in which the backward pass reaches them."""
+    return [finding for finding in reversed(check_model(model)) if finding.problem in NOT_FINITE]
+
+
+def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) -> list[Finding]:
+    """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
+
+    One forward pass, without dropout. Keeps one number per unit.
+    """
+    loudest: dict[str, np.ndarray] = {}
+
+    def wrap(name: str, kernel: Kernel) -> Kernel:
+        if name != "matmul_gelu":
+            return kernel
+
+        def listening(activation: np.ndarray, *arguments: Any) -> None:
+            kernel(activation, *arguments)
+            layer = model.workspace.layer
+            numbers = to_float32(activation)
+            loud = np.maximum(numbers.max(axis=0), -numbers.min(axis=0))
+            loudest[layer] = np.maximum(loud, loudest.get(layer, 0))
+
+        return listening
+
+    with model.workspace.wrapped_kernels(wrap):
+        model.losses(ids, targets)
+    return [
+        Finding(layer, "dead", _dead_message(int(silent), loud.size))
+        for layer, loud in loudest.items()
+        if (silent := np.count_nonzero(loud < SILENT))
+    ]
+
+
+def _dead_message(dead: int, units: int) -> str:
+    return f"{dead:,} of {units:,} hidden units are dead: silent for every token of the batch"
+
+
+def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Parameters before an update -> norm of the update over norm of the parameter, by name.
+
+    Leaves out parameters that were zero; empty if nothing was updated at all.
+    """
+    ratios = {}
+    for name, old in before.items():
+        norm = _norm(old)
+        if norm:
+            ratios[name] = _norm(model.parameters[name] - old) / norm
+    return ratios if any(ratios.values()) else {}
+
+
+def _check_ratios(
+    ratios: Mapping[str, float], lr_share: float, matrices: set[str]
+) -> list[Finding]:
+    """The matrices that an update changes too much or too little.
+
+    lr_share: of the peak learning rate; near zero of a schedule a weight need not move. Vectors are
+    left out: biases begin at zero, and any update is large beside that.
+    """
+    findings = []
+    for name, ratio in ratios.items():
+        size = f"an update was {ratio:.2g} of the weight, where 0.001 is usual"
+        if name in matrices and ratio > MAX_RATIO:
+            message = f"{size}: lower the learning rate, or warm up longer"
+            findings.append(Finding(name, "large update", message))
+        elif name in matrices and ratio < MIN_RATIO * lr_share:
+            findings.append(Finding(name, "small update", f"{size}: raise the learning rate"))
+    return findings
+
+
+@contextmanager
+def checked_update(
+    model: TransformerModel,
+    config: TrainingConfig,
+    step: int,
+    learning_rate: float,
+    batch: tuple[np.ndarray, np.ndarray],
+    scaler: LossScaler | None = None,
+) -> Iterator[list[HealthRecord]]:
+    """Around an update: a list that at the end holds the record of the step, if it has one.
+
+    The first step and every diagnostic_interval-th have one, unless a gradient is not finite.
+    """
+    records: list[HealthRecord] = []
+    due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
+    profile = model.workspace.profile
+    if due:
+        with profile("CheckHealth"):
+            scale = scaler.scale if scaler else 1.0
+            findings = [*check_model(model, scale), *dead_units(model, *batch)]
+            overflowed = any(finding.problem in NOT_FINITE for finding in findings)
+            # These copies live for one update, and only at the steps that are checked.
+            before = {name: value.copy() for name, value in model.parameters.items()}
+    yield records
+    if due and not overflowed:
+        with profile("CheckHealth"):
+            ratios = update_ratios(model, before)
+            matrices = {spec.name for spec in model.flat.specs if spec.role in MATRICES}
+            lr_share = learning_rate / config.learning_rate if config.learning_rate else 0.0
+            findings += _check_ratios(ratios, lr_share, matrices)
+            records.append(HealthRecord(step, tuple(findings), ratios))
+
+
+@contextmanager
+def instrument(
+    model: TransformerModel, config: TrainingConfig, profiler: TrainingProfiler
+) -> Iterator[None]:
+    """Within the block the model is profiled and checked as config says."""
+    with ExitStack() as stack:
+        if config.enable_diagnostics:
+            stack.enter_context(profiler.watch(model))
+        if config.detect_anomaly:
+            stack.enter_context(detect_anomaly(model))
+        yield
