@@ -81,7 +81,8 @@ def _resume(options: argparse.Namespace) -> int:
             console.warning(f"Skipping {file.name}: {reason}")
     step = newest.step if newest else 0
     if opened.is_finished:
-        console.line(f"The run in {opened.path} is finished: {step} steps")
+        console.line(f"The run is finished: {step} steps")
+        console.line(f"The run is in {opened.path}")
         return 0
     with announcing_compilation(console, opened.settings.run.backend):
         _build(console, opened)

@@ -66,7 +66,7 @@ class MemoryTracker:
                 mib(max((s.pool_held for s in self.snapshots), default=0)),
                 mib(max((s.pool_peak for s in self.snapshots), default=0)),
             ],
-            widths=[20, 0, 0, 0, 0],
+            widths=[18, 0, 0, 0, 0],
             ascii_only=ascii_only,
         )
 

@@ -133,7 +133,7 @@ class Run:
 
     @functools.cached_property
     def text(self) -> str:
-        """The text, read on first use. InputError where it has changed since the run was created."""
+        """The text. InputError where it is no longer the one that the run was created with."""
         text = assembly.read_source(self.settings.run.text).text
         if not self.is_own_text(text):
             raise InputError(

@@ -1,0 +1,152 @@
+"""The table of commands, and what every command prints: nothing is wider than 80 columns."""
+
+import importlib
+import os
+import re
+
+import pytest
+
+from smallmind.cli import main
+from smallmind.cli.console import Console, wrap
+from smallmind.cli.program import COMMANDS
+from tests.cli.test_cli import SMALL, TEXT
+from tests.faults.test_consoles import Recorded
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A directory with a text and a finished run on it."""
+    root = tmp_path_factory.mktemp("commands")
+    (root / "cats.txt").write_text(TEXT, encoding="utf-8")
+    assert main(["train", str(root / "cats.txt"), *SMALL, "--out", str(root / "run")]) == 0
+    return root
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_a_module_with_two_functions_and_help(name, capsys):
+    module_name, help_line = COMMANDS[name]
+    module = importlib.import_module(f"smallmind.cli.{module_name}")
+    assert callable(module.add_arguments) and callable(module.run)
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    printed = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert printed.startswith(f"usage: smallmind {name} ") and module.__doc__.strip() in " ".join(
+        printed.split()
+    )
+    assert help_line[0].islower() and not help_line.endswith(".")
+
+
+def test_the_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    for name, (_, help_line) in COMMANDS.items():
+        assert f" {name} {help_line}" in printed
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["trian"])
+    printed = capsys.readouterr().err
+    assert exit_.value.code == 2 and "'trian'" in printed and "export-metrics" in printed
+
+
+def too_wide(printed):
+    """Lines of more than 80 columns, but for a single word, which is never broken."""
+    return [line for line in printed.splitlines() if len(line) > 80 and len(line.split()) > 1]
+
+
+def commands(root, tmp_path):
+    """Every command, with flags that make it print much."""
+    text, run = str(root / "cats.txt"), str(root / "run")
+    out = ["--out", str(tmp_path / "out")]
+    teacher = ["--teacher", run, "--teacher-cache", str(tmp_path / "cache"), "--learn-temperature"]
+    health = ["--check-gradient-health", "--diagnostic-interval", "10", "--profile"]
+    trace = ["--profile-json", str(tmp_path / "trace.json")]
+    yield ["train", text, *SMALL, *teacher, *health, *trace, "--epochs", "0", *out]
+    yield ["train", text, *SMALL, "--minutes", "0.05", "--steps", "0", "--out", f"{tmp_path}/m"]
+    yield ["train", "--resume", run]
+    yield ["check", text, *SMALL]
+    yield ["estimate", text]
+    yield ["estimate", text, "--memory", "300MB", "--block-size", "8192"]
+    yield ["estimate", text, "--memory", "1MB", *teacher[:2]]
+    yield ["estimate", text, "--memory", "300MB", "--target-batch", "60", "--block-size", "512"]
+    yield ["evaluate", "--run", run]
+    yield ["evaluate", "--run", run, text]
+    yield ["schedule"]
+    yield ["schedule", "--min-lr", "0", "--steps", "2000000"]
+    yield ["verify", run]
+    yield ["export-metrics", run, "--out", str(tmp_path / "metrics.csv")]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_no_line_is_wider_than_80_columns(root, tmp_path, monkeypatch, is_terminal):
+    monkeypatch.setenv("COLUMNS", "80")
+    for arguments in commands(root, tmp_path):
+        streams = [Recorded("utf-8", is_terminal) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", streams[0])
+            patch.setattr("sys.stderr", streams[1])
+            assert main(arguments) in (0, 1)
+        for stream in streams:
+            shown = re.split(r"[\r\n]+", stream.shown())
+            assert not too_wide("\n".join(shown)), arguments
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_no_line_of_help_is_wider_than_80_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    assert not too_wide(capsys.readouterr().out)
+
+
+def test_an_error_is_one_line_that_only_a_terminal_wraps(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = []
+    for is_terminal in (False, True):
+        stream = Recorded("utf-8", is_terminal)
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.stderr", stream)
+            assert main(["train", str(tmp_path / "none")]) == 2
+        shown.append(stream.shown())
+    assert shown[0].count("\n") == 1 < shown[1].count("\n") and not too_wide(shown[1])
+    assert shown[0].split() == shown[1].split()
+
+
+def test_words_are_wrapped_and_never_broken():
+    text = "step 12/30  loss 1.25  /a/very/long/path/that/has-hyphens " + 90 * "x" + " end"
+    wrapped = wrap(text, 40)
+    assert wrapped.split() == text.split()
+    assert all(len(line) <= 40 or len(line.split()) == 1 for line in wrapped.splitlines())
+    assert wrap("short  enough", 40) == "short  enough"
+
+
+def test_a_command_to_copy_continues_between_flags(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    stream = Recorded("utf-8")
+    words = ["smallmind", "generate", "--run", "a run (1)", "--prompt", "the cat"]
+    Console(stream).command("Next:", words)
+    assert stream.shown() == (
+        "Next: smallmind generate --run 'a run (1)' \\\n    --prompt \"the cat\"\n"
+    )
+
+
+def test_a_live_line_leaves_out_whole_values(monkeypatch):
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((30, 24)))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    stream = Recorded("utf-8", is_terminal=True)
+    Console(stream).live("step 1/30  loss 2.7250  lr 1.7e-04  72 tokens/s")
+    assert stream.shown().strip() == "step 1/30  loss 2.7250"
+
+
+def test_the_former_name_of_a_flag_is_read_and_hidden(root, tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = ["--windows-at-once", "2", "--steps", "1", "--out", str(out)]
+    assert main(["train", str(root / "cats.txt"), *SMALL, *flags]) == 0
+    assert '"micro_batch_size": 2' in (out / "config.json").read_text(encoding="utf-8")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "windows-at-once" not in capsys.readouterr().out

@@ -1,0 +1,299 @@
+"""A run from Python, without the command line: created, interrupted, resumed, loaded, verified."""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError, Run, Settings
+from smallmind.training.records import StepRecord
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+FIELDS = {
+    "block_size": 16,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "dropout": 0.1,
+    "batch_size": 4,
+    "steps": 20,
+    "val_every": 7,
+    "val_batches": 2,
+    "save_every": 5,
+    "keep": 9,
+    "warmup_steps": 5,
+    "log_every": 1,
+}
+STEPS = [5, 7, 10, 14, 15, 20]  # with a checkpoint
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run that was never interrupted, and its records."""
+    run = Run.create(text=TEXT, out=tmp_path_factory.mktemp("session") / "run", **FIELDS)
+    return run, run.train()
+
+
+def outcome(run):
+    """What a run has learned: a hash of its model, and the losses of its steps."""
+    model = (run.path / "model.safetensors").read_bytes()
+    losses = [row["loss"] for row in run.metrics().rows if "loss" in row]
+    return hashlib.sha256(model).hexdigest(), losses
+
+
+def weights(model):
+    return model.flat.data.copy()
+
+
+def test_training_writes_the_whole_directory_and_prints_nothing(tmp_path, capfd):
+    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
+    seen = []
+    records = run.train(on_record=seen.append)
+    assert records == seen and records[-1].step == 20
+    assert [r.step for r in records if isinstance(r, StepRecord)] == list(range(1, 21))
+    names = {path.name for path in run.path.iterdir()}
+    assert names == {
+        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "samples.txt",
+        "text.txt",
+    }  # fmt: skip
+    assert run.is_finished and len(run.sample) == 401
+    assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_settings_are_resolved_and_saved(finished):
+    run, _ = finished
+    assert run.settings.model.vocab_size == len(set(TEXT))
+    assert run.settings.training.min_lr == 1e-4 and run.settings.run.threads >= 1
+    saved = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
+    assert Settings.from_dict(saved) == run.settings == Run.open(run.path).settings
+    assert (run.path / "text.txt").read_text(encoding="utf-8") == TEXT
+
+
+def test_settings_can_come_as_one_object_and_the_text_as_a_path(finished, tmp_path):
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    run = Run.create(Settings().replace(**FIELDS), text, out=str(tmp_path / "run"))
+    assert run.name == "cats" and run.settings.run.text == str(text)
+    run.train()
+    assert outcome(run) == outcome(finished[0])
+
+
+@pytest.mark.parametrize("stop", range(1, 20, 3))
+def test_leaving_the_loop_saves_everything_and_resuming_continues(finished, tmp_path, stop):
+    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
+    for record in run.steps():
+        if isinstance(record, StepRecord) and record.step == stop:
+            break
+    assert run.newest().step in (stop, stop + 1) and not run.is_finished
+    opened = Run.open(run.path)
+    opened.resume()
+    assert opened.is_finished
+    assert outcome(opened) == outcome(finished[0])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+def test_ctrl_c_ends_training_and_the_same_object_resumes(finished, tmp_path):
+    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(record):
+        if record.step == 9:
+            signal.raise_signal(signal.SIGINT)
+
+    records = run.train(on_record=interrupt)
+    assert records[-1].step == 9 and run.newest().step == 9 and not run.is_finished
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(InputError, match="has been trained to step 9 already: resume it"):
+        run.train()
+    assert [r.step for r in run.resume() if isinstance(r, StepRecord)] == list(range(10, 21))
+    assert outcome(run) == outcome(finished[0])
+    assert run.resume() == [] and run.is_finished
+
+
+def test_a_run_that_was_killed_resumes_from_its_last_checkpoint(finished, tmp_path):
+    out = shutil.copytree(finished[0].path, tmp_path / "run")
+    for name in (
+        "model.safetensors",
+        *(f"checkpoints/step-{n:08d}.safetensors" for n in STEPS[3:]),
+    ):
+        (out / name).unlink()
+    (out / "checkpoints" / "best.safetensors").unlink()
+    run = Run.open(out)
+    assert Run.unfinished(tmp_path).path == out
+    run.resume(threads=1, check_gradient_health=True)
+    assert outcome(run) == outcome(finished[0])
+    with pytest.raises(InputError, match="holds no unfinished run"):
+        Run.unfinished(tmp_path)
+
+
+def test_only_what_does_not_affect_the_result_may_change(finished):
+    with pytest.raises(InputError, match="learning_rate is fixed when a run is created; you can"):
+        Run.open(finished[0].path).resume(learning_rate=1.0)
+
+
+def test_every_checkpoint_can_be_loaded(finished):
+    run, records = finished
+    final, tokenizer = run.load()
+    assert tokenizer.characters == "".join(sorted(set(TEXT)))
+    assert (weights(run.load("newest")[0]) == weights(final)).all()
+    assert (weights(run.load(20)[0]) == weights(final)).all()
+    losses = {r.step: r.val_loss for r in records if hasattr(r, "val_loss")}
+    best = min(losses, key=losses.__getitem__)
+    assert (weights(run.load("best")[0]) == weights(run.load(best)[0])).all()
+    assert (weights(run.load(5)[0]) != weights(final)).any()
+    numpy_model, _ = run.load(5, backend="numpy")
+    assert (weights(numpy_model) == weights(run.load(5)[0])).all()
+    text = smallmind.generate(final, tokenizer, "the ", max_tokens=20)
+    assert text.startswith("the ") and len(text) == 24
+    for missing in (6, "oldest"):
+        with pytest.raises(InputError, match=r"choose newest, best or one of the steps 5, 7, 10"):
+            run.load(missing)
+
+
+def test_load_takes_a_run_a_checkpoint_or_a_model(finished):
+    path = finished[0].path
+    final = weights(smallmind.load(path)[0])
+    assert (weights(smallmind.load(path / "model.safetensors")[0]) == final).all()
+    last = path / "checkpoints" / "step-00000020.safetensors"
+    assert (weights(smallmind.load(str(last))[0]) == final).all()
+
+
+def test_a_run_without_a_model_loads_its_newest_checkpoint(finished, tmp_path):
+    out = shutil.copytree(finished[0].path, tmp_path / "run")
+    (out / "model.safetensors").unlink()
+    (out / "checkpoints" / "step-00000020.safetensors").write_bytes(b"damaged")
+    (out / "checkpoints" / "best.safetensors").unlink()
+    expected = weights(finished[0].load(15)[0])
+    assert (weights(smallmind.load(out)[0]) == expected).all()
+
+
+def test_what_cannot_be_loaded_is_one_line(finished, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("no model")
+    for path, message in [
+        (tmp_path / "none", "does not exist; give a run, a checkpoint or a model file"),
+        (tmp_path / "empty", "has neither a model nor a sound checkpoint"),
+        (tmp_path / "text", "is not a sound safetensors file"),
+    ]:
+        with pytest.raises(InputError) as error:
+            smallmind.load(path)
+        assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_evaluation_metrics_and_verification(finished):
+    run = Run.open(finished[0].path)
+    held_out = run.evaluate()
+    assert held_out.tokens == int(len(TEXT) * 0.1) - 1
+    assert run.evaluate(TEXT).loss == held_out.loss  # its own text: the held-out part
+    other = run.evaluate("the mat sat on the cat.\n")
+    assert other.tokens == 23 and other.loss != held_out.loss
+    assert [row["step"] for row in run.metrics().rows] == list(range(1, 21))
+    verdicts = run.verify()
+    assert all(verdict.fault is None for verdict in verdicts)
+    pairs = [f"retrained from step {a} to {b}" for a, b in itertools.pairwise(STEPS)]
+    assert [verdict.name for verdict in verdicts[-len(pairs) :]] == pairs
+    assert len(run.verify(digests_only=True)) == len(STEPS) + 1
+
+
+def test_an_old_config_is_opened_and_a_newer_one_is_refused(finished, tmp_path):
+    out = shutil.copytree(finished[0].path, tmp_path / "run")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    del config["format"], config["distillation"], config["training"]["max_rollbacks"]
+    config["training"]["windows_at_once"] = config["training"].pop("micro_batch_size")
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert Run.open(out).settings == finished[0].settings.replace(
+        out=str(out), text=str(out / "text.txt")
+    )
+    (out / "config.json").write_text(json.dumps({**config, "format": 2}), encoding="utf-8")
+    with pytest.raises(InputError, match="a newer smallmind wrote it, in format 2"):
+        Run.open(out)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_layers": 2}, "unknown setting 'n_layers'; did you mean n_layer?"),
+        ({"n_layer": 0}, "n_layer=0 must be at least 1"),
+        ({"text": "too short\n"}, "needs at least"),
+        ({"text": "nowhere.txt"}, "nowhere.txt does not exist"),
+        ({"threads": 9999}, "threads=9999 must be at most"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, fields, message):
+    with pytest.raises(InputError) as error:
+        Run.create(**{"text": TEXT, "out": tmp_path / "a" / "run", **fields})
+    assert message in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_a_directory_is_used_once_and_discarded_untrained(finished, tmp_path):
+    with pytest.raises(InputError, match="already holds a run"):
+        Run.create(text=TEXT, out=finished[0].path)
+    run = Run.create(text=TEXT, out=tmp_path / "a" / "run", **FIELDS)
+    assert (run.path / "text.txt").exists()
+    run.discard_untrained()
+    assert not list(tmp_path.iterdir())
+    finished[0].discard_untrained()
+    assert finished[0].is_finished
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
+    steps = run.steps()
+    next(steps)
+    with pytest.raises(InputError, match="is in use by process"):
+        Run.open(run.path).resume()
+    steps.close()
+    assert not (run.path / ".lock").exists()
+
+
+def test_a_moved_run_finds_its_text(finished, tmp_path):
+    moved = shutil.copytree(finished[0].path, tmp_path / "moved")
+    assert Run.open(moved).settings.run.text == str(moved / "text.txt")
+    (moved / "text.txt").write_text(TEXT + "more", encoding="utf-8")
+    with pytest.raises(InputError, match="text has changed since the run was created"):
+        Run.open(moved).evaluate()
+
+
+def test_minutes_choose_the_number_of_steps(tmp_path):
+    run = Run.create(text=TEXT, out=tmp_path / "run", minutes=0.05, **{**FIELDS, "save_every": 0})
+    run.train()
+    steps = run.settings.training.steps
+    assert run.is_finished and steps != FIELDS["steps"]
+    assert Run.open(run.path).settings.training.steps == steps
+
+
+def test_the_library_needs_nothing_of_the_command_line(finished):
+    code = f"""
+import sys, smallmind
+model, tokenizer = smallmind.Run.open({str(finished[0].path)!r}).load()
+sys.exit(any(name.startswith("smallmind.cli") for name in sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_tokenizer_is_restored_and_not_made_again(finished, tmp_path, monkeypatch):
+    out = shutil.copytree(finished[0].path, tmp_path / "run")
+    (out / "model.safetensors").unlink()
+    monkeypatch.setattr(smallmind.Tokenizer, "__init__", refuse_text(smallmind.Tokenizer.__init__))
+    run = Run.open(out)
+    run.resume()
+    assert np.isfinite(run.evaluate().loss)
+
+
+def refuse_text(honest):
+    """The constructor of a tokenizer that may not see the text of the run."""
+
+    def init(tokenizer, text="", kind="char"):
+        assert len(text) < len(TEXT)
+        honest(tokenizer, text, kind)
+
+    return init
