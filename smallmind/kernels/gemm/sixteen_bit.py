@@ -251,7 +251,7 @@ def _gemm_region(operands, packed, region, blocks):
 
 @jit
 def _finish(operands, sums, place, sums_row, region):
-    """Adds bias and addend to complete sums and stores them; then activation, unless it is empty."""
+    """Adds bias and addend to complete sums and stores them, then activation unless empty."""
     out, activation = operands.out, operands.activation
     bias, addend = operands.bias, operands.addend
     first, last, left, right = region
