@@ -855,7 +855,7 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
     flags = [text, "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
         (180, "of memory and 180.0 MB are free; give --micro-batch-size "),
-        (166, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
+        (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
         (1, "1.0 MB are free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)
@@ -864,7 +864,7 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
 
 
 def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
-    free(150 * 10**6)
+    free(145 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
     advice = capsys.readouterr().err.split("; give ")[1].split(" (")[0]
