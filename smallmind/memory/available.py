@@ -8,7 +8,7 @@ import psutil
 PROCESS = Path("/proc/self")
 
 # The files of a control group, by its file system: limits, usage, and the part of the usage that
-# the kernel can reclaim, a number in memory.stat (kernel documentation: cgroup-v1/memory, cgroup-v2)
+# the kernel can reclaim, from memory.stat. (Kernel documentation: cgroup-v1/memory, cgroup-v2.)
 FILES = {
     "cgroup2": (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
