@@ -120,7 +120,7 @@ def test_settings_of_earlier_versions_take_the_defaults_of_what_they_lack():
 
 @pytest.mark.parametrize("number", [2, 99, "two"])
 def test_settings_of_a_newer_version_are_refused(number):
-    with pytest.raises(InputError, match="a newer smallmind wrote it, in format .*: upgrade"):
+    with pytest.raises(InputError, match=r"a newer smallmind wrote it, in format .*: upgrade"):
         Settings.from_dict({**Settings().to_dict(), "format": number})
 
 
