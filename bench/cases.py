@@ -1,7 +1,7 @@
-"""What is measured: for each kernel its shapes, its operands, its peers, and what it must cost.
+"""What is measured: the shapes of each kernel, its operands, its peers and its minimum cost.
 
-A case's `flops` and `nbytes` are the least that any implementation has to do: every input read
-once, every output written once.
+A case's `flops` and `nbytes` are the minimum for any implementation: every input read once, every
+output written once.
 """
 
 import math
@@ -36,8 +36,8 @@ class Case:
     exact: Callable[[], list[np.ndarray]]  # the same in float64
     nbytes: float
     flops: float = 0.0
-    peak: Callable[[], float] = multiply_add  # does as many operations as the CPU can
-    allowed_error: float = 5e-5  # relative to the largest element, of what is still timed
+    peak: Callable[[], float] = multiply_add  # runs at the peak rate, returns its operations
+    allowed_error: float = 5e-5  # relative to the largest element; above it the bench stops
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ KERNELS: dict[str, Kernel] = {}
 
 
 def kernel(axes: str, shapes: list[Shape]) -> Callable[[Callable[..., Case]], Callable[..., Case]]:
-    """Enters a builder of cases into the table under its own name."""
+    """Decorator: adds a builder of cases to the table under its own name."""
 
     def enter(build: Callable[..., Case]) -> Callable[..., Case]:
         KERNELS[build.__name__] = Kernel(build.__name__, axes, shapes, build)
@@ -69,7 +69,7 @@ def _normal(*shape: int) -> np.ndarray:
 
 
 def _shifted(*shape: int) -> np.ndarray:
-    """Normal around 1, so that what is summed up does not cancel."""
+    """Normal around 1, so that sums do not cancel."""
     numbers = _normal(*shape)
     numbers += 1
     return numbers
@@ -82,7 +82,7 @@ def _copy(x: np.ndarray) -> np.ndarray:
 
 
 def _tensors(*arrays: np.ndarray) -> list:
-    """The same memory as PyTorch's tensors, or nothing where PyTorch is missing."""
+    """PyTorch tensors of the same memory, or the arrays if PyTorch is not installed."""
     return [torch.from_numpy(array) for array in arrays] if torch else list(arrays)
 
 
@@ -136,7 +136,7 @@ def _bytes(*arrays: np.ndarray) -> int:
 
 
 # Products. The first eight are those of a training step (M tokens, K channels in, N out); then
-# sizes that are no multiple of anything, and few rows, as in generation.
+# sizes that are not multiples of anything, and few rows, as in generation.
 _STEP = [
     (768, 128, 384), (768, 128, 512), (768, 512, 128), (2048, 128, 512), (8192, 128, 512),
     (2048, 256, 1024), (4096, 384, 1536), (2048, 1024, 256),
@@ -190,7 +190,7 @@ def matmul_transpose_b(M: int, K: int, N: int) -> Case:
 
 
 def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
-    """A product of matrices of these shapes in bfloat16; of gradients of weights float32."""
+    """A product of bfloat16 matrices; its result is float32 for gradients of weights."""
     exact_result = name == "matmul_transpose_a"
     a, b = (round_to(_normal(*shape), BFLOAT16) for shape in shapes)
     out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
@@ -237,15 +237,15 @@ def matmul_transpose_b_bfloat16(M: int, K: int, N: int) -> Case:
 
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])
 def matmul_gelu(M: int, K: int, N: int) -> Case:
-    # Sums of size 1, as after a layer norm: where a sigmoid is denormal, CPUs take their time.
+    # Sums of size 1, as after a layer norm: CPUs are slow where a sigmoid is denormal.
     a, b, bias = _normal(M, K) / np.float32(math.sqrt(K)), _normal(K, N), _normal(N)
-    before, out = aligned_empty((M, N)), aligned_empty((M, N))
+    activation, preactivation = aligned_empty((M, N)), aligned_empty((M, N))
     at, bt, biast = _tensors(a, b, bias)
     return _case(
         "matmul_gelu",
-        [out, before],
+        [activation, preactivation],
         [a, b, bias],
-        _bytes(a, b, bias, out, before),
+        _bytes(a, b, bias, activation, preactivation),
         2 * M * K * N,
         torch=_torch(
             lambda: torch.nn.functional.gelu(torch.addmm(biast, at, bt), approximate="tanh")
@@ -275,7 +275,7 @@ def attention(B: int, H: int, T: int, D: int) -> Case:
 
 @kernel("B H T D", _HEADS)
 def attention_backward(B: int, H: int, T: int, D: int) -> Case:
-    """Forward and backward: that is what PyTorch can be asked for."""
+    """Forward and backward together, as PyTorch has no backward alone."""
     qkv, dout = _normal(B * T, 3 * H * D), _shifted(B * T, H * D)
     out, logsumexp = aligned_empty((B * T, H * D)), aligned_empty((B, H, T))
     dqkv = aligned_empty(qkv.shape)
@@ -319,7 +319,7 @@ def _torch_heads(x: np.ndarray, count: int, B: int, H: int, T: int) -> list:
     return [head.contiguous() for head in heads]
 
 
-# The rest moves memory: a step's shapes, in cache, and one that no cache holds.
+# The rest is bound by memory: shapes of a step, in cache, and one larger than any cache.
 _ROWS = [(768, 128), (8192, 128), (2048, 384), (262144, 128)]
 _WIDE = [(768, 512), (8192, 512), (2048, 1536), (65536, 512)]
 
@@ -354,6 +354,14 @@ def layernorm_backward(R: int, C: int) -> Case:
         _bytes(x, dy, dx, mean, rstd, weight, dweight, dbias),
         torch=_torch(lambda: backward(dyt, xt, [C], meant, rstdt, wt, wt, [True] * 3)),
     )
+
+
+@kernel("R C", _WIDE)
+def gelu(R: int, C: int) -> Case:
+    x, y = _normal(R, C), aligned_empty((R, C))
+    (xt,) = _tensors(x)
+    peer = _torch(lambda: torch.nn.functional.gelu(xt, approximate="tanh"))
+    return _case("gelu", [y], [x], _bytes(x, y), torch=peer)
 
 
 @kernel("R C", _WIDE)
@@ -438,13 +446,13 @@ def _embedded(B: int, T: int, C: int) -> tuple[np.ndarray, ...]:
 
 @kernel("R C", _ROWS)
 def dropout(R: int, C: int) -> Case:
-    x, plus, out = _normal(R, C), _shifted(R, C), aligned_empty((R, C))
-    xt, pt = _tensors(x, plus)
+    x, addend, out = _normal(R, C), _shifted(R, C), aligned_empty((R, C))
+    xt, pt = _tensors(x, addend)
     return _case(
         "dropout",
         [out],
-        [x, (7 << 32) + 5, 0.1, plus],
-        _bytes(x, plus, out),
+        [x, (7 << 32) + 5, 0.1, addend],
+        _bytes(x, addend, out),
         torch=_torch(lambda: torch.nn.functional.dropout(xt, 0.1) + pt),
     )
 

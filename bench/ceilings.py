@@ -1,4 +1,4 @@
-"""What the machine can do at most: multiply-adds from registers, and copies of a given size."""
+"""The machine's limits: multiply-adds from registers, and copies of a given size."""
 
 import numpy as np
 from numba import prange
@@ -19,17 +19,15 @@ def _multiply_add(out, numbers, rounds, workers):
 
 @jit
 def _multiply_add_chains(numbers, rounds):
-    # From memory: of constants the compiler would find out where they lead.
+    # From memory: the compiler would fold constants.
     x, y = load(numbers, 0), load(numbers, LANES)
     a, b, c, d, e, f = y, x, y + y, y + x, x + x, x - y
     g, h, i, j, k, m = a, b, c, d, e, f
     for _ in range(rounds):
-        a, b, c, d, e, f = (
-            fma(a, x, y), fma(b, x, y), fma(c, x, y), fma(d, x, y), fma(e, x, y), fma(f, x, y),
-        )  # fmt: skip
-        g, h, i, j, k, m = (
-            fma(g, y, x), fma(h, y, x), fma(i, y, x), fma(j, y, x), fma(k, y, x), fma(m, y, x),
-        )  # fmt: skip
+        a, b, c = fma(a, x, y), fma(b, x, y), fma(c, x, y)
+        d, e, f = fma(d, x, y), fma(e, x, y), fma(f, x, y)
+        g, h, i = fma(g, y, x), fma(h, y, x), fma(i, y, x)
+        j, k, m = fma(j, y, x), fma(k, y, x), fma(m, y, x)
     return lane_sum(a + b + c + d + e + f + g + h + i + j + k + m)
 
 
@@ -37,7 +35,7 @@ _NUMBERS = np.repeat(np.float32([0.75, 0.125]), LANES)
 
 
 def multiply_add():
-    """Runs on every thread as many multiply-adds as the CPU can; returns their operations."""
+    """Runs multiply-adds at the CPU's peak rate on every thread; returns how many operations."""
     workers = threads()
     _multiply_add(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
     return 2 * _CHAINS * LANES * _ROUNDS * workers
@@ -63,7 +61,7 @@ def _multiply_pairs_chains(numbers, rounds):
 
 
 def multiply_pairs():
-    """As multiply_add, with dot products of bfloat16."""
+    """Like multiply_add, with dot products of bfloat16."""
     workers = threads()
     _multiply_pairs(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
     return 4 * _CHAINS * LANES * _ROUNDS * workers

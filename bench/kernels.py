@@ -15,8 +15,10 @@ from bench.timing import Contestant, Times, take_in_turn
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.half import to_float32
 
-HEADINGS = ("shape", "median", "spread", "rate", "limit", "of it", "x NumPy", "x PyTorch",
-            "x 1 thread", "worst error")  # fmt: skip
+HEADINGS = (
+    *("shape", "median", "spread", "rate", "limit", "of limit"),
+    *("x NumPy", "x PyTorch", "x 1 thread", "worst error"),
+)
 
 
 def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
@@ -120,7 +122,7 @@ def _duration(seconds: float) -> str:
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
-    """Measures and prints the kernels asked for; returns their records."""
+    """Measures and prints the chosen kernels; returns their records."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records = []
     for name in options.names or KERNELS:
@@ -130,7 +132,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
             try:
                 record = measure(kernel, shape, options.rounds)
             except KeyboardInterrupt:
-                print("interrupted: what was measured before is kept")
+                print("interrupted: the measurements so far are kept")
                 return records
             records.append(record)
             rows.append(_row(record))

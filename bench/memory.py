@@ -17,7 +17,7 @@ from tabulate import tabulate
 from bench.step import ROOT, environment
 from bench.trial import ALPHABET
 from smallmind.config import ModelConfig, TrainingConfig
-from smallmind.training.memory_estimate import MemoryEstimate, estimate, largest_at_once
+from smallmind.training.memory_estimate import MemoryEstimate, estimate, max_micro_batch
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
@@ -142,7 +142,7 @@ def _limit(threads: int, _steps: int) -> list[Record]:
     for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
         settings = _settings(precision, strategy)
         config = ModelConfig(len(ALPHABET), **EXAMPLE)
-        windows = largest_at_once(config, TrainingConfig(**settings), LIMIT, threads)
+        windows = max_micro_batch(config, TrainingConfig(**settings), LIMIT, threads)
         expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2
@@ -197,7 +197,7 @@ def _show(title: str, heads: list[str], rows: list[list[Any]]) -> None:
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> dict[str, list[Record]]:
-    """Measures and prints the parts asked for; returns their records. Units: bytes, seconds."""
+    """Measures and prints the chosen parts; returns their records. Units: bytes, seconds."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     threads = int(str(machine["threads"]))
     # Kernels are compiled by processes of their own, as at a user's first start.

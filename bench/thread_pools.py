@@ -7,11 +7,11 @@ import psutil
 
 
 class ThreadPools:
-    """Knows the threads that each package has started, and binds them to CPUs.
+    """The threads that each package has started, to be bound to CPUs.
 
-    Systems that save power put two threads that sleep between calls on one core and leave the
-    other idle: a contestant then runs at half its speed, or not, by chance. Bound, the n-th thread
-    of every pool has the n-th CPU. Only Linux can bind; elsewhere nothing is done.
+    To save power, systems may put two threads that sleep between calls on one core and leave the
+    other idle: a contestant then runs at half its speed, by chance. When bound, the n-th thread of
+    every pool runs on the n-th CPU. Only Linux supports binding; elsewhere this does nothing.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class ThreadPools:
         self.known = self._threads()
 
     def note(self) -> None:
-        """The threads that are new since the last call are one pool."""
+        """Records the threads started since the last call as one pool."""
         started = self._threads() - self.known
         self.pools.append(sorted(started))
         self.known |= started
@@ -28,7 +28,7 @@ class ThreadPools:
         if not hasattr(os, "sched_setaffinity"):
             return
         cpus = _one_of_each_core_first(sorted(os.sched_getaffinity(0)))
-        # Never that of the main thread, which works too: a pool may hold a thread that only waits.
+        # Not the CPU of the main thread, which works too.
         others = cpus[1:] or cpus
         for pool in self.pools:
             for place, thread in enumerate(pool):
@@ -41,7 +41,7 @@ class ThreadPools:
 
 
 def _one_of_each_core_first(cpus: list[int]) -> list[int]:
-    """CPUs that share a core with one before them come last."""
+    """cpus, those that share a core with an earlier one last."""
     first, others, cores = [], [], set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

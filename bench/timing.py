@@ -1,4 +1,4 @@
-"""Times contestants in turn, so that whatever else the machine does hits all of them alike."""
+"""Times contestants in turn, so that other load on the machine affects all of them alike."""
 
 import statistics
 import time
@@ -6,15 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-TURN = 0.015  # seconds that a contestant runs at a stretch
-MOST_CALLS = 400  # of one turn
+TURN = 0.015  # seconds that a contestant runs without interruption
+MAX_CALLS = 400  # per turn
 PAUSE = 0.005
-MOST_PAUSES = 100
+MAX_PAUSES = 100
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """`run` is timed; `prepare`, where there is one, runs before each call and is not.
+    """`run` is timed; `prepare`, if there is one, runs before each call and is not timed.
 
     A turn runs inside `setting()`.
     """
@@ -26,11 +26,11 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds a call."""
+    """Seconds per call."""
 
     median: float
     spread: float  # between the quarters: (third quartile - first) / median
-    least: float
+    minimum: float
     calls: int
 
 
@@ -48,10 +48,10 @@ def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, T
 def wait_for_idle_threads() -> None:
     """Pauses until no thread of this process is busy.
 
-    Those of OpenBLAS and of PyTorch go on spinning for up to 100 ms after a call, and whoever came
-    next would pay for it.
+    Those of OpenBLAS and of PyTorch spin for up to 100 ms after a call, which would slow down the
+    next contestant.
     """
-    for _ in range(MOST_PAUSES):
+    for _ in range(MAX_PAUSES):
         before = time.process_time()
         time.sleep(PAUSE)
         if time.process_time() - before < PAUSE / 10:
@@ -62,7 +62,7 @@ def _turn(contestant: Contestant) -> list[float]:
     run, prepare, clock = contestant.run, contestant.prepare, time.perf_counter
     seconds = []
     end = clock() + TURN
-    while not seconds or (clock() < end and len(seconds) < MOST_CALLS) or len(seconds) < 3:
+    while not seconds or (clock() < end and len(seconds) < MAX_CALLS) or len(seconds) < 3:
         if prepare:
             prepare()
         start = clock()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from smallmind import parts
 from smallmind.cli.console import Console, duration
 from smallmind.training import evaluation
 from smallmind.training.evaluation import Evaluation
@@ -20,7 +21,6 @@ from smallmind.training.records import (
 
 if TYPE_CHECKING:
     from smallmind.runs.session import Run
-    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.loop import Training
 
 PLAIN_EVERY = 10  # records between lines where no line can be rewritten
@@ -165,7 +165,7 @@ def show_result(console: Console, run: "Run") -> None:
     # In batches of the run's size, whose arrays are in the pool already.
     batch_size = training.data.batch_size
     result = evaluation.evaluate(training.model, held_out, characters, batch_size)
-    scores = _scores(result, token_name(training.tokenizer))
+    scores = _scores(result, token_name(training.tokenizer.kind))
     console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")
     if run.settings.run.text is None:
@@ -184,9 +184,9 @@ def floor_of_stories(result: Evaluation) -> tuple[float, float]:
     return floor, result.nats_per_character - floor
 
 
-def token_name(tokenizer: "Tokenizer") -> str:
-    """What one of its tokens is called: char or token."""
-    return "char" if tokenizer.unit == "characters" else "token"
+def token_name(kind: str) -> str:
+    """What one token of a kind of tokenizer is called: char or token."""
+    return "char" if parts.load(parts.TOKENIZERS, kind).unit == "characters" else "token"
 
 
 def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:

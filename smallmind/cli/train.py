@@ -153,7 +153,7 @@ def _show_steps(console: Console, run: "Run") -> int:
     from smallmind.cli.display import ProgressDisplay, show_costs, token_name
     from smallmind.cli.signals import stopping_on_signals
 
-    token = token_name(run.training.tokenizer)
+    token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
     with stopping_on_signals(run) as received, closing(run.steps()) as steps:
         for record in steps:

@@ -32,7 +32,7 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     not None, a copy of the parameters, rounded to its dtype. coefficients: AdamWCoefficients.
     """
     working = _NO_VECTOR if working is None else working
-    # Of one type, whatever numbers they are: each type would be compiled anew.
+    # Settled as float64: each other type of number would compile another specialisation.
     coefficients = AdamWCoefficients(*map(float, coefficients))
     _adamw(parameters, gradients, m, v, decayed, coefficients, working, threads())
 

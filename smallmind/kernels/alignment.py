@@ -1,4 +1,4 @@
-"""Arrays that start on a cache line, so that no vector of them lies across two."""
+"""Arrays that start on a cache line, so that no vector of them straddles two."""
 
 import math
 from collections.abc import Callable

@@ -51,9 +51,9 @@ ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at o
 class Head(NamedTuple):
     """One head of one sequence, and where it is found in qkv (B T, 3 C) and in out (B T, C)."""
 
-    index: int  # among the B H heads
-    batch: int
-    number: int
+    number: int  # among the B H heads
+    b: int
+    h: int
     T: int
     D: int
     C: int
@@ -179,12 +179,10 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
             )
         # Pass by pass for all rows: within a row each has to wait for the one before.
         for i in range(rows):
-            logsumexp[head.batch, head.number, first + i] = _row_maximum(
-                scores, i * T_row, first + i + 1
-            )
+            logsumexp[head.b, head.h, first + i] = _row_maximum(scores, i * T_row, first + i + 1)
         for i in range(rows):
-            top = logsumexp[head.batch, head.number, first + i]
-            width, counter = round_up(seen, LANES), (head.index * T + first + i) * T
+            top = logsumexp[head.b, head.h, first + i]
+            width, counter = round_up(seen, LANES), (head.number * T + first + i) * T
             sums[i] = _exponentials(
                 scores, i * T_row, first + i + 1, width, top, scale, mask, counter
             )
@@ -198,8 +196,8 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
         for i in range(rows):
             factor = np.float32(1) / sums[i]
             _write_row(out, head.out + (first + i) * C, results, i * D_row, D, factor)
-            top = logsumexp[head.batch, head.number, first + i]
-            logsumexp[head.batch, head.number, first + i] = top * scale + np.log(sums[i])
+            top = logsumexp[head.b, head.h, first + i]
+            logsumexp[head.b, head.h, first + i] = top * scale + np.log(sums[i])
 
 
 @jit
@@ -461,8 +459,8 @@ def _probabilities(own, forward, head, first, last, keys):
         for i in range(count):
             row = tile + i
             delta = _dot(forward.dout, forward.out, head.out + row * head.C, D)
-            softmax = Softmax(scale, forward.logsumexp[head.batch, head.number, row], delta)
-            counter = (head.index * T + row) * T
+            softmax = Softmax(scale, forward.logsumexp[head.b, head.h, row], delta)
+            counter = (head.number * T + row) * T
             columns = Span(keys.left, round_up(keys.right, LANES))
             start = place + i * T_row
             _softmax_backward_row(
@@ -473,9 +471,9 @@ def _probabilities(own, forward, head, first, last, keys):
 class Softmax(NamedTuple):
     """p = exp(score scale - logsumexp) of a row, and delta = the mean of dp under p."""
 
-    scale: float
-    logsumexp: float
-    delta: float
+    scale: np.float32
+    logsumexp: np.float32
+    delta: np.float32
 
 
 @jit

@@ -28,7 +28,8 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
     Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss. What becomes of logits is undefined.
+    which for scale = 1/R is the gradient of the mean loss. The contents of logits are undefined
+    afterwards.
     """
     _cross_entropy(losses, dlogits, logits, targets, np.float32(scale))
 
@@ -42,8 +43,8 @@ def _cross_entropy(losses, dlogits, logits, targets, scale):
 
 @jit
 def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first):
-    """One chunk. A row's maximum, sum and gradient wait for each other: those of three rows in
-    succession are taken side by side."""
+    """One chunk. A row's maximum, sum and gradient depend on each other in turn, so three
+    successive rows are interleaved."""
     last = min(logits.shape[0], first + CHUNK)
     m, s = np.float32(0), np.float32(1)
     for r in range(first, last + 2):
@@ -62,7 +63,7 @@ def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first):
 
 @jit
 def row_maximum(logits, r, target):
-    """The largest of row r, or what stands at target where that is NaN."""
+    """The maximum of row r, or its element at target if that is NaN."""
     V = logits.shape[1]
     row, tail = r * V, V % LANES
     whole = V - tail

@@ -25,9 +25,9 @@ from smallmind.kernels.reduce import CHUNK
 class Numbers(NamedTuple):
     """The arguments of `distillation` that are not arrays, as float32."""
 
-    alpha: float
-    temperature: float
-    scale: float
+    alpha: np.float32
+    temperature: np.float32
+    scale: np.float32
 
 
 def distillation(
@@ -38,7 +38,7 @@ def distillation(
     losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
     both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
-    derivative of losses by the temperature. What becomes of logits is undefined.
+    derivative of losses by the temperature. Afterwards the contents of logits are undefined.
     """
     numbers = Numbers(np.float32(alpha), np.float32(temperature), np.float32(scale))
     _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers)
@@ -85,7 +85,7 @@ def _row(dlogits, logits, teacher_logits, target, r, numbers):
         sum_puw = fma(pu, w, sum_puw)
     e, q_total, p_total = lane_sum(sum_e), lane_sum(sum_q), lane_sum(sum_p)
     u_mean, w_mean = lane_sum(sum_pu) / p_total, lane_sum(sum_pw) / p_total
-    # Of log p - log q = w / T + log(q_total / p_total) the mean under p, and what 1 / T does to it.
+    # The mean under p of log p - log q = w / T + log(q_total / p_total), and its derivative by 1/T.
     divergence = w_mean * inverse + np.log(q_total / p_total)
     covariance = lane_sum(sum_puw) / p_total - u_mean * w_mean
     by_inverse = covariance * inverse - (u_mean - w_mean - lane_sum(sum_qz) / q_total)
@@ -107,7 +107,7 @@ def _row(dlogits, logits, teacher_logits, target, r, numbers):
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 
-    Those of the K indices of a row are its first K log-probabilities; all others are the last one.
+    The logits of the K indices of a row are its first K log-probabilities; all others are its last.
     """
     R = logits.shape[0]
     for chunk in prange(ceil_div(R, CHUNK)):

@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014) whose mask is computed from a counter, never stored.
 
-An element's fate is a hash of a key and of its flat position. The backward pass computes the same
-mask again from the same key; so does a resumed run, at any number of threads.
+Whether an element is dropped follows from a hash of a key and of its flat position. The backward
+pass recomputes the mask from the same key; so does a resumed run, on any number of threads.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class Mask(NamedTuple):
 
     key: int  # 64 bits
     threshold: int
-    factor: float  # of what is kept
+    factor: np.float32  # of what is kept
 
 
 _NO_MATRIX = np.empty((0, 0), np.float32)

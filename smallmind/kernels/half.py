@@ -1,8 +1,8 @@
-"""Numbers in 16 bits: how arrays of them travel, and their conversion in plain NumPy.
+"""16-bit floating point: how arrays of it are represented, and their conversion in plain NumPy.
 
-Neither NumPy nor Numba calculates with them on a CPU: they are what lies in memory, and kernels
-convert them to float32 as they load and store. NumPy has no bfloat16 and Numba no float16, so both
-are arrays of their bits: uint16 stands for float16, int16 for bfloat16.
+Neither NumPy nor Numba computes in 16 bits on a CPU: it is a storage format, and kernels convert to
+float32 as they load and store. NumPy has no bfloat16 and Numba no float16, so both are arrays of
+their bits: uint16 stands for float16, int16 for bfloat16.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ BFLOAT16 = np.int16
 
 
 def is_half(array: np.ndarray) -> bool:
-    """Whether an array holds the bits of 16-bit numbers."""
+    """Whether an array holds the bits of 16-bit floating point."""
     return array.dtype in (FLOAT16, BFLOAT16)
 
 
 def to_float32(array: np.ndarray) -> np.ndarray:
-    """The numbers of an array, as float32; one of float32 or float64 as it is."""
+    """array -> its numbers as float32; an array of float32 or float64 is returned as it is."""
     if array.dtype == FLOAT16:
         return array.view(np.float16).astype(np.float32)
     if array.dtype == BFLOAT16:
@@ -30,7 +30,7 @@ def to_float32(array: np.ndarray) -> np.ndarray:
 def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
     """values float32 -> an array of dtype, rounded to nearest, ties to even."""
     if dtype == FLOAT16:
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
+        with np.errstate(over="ignore"):  # overflow becomes infinity
             return values.astype(np.float16).view(FLOAT16)
     if dtype == BFLOAT16:
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

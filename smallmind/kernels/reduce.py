@@ -1,4 +1,4 @@
-"""Sums over rows and over everything, in chunks whose size and order no thread count changes."""
+"""Sums over rows and over vectors, in chunks that do not depend on the number of threads."""
 
 import numpy as np
 from numba import prange
@@ -17,8 +17,8 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 
-CHUNK = 64  # rows that are summed as one
-ELEMENTS = 8192  # elements whose squares are summed as one
+CHUNK = 64  # rows per partial sum
+ELEMENTS = 8192  # elements per partial sum of squares
 
 
 def column_sum(out, x):

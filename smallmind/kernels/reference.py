@@ -123,14 +123,15 @@ def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
     (d,) = _heads(dout, 1, B, H, T)
-    # The compiled kernel takes p from logsumexp and the mean of dp from out; these are exact where
-    # scores are in the thousands and their rounding is felt.
+    (o,) = _heads(out, 1, B, H, T)
+    # Not exp(scores - logsumexp): a logsumexp in the thousands is rounded too coarsely.
     p, _ = _causal_softmax(q, k)
     # forward: out = drop(p) v
     dv = _drop(p, key, probability).swapaxes(-1, -2) @ d
     dp = _drop(d @ v.swapaxes(-1, -2), key, probability)
     # forward: p = softmax(s)
-    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+    # The mean of dp under p is dout . out.
+    ds = p * (dp - (d * o).sum(axis=-1, keepdims=True))
     # forward: s = q k^T / sqrt(D)
     ds /= math.sqrt(q.shape[-1])
     dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q
@@ -205,7 +206,8 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
     Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss. What becomes of logits is undefined.
+    which for scale = 1/R is the gradient of the mean loss. The contents of logits are undefined
+    afterwards.
     """
     rows = np.arange(len(targets))
     top = logits.max(axis=1, keepdims=True)
@@ -224,7 +226,7 @@ def distillation(
     losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
     both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
-    derivative of losses by the temperature. What becomes of logits is undefined.
+    derivative of losses by the temperature. Afterwards the contents of logits are undefined.
     """
     rows, T = np.arange(len(targets)), temperature
     hard, soft, teacher = map(_log_softmax, (logits, logits / T, teacher_logits / T))
@@ -250,7 +252,7 @@ def _log_softmax(logits):
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 
-    Those of the K indices of a row are its first K log-probabilities; all others are the last one.
+    The logits of the K indices of a row are its first K log-probabilities; all others are its last.
     """
     log_probabilities = to_float32(log_probabilities)
     logits[...] = log_probabilities[:, -1:]

@@ -1,1 +1,1 @@
-"""Where arrays come from and how much memory they take."""
+"""The pool that arrays are rented from, and how much memory is used and free."""

@@ -1,4 +1,4 @@
-"""How much memory is free: of the machine, and of the container that this process is in."""
+"""How much memory is free, on the machine and in the container of this process."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -7,8 +7,8 @@ import psutil
 
 PROCESS = Path("/proc/self")
 
-# Of a control group, by its file system: its limits, what it uses, and what of that the kernel
-# gives back first, a number in memory.stat. (The kernel's guides, cgroup-v1/memory, cgroup-v2.)
+# The files of a control group, by its file system: limits, usage, and the part of the usage that
+# the kernel can reclaim, a number in memory.stat (kernel documentation: cgroup-v1/memory, cgroup-v2)
 FILES = {
     "cgroup2": (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
@@ -16,15 +16,15 @@ FILES = {
 
 
 def available_bytes(process: Path = PROCESS) -> int:
-    """What this process can still take: what the machine has free, and its container allows.
+    """What this process can still allocate: the free memory of the machine, within its container.
 
-    `process` is its directory in /proc; where there is none, only the machine counts.
+    `process` is its directory in /proc; if it does not exist, only the machine counts.
     """
     return max(0, min([psutil.virtual_memory().available, *_left_by_limits(process)]))
 
 
 def _left_by_limits(process: Path) -> Iterator[int]:
-    """What is left below every limit of this process's control group and of those around it."""
+    """What is left below each limit of this process's control group and its parents."""
     for kind, mount, group in _groups(process):
         limits, used, idle = FILES[kind]
         for directory in (group, *group.parents):
@@ -34,7 +34,7 @@ def _left_by_limits(process: Path) -> Iterator[int]:
 
 
 def _groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
-    """-> file system, where it is mounted, and the directory of the process's group in it."""
+    """-> file system, mount point, and the directory of the process's group in it."""
     paths: dict[str, PurePosixPath] = {}
     for line in _lines(process / "cgroup"):
         _, controllers, path = line.split(":", 2)
@@ -48,7 +48,7 @@ def _groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
         kind, *_, options = source.split()
         if kind in paths and (kind == "cgroup2" or "memory" in options.split(",")):
             group = paths[kind]
-            # A container may see its own group as the root, and the path from outside.
+            # A container may see its own group as the root, but the path as seen from outside.
             seen = group.is_relative_to(root) and ".." not in group.parts
             yield kind, Path(mount), Path(mount, group.relative_to(root) if seen else "")
 
@@ -67,7 +67,7 @@ def _left(directory: Path, limits: tuple[str, ...], used: str, idle: str) -> Ite
 
 
 def _number(lines: list[str]) -> int | None:
-    """The only line as a number; None where the file is missing or says "max"."""
+    """The only line as a number; None if the file is missing or says "max"."""
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 
 

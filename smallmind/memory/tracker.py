@@ -19,21 +19,21 @@ class MemorySnapshot:
 
     phase: str
     resident: int  # of the whole process, in RAM
-    peak: int  # the most it has been resident since the process began
+    peak: int  # highest resident size since the process began
     pool_held: int  # by the pool, rented and idle
     pool_rented: int
-    pool_peak: int  # the most that was rented at one time
+    pool_peak: int  # highest pool_rented so far
 
 
 class MemoryTracker:
-    """`tracker.snapshot("Forward")` at the end of each phase; `print_report()` draws them all."""
+    """`tracker.snapshot("Forward")` at the end of each phase; `print_report()` prints a table."""
 
     def __init__(self, pool: TensorPool | None = None) -> None:
         self.pool = TensorPool.shared if pool is None else pool
         self.snapshots: list[MemorySnapshot] = []
 
     def snapshot(self, phase: str) -> MemorySnapshot:
-        """Measures now, keeps and returns it."""
+        """Takes a snapshot and appends it."""
         pool = self.pool.statistics()
         snapshot = MemorySnapshot(
             phase=phase,
@@ -47,7 +47,7 @@ class MemoryTracker:
         return snapshot
 
     def report(self, ascii_only: bool = False) -> str:
-        """The snapshots as a table, one a line, in MiB."""
+        """The snapshots as a table, one per line, in MiB."""
 
         def mib(nbytes: int) -> str:
             return f"{nbytes / MIB:.1f}"
@@ -71,7 +71,7 @@ class MemoryTracker:
         )
 
     def print_report(self, stream: TextIO | None = None) -> None:
-        """Writes the report to a stream, in ASCII where it cannot show the lines."""
+        """Writes the report to a stream, in ASCII if its encoding lacks the box characters."""
         stream = sys.stdout if stream is None else stream
         stream.write(self.report(ascii_only=not box.can_print(stream)))
 
@@ -82,13 +82,13 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has had resident since it began."""
+    """The peak resident memory of this process."""
     on_windows = getattr(psutil.Process().memory_info(), "peak_wset", None)
     if on_windows is not None:
         return int(on_windows)
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage: on Linux that starts from the peak of the process that started this one.
+        # Not getrusage: on Linux its peak includes the parent process before exec.
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

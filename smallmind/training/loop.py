@@ -422,11 +422,11 @@ class Training:
 
     def _save(self, saver: Saver, best: bool) -> Iterator[Record]:
         """Has the state saved: its snapshot, where it has just been taken."""
-        state, good = self.state(), self.spikes.good
-        self._saved = state.step
-        failure = saver.save(good if good and good.step == state.step else state, best)
-        if failure:
-            yield SaveFailedRecord(state.step, str(failure))
+        step, good = self.progress.step, self.spikes.good
+        self._saved = step
+        state = good if good and good.step == step else self.state()
+        if failure := saver.save(state, best):
+            yield SaveFailedRecord(step, str(failure))
 
     def _finish(self, saver: Saver | None) -> Iterator[Record]:
         """Saves the last state, unless that has been done."""

@@ -22,7 +22,7 @@ from smallmind.training.teacher_cache import TeacherCache
 
 # Python, NumPy, Numba and the compiled kernels, which come from the cache. Measured as the peak of
 # small runs less everything that is counted here; 16 bits load other kernels of about that size.
-PROGRAM = 116 * 2**20
+PROGRAM = 119 * 2**20
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,10 @@ class _DryRun:
         """A batch of each shape that the evaluations during and after training have."""
         T = data.block_size
         if self.training.val_every:
-            for length in {T, min(T, len(data.held_out) - 1)}:
+            lengths = {T}
+            if self.training.val_batches:  # else all of the held-out part, as after training
+                lengths.add(min(T, len(data.held_out) - 1))
+            for length in lengths:
                 windows = unbacked((data.batch_size, length), np.int32)
                 self.model.losses(windows, windows)
         held_out = data.held_out[: (data.batch_size + 1) * T]

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: nested scopes, a report in a box, a trace for the browser."""
+"""Where the time of a run goes: nested scopes, a report as a table, a trace for the browser."""
 
 import functools
 import json
@@ -20,18 +20,18 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 
 TITLE = "TRAINING PERFORMANCE REPORT"
-WIDTHS = [28, 10, 8, 6, 7]  # of the guide's columns
-MOST_EVENTS = 1_000_000  # of a trace: a browser shows no more
+WIDTHS = [28, 10, 8, 6, 7]  # of the columns
+MAX_EVENTS = 1_000_000  # of a trace: more are too many for a browser
 
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One operation at one place. Units: nanoseconds, bytes."""
+    """One operation in one place of the scopes. Units: nanoseconds, bytes."""
 
     name: str
     path: tuple[str, ...]  # the scopes around it, outermost first, and its name
-    total: int  # from entering to leaving
-    own: int  # without the scopes inside
+    total: int  # from entry to exit
+    own: int  # without inner scopes
     count: int
     minimum: int
     maximum: int
@@ -43,7 +43,7 @@ class ProfileRow:
 
 
 class _Node:
-    """An operation at one place in the tree of scopes."""
+    """A node in the tree of scopes."""
 
     __slots__ = ("children", "count", "maximum", "minimum", "name", "nbytes", "total")
 
@@ -55,7 +55,7 @@ class _Node:
 
 
 class _Stack(threading.local):
-    """The scopes that a thread is in, outermost first; the lowest is no scope but their parent."""
+    """The scopes that a thread is in, outermost first, below a root without a name."""
 
     def __init__(self, profiler: "TrainingProfiler") -> None:
         self.nodes = [_Node("")]
@@ -99,7 +99,7 @@ _NOTHING = nullcontext()
 
 
 class TrainingProfiler:
-    """Measures scopes, which may lie inside each other.
+    """Measures scopes, which may be nested.
 
         profiler = TrainingProfiler()
         with profiler.profile("Forward"):
@@ -107,9 +107,9 @@ class TrainingProfiler:
                 ...
         profiler.print_report()
 
-    The same name at two places gives two rows. Every moment is counted once, by the innermost scope
-    that it lies in, so that percentages add to 100. With `enabled=False` nothing is measured.
-    `keep_events` keeps every single scope for `save_trace`.
+    The same name in two places gives two rows. All time is counted once, in the innermost scope, so
+    that percentages add to 100. With `enabled=False` nothing is measured. `keep_events` keeps every
+    scope for `save_trace`.
     """
 
     def __init__(self, enabled: bool = True, keep_events: bool = False) -> None:
@@ -120,7 +120,7 @@ class TrainingProfiler:
         self._stack = _Stack(self)
 
     def profile(self, name: str, bytes: int = 0) -> AbstractContextManager[None]:
-        """A context manager; `bytes` is what the scope reads and writes, for its rate."""
+        """A context manager; `bytes`: what the scope reads and writes, to report a rate."""
         return _Scope(self, name, bytes) if self.enabled else _NOTHING
 
     @contextmanager
@@ -151,13 +151,13 @@ class TrainingProfiler:
 
     def _keep(self, event: tuple[str, int, int, int]) -> None:
         assert self._events is not None
-        if len(self._events) < MOST_EVENTS:
+        if len(self._events) < MAX_EVENTS:
             self._events.append((*event, threading.get_ident()))
         else:
             self._dropped += 1
 
     def rows(self) -> list[ProfileRow]:
-        """All operations: each level sorted by total time, what lies inside below its scope."""
+        """All operations: each level sorted by total time, inner scopes below their parent."""
         rows: list[ProfileRow] = []
         _collect(rows, list(self._roots), ())
         return rows
@@ -165,7 +165,7 @@ class TrainingProfiler:
     def report(self, wide: bool = False, ascii_only: bool = False) -> str:
         """The rows as a table; in the wide form with minimum, maximum and GB/s.
 
-        Total and average are from entering to leaving; % Time is without the rows indented below.
+        Total and average include inner scopes; % Time does not.
         """
         rows = self.rows()
         whole = sum(row.own for row in rows)
@@ -190,14 +190,14 @@ class TrainingProfiler:
         return box.draw(TITLE, heads, table, footer, widths, ascii_only)
 
     def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
-        """Writes the report to a stream, in ASCII where it cannot show the lines."""
+        """Writes the report to a stream, in ASCII if its encoding lacks the box characters."""
         stream = sys.stdout if stream is None else stream
         stream.write(self.report(wide, ascii_only=not box.can_print(stream)))
 
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Writes every scope in the Chrome trace format, for chrome://tracing or ui.perfetto.dev.
 
-        ValueError where the profiler was not asked to keep events.
+        ValueError where the profiler does not keep events.
         """
         if self._events is None:
             raise ValueError("a trace needs TrainingProfiler(keep_events=True)")
@@ -223,7 +223,7 @@ class TrainingProfiler:
 
 
 def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]) -> None:
-    """Appends the rows below some nodes that stand at the same place in their threads' trees."""
+    """Appends the rows below nodes that are in the same place of their threads' trees."""
     places: dict[str, list[_Node]] = {}
     for parent in parents:
         for child in list(parent.children.values()):
@@ -233,13 +233,13 @@ def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]
         count = sum(node.count for node in nodes)
         inside = sum(child.total for node in nodes for child in node.children.values())
         here = (*path, nodes[0].name)
-        if count:  # else it has not been left yet
+        if count:  # else it is still open
             rows.append(
                 ProfileRow(
                     name=nodes[0].name,
                     path=here,
                     total=total,
-                    own=max(0, total - inside),  # of a scope that is entered again right now
+                    own=max(0, total - inside),  # negative if a scope is open again
                     count=count,
                     minimum=min(node.minimum for node in nodes),
                     maximum=max(node.maximum for node in nodes),

@@ -767,12 +767,12 @@ def test_estimate_adds_up(text, capsys):
     assert status == 0
     names = [
         "weights", "working weights", "gradients", "moments", "snapshot", "activations", "scratch",
-        "the program itself",
+        "text", "the program itself",
     ]  # fmt: skip
-    assert list(cells)[:9] == [*names, "total"]
+    assert list(cells)[:10] == [*names, "total"]
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
-    assert f"It fits: {total} MB of 1,000.0 MB." in lines
+    assert f"It fits: {total} MB needed, 1,000.0 MB allowed." in lines
 
 
 def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
@@ -810,20 +810,21 @@ def test_estimate_names_flags_that_fit(capsys):
     assert len(rows) == 3
     for row in rows.values():
         assert estimate_of(capsys, *given, *row.split())[0] == 0
-    batch = int(rows["largest batch at once"].split()[1])
+    batch = int(rows["largest batch in one pass"].split()[1])
     more = ["--batch-size", str(batch + 1), "--micro-batch-size", str(batch + 1)]
     assert estimate_of(capsys, *given, *more)[0] == 1
-    named = {name.split(": ")[0]: (name.split(": ")[-1], row.split()) for name, row in rows.items()}
-    passes, (_, windows, _, at_once) = named["60 windows an update; passes"]
+    words = {name: name.removeprefix("60 sequences per update, ").split() for name in rows}
+    named = {words[name][-1]: (words[name][0], row.split()) for name, row in rows.items()}
+    passes, (_, windows, _, at_once) = named["passes"]
     assert windows == "60" and int(passes) == -(-60 // int(at_once))
-    steps, flags = named["60 windows an update; accumulation steps"]
+    steps, flags = named["batches"]
     assert flags[4:] == ["--grad-accum-steps", steps] and int(flags[1]) * int(steps) == 60
 
 
-def test_estimate_says_what_to_change_where_no_window_fits(capsys):
+def test_estimate_says_what_to_change_where_no_sequence_fits(capsys):
     given = ["--vocab-size", "65", "--block-size", "8192", "--memory", "250MB"]
     status, cells, lines = estimate_of(capsys, *given)
-    assert status == 1 and "Not one window fits at once." in lines
+    assert status == 1 and "Not even one sequence fits." in lines
     ways = {name: cell for name, cell in cells.items() if name.startswith("--")}
     for word in ("float16", "every_layer", "--block-size", "--n-embd"):
         assert any(word in way for way in ways), word
@@ -883,17 +884,15 @@ def test_estimate_refuses_what_train_refuses(tmp_path, capsys):
 def test_train_refuses_what_does_not_fit_before_it_begins(
     text, tmp_path, capsys, monkeypatch, free
 ):
-    from smallmind.nn.transformer import TransformerModel
-
-    def build(*_, **__):
+    def open_backend(_name):
         raise AssertionError("a model was allocated")
 
-    monkeypatch.setattr(TransformerModel, "__init__", build)
+    monkeypatch.setattr("smallmind.nn.transformer.open_backend", open_backend)
     out = tmp_path / "run"
     flags = [text, "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
         (180, "of memory and 180.0 MB are free; give --micro-batch-size "),
-        (166, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
+        (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
         (1, "1.0 MB are free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)
@@ -902,7 +901,7 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
 
 
 def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
-    free(150 * 10**6)
+    free(145 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
     advice = capsys.readouterr().err.split("; give ")[1].split(" (")[0]
@@ -916,5 +915,5 @@ def test_train_warns_near_the_limit(text, tmp_path, capsys, free, share, warned)
     nbytes = int(megabytes(cells["total"]) * 1e6 / share)
     free(nbytes)
     assert main(["train", text, *SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
-    words = f"The run takes {cells['total']} of the {nbytes / 1e6:,.1f} MB that are free."
+    words = f"This run needs {cells['total']} of the {nbytes / 1e6:,.1f} MB free."
     assert (words in capsys.readouterr().out) == warned

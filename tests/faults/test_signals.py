@@ -12,6 +12,7 @@ from smallmind import durable, generation
 from smallmind.nn.transformer import TransformerModel
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
+from smallmind.training.live_state import LiveState
 from smallmind.training.loop import Training
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
@@ -71,7 +72,7 @@ def signal_at(patch, owner, name, call, number):
         (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
         (TransformerModel, "losses", 2, 7),
         (Training, "evaluate", 2, 14),
-        (Training, "state", 1, 5),  # while the state is captured
+        (LiveState, "capture", 2, 5),  # while the state is captured
         (durable.Files, "replace", 4, None),  # while it is written
         (evaluation, "evaluate", 1, 20),
         (generation, "choose", 5, 20),

@@ -46,15 +46,15 @@ def run_both(name, outputs, *inputs):
     getattr(reference, name)(*slow, *(widen(x) for x in copies))
     for guarded in fast:
         guarded.assert_intact()
-    for before, after in zip(copies, inputs, strict=True):
-        np.testing.assert_array_equal(before, after)
+    for copy, after in zip(copies, inputs, strict=True):
+        np.testing.assert_array_equal(copy, after)
     return [(guarded.array, exact) for guarded, exact in zip(fast, slow, strict=True)]
 
 
-def assert_close(pairs, tolerance=2e-6, least_scale=1e-3):
-    """The error of each output against its largest element, or least_scale where that is larger."""
+def assert_close(pairs, tolerance=2e-6, min_scale=1e-3):
+    """The error of each output against its largest element, or min_scale where that is larger."""
     for actual, exact in pairs:
-        scale = max(np.abs(exact).max(initial=0), least_scale)
+        scale = max(np.abs(exact).max(initial=0), min_scale)
         np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * scale)
 
 
@@ -89,7 +89,7 @@ def test_products(random, M):
         bias, addend = normal(random, N), normal(random, M, N)
         out = (M, N)
         # Terms of size 1 may cancel: the error is one of the terms, not of what is left.
-        check = functools.partial(assert_close, least_scale=np.sqrt(K))
+        check = functools.partial(assert_close, min_scale=np.sqrt(K))
         check(run_both("matmul", [out], a, b))
         check(run_both("matmul", [out], a, b, bias))
         check(run_both("matmul", [out], a, b, bias, addend))
@@ -157,11 +157,13 @@ def test_layernorm_backward_in_place(random):
 
 def test_gelu_backward_in_place(random):
     x, dy = normal(random, 37, 29), normal(random, 37, 29)
-    dx, y, before = (np.empty_like(x) for _ in range(3))
+    dx, y, preactivation, alone = (np.empty_like(x) for _ in range(4))
     compiled.gelu_backward(dx, y, dy, x)
-    activated = np.empty_like(x)
-    compiled.matmul_gelu(activated, before, x, np.eye(29, dtype=np.float32))
-    np.testing.assert_array_equal(y, activated)  # what the forward pass had, to the bit
+    activation = np.empty_like(x)
+    compiled.matmul_gelu(activation, preactivation, x, np.eye(29, dtype=np.float32))
+    np.testing.assert_array_equal(y, activation)  # what the forward pass had, to the bit
+    compiled.gelu(alone, x)
+    np.testing.assert_array_equal(y, alone)
     compiled.gelu_backward(x, dy, dy, x)
     np.testing.assert_array_equal(x, dx)
     np.testing.assert_array_equal(dy, y)
@@ -170,6 +172,7 @@ def test_gelu_backward_in_place(random):
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
 def test_rows_and_elements(random, R, C):
     x, dy = 3 * normal(random, R, C), normal(random, R, C)
+    assert_close(run_both("gelu", [(R, C)], x))
     assert_close(run_both("gelu_backward", [(R, C), (R, C)], dy, x))
     assert_close(run_both("column_sum", [normal(random, C)], x))
     for addend in (normal(random, R, C), None):
@@ -211,9 +214,9 @@ def test_distillation(random, R, V):
         inputs = (teacher_logits, targets, alpha, temperature, 1 / R)
         pairs = run_both("distillation", [(R,), (R, V), (R,), logits], *inputs)[:3]
         # Terms of size 1 may cancel in losses and their slopes; temperature^2 of them in losses.
-        assert_close(pairs[:1], 1e-5, least_scale=max(1, temperature**2))
+        assert_close(pairs[:1], 1e-5, min_scale=max(1, temperature**2))
         assert_close(pairs[1:2], 1e-5)
-        assert_close(pairs[2:], 1e-5, least_scale=1)
+        assert_close(pairs[2:], 1e-5, min_scale=1)
         losses, dtemperatures = np.empty(R, np.float32), np.empty(R, np.float32)
         compiled.distillation(losses, logits, dtemperatures, logits, *inputs)  # in their place
         for actual, (expected, _) in zip((losses, logits, dtemperatures), pairs, strict=True):
@@ -289,6 +292,23 @@ def test_attention(random, B, H, T, D, probability):
         "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
     )
     assert_close(pairs, 5e-6)
+
+
+@pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
+def test_attention_gradients_where_scores_are_in_the_thousands(random, kernels):
+    B, H, T, D = 2, 2, 33, 16
+    qkv, dout = 16 * normal(random, B * T, 3 * H * D), normal(random, B * T, H * D)
+    results = []
+    for backend, dtype in ((kernels, np.float32), (reference, np.float64)):
+        arrays = qkv.astype(dtype), dout.astype(dtype)
+        out, logsumexp = np.empty(dout.shape, dtype), np.empty((B, H, T), dtype)
+        dqkv = np.empty(qkv.shape, dtype)
+        backend.attention(out, logsumexp, arrays[0])
+        backend.attention_backward(dqkv, arrays[1], out, logsumexp, arrays[0])
+        results.append(np.split(dqkv, 3, axis=1))
+    assert logsumexp.max() > 1000
+    for actual, exact in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=5e-5 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("beta2", [0.9, 0.999, 0.99999, 0.99999999])

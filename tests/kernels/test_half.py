@@ -146,8 +146,8 @@ def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
         guarded.assert_intact()
         actual = to_float32(guarded.array).astype(np.float64)
         rounding = ROUNDING[guarded.array.dtype.type] * np.abs(exact)
-        least = tolerance * max(1.0, np.abs(exact).max(initial=0))
-        assert (np.abs(actual - exact) <= 1.01 * rounding + least).all(), name
+        allowed = tolerance * max(1.0, np.abs(exact).max(initial=0))
+        assert (np.abs(actual - exact) <= 1.01 * rounding + allowed).all(), name
     return [guarded.array for guarded in fast]
 
 
@@ -171,10 +171,10 @@ def test_products(dtype, M, K, N):
 def test_the_forward_pass_has_gelu_of_what_the_backward_pass_reads(dtype, M, K, N):
     random = np.random.default_rng(0)
     a, b = half(normal(random, M, K), dtype), half(normal(random, K, N) / np.sqrt(K), dtype)
-    out, before, again, dx = (np.zeros((M, N), dtype) for _ in range(4))
-    compiled.matmul_gelu(out, before, a, b)
-    compiled.gelu_backward(dx, again, before, before)
-    np.testing.assert_array_equal(out, again)
+    activation, preactivation, again, dx = (np.zeros((M, N), dtype) for _ in range(4))
+    compiled.matmul_gelu(activation, preactivation, a, b)
+    compiled.gelu_backward(dx, again, preactivation, preactivation)
+    np.testing.assert_array_equal(activation, again)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -196,6 +196,7 @@ def test_rows(dtype, R, C):
         assert_half_close(
             "layernorm_backward", [((R, C), dtype), *sums], dy, x, mean, rstd, weight, addend
         )
+    assert_half_close("gelu", [((R, C), dtype)], x)
     assert_half_close("gelu_backward", [((R, C), dtype), ((R, C), dtype)], dy, x)
     assert_half_close("column_sum", [normal(random, C)], x)
     assert_half_close("dropout", [((R, C), dtype)], x, KEY, 0.3, addend)
@@ -246,9 +247,15 @@ def test_attention(dtype, B, H, T, D):
         outputs = [((R, C), dtype), ((B, H, T), np.float32)]
         out, logsumexp = assert_half_close("attention", outputs, qkv, *dropout)
         assert_half_close(
-            "attention_backward", [((R, 3 * C), dtype)], dout, out, logsumexp, qkv, *dropout,
+            "attention_backward",
+            [((R, 3 * C), dtype)],
+            dout,
+            out,
+            logsumexp,
+            qkv,
+            *dropout,
             tolerance=2e-5,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

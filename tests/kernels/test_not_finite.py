@@ -60,6 +60,7 @@ def test_rows_and_channels(random, C, value):
         assert_same_kinds(kernel, [(R, C), (C,), (C,)], dy, x, mean, rstd, weight)
     for dy, x in ((spoilt, clean), (clean, spoilt)):
         assert_same_kinds("gelu_backward", [(R, C), (R, C)], dy, x)
+    assert_same_kinds("gelu", [(R, C)], spoilt)
     assert_same_kinds("column_sum", [(C,)], spoilt)
     assert_same_kinds("dropout", [(R, C)], spoilt, KEY, 0.3, clean)
     assert_same_kinds("dropout", [(R, C)], clean, KEY, 0.3, spoilt)

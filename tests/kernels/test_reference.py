@@ -1,9 +1,11 @@
 """Every backward pass of the reference kernels against finite differences, in float64."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
-from smallmind.kernels import reference
+from smallmind.kernels import compiled, reference
 from tests.gradcheck import assert_gradients
 
 R, C, K = 5, 6, 4
@@ -51,14 +53,85 @@ def test_gelu(random):
     reference.gelu_backward(dx, y, u, x)
 
     def f(x):
-        out, before = nan(R, C), nan(R, C)
-        reference.matmul_gelu(out, before, x, np.eye(C))
+        out = nan(R, C)
+        reference.gelu(out, x)
         return float((out * u).sum())
 
     assert_gradients(f, [dx], [x])
     out = nan(R, C)
     reference.matmul_gelu(out, nan(R, C), x, np.eye(C))
     np.testing.assert_allclose(y, out, rtol=1e-14)
+
+
+class Assigned(np.ndarray):
+    """An output that remembers the types of what is written to it before they become its own."""
+
+    dtypes: ClassVar[list] = []
+
+    def __setitem__(self, index, value):
+        self.dtypes.append(np.asarray(value).dtype)
+        super().__setitem__(index, value)
+
+    def __iadd__(self, value):
+        self.dtypes.append(np.asarray(value).dtype)
+        return super().__iadd__(value)
+
+    def __isub__(self, value):
+        self.dtypes.append(np.asarray(value).dtype)
+        return super().__isub__(value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
+    B, H, T, D, V = 2, 3, 5, 4, 7
+    n, channels = B * T, H * D
+
+    def x(*shape):
+        return random.standard_normal(shape).astype(dtype)
+
+    def out(*shape):
+        return np.zeros(shape, dtype).view(Assigned)
+
+    ids = random.integers(0, V, (B, T)).astype(np.int32)
+    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    targets, logits = ids.reshape(-1), (x(n, V), x(n, V))
+    calls = {
+        "matmul": ([out(R, C)], x(R, K), x(K, C), x(C), x(R, C)),
+        "matmul_gelu": ([out(R, C), out(R, C)], x(R, K), x(K, C), x(C)),
+        "matmul_transpose_a": ([out(K, C)], x(R, K), x(R, C), x(K, C)),
+        "matmul_transpose_b": ([out(R, K)], x(R, C), x(K, C), x(R, K)),
+        "gelu": ([out(R, C)], x(R, C)),
+        "gelu_backward": ([out(R, C), out(R, C)], x(R, C), x(R, C)),
+        "column_sum": ([out(C)], x(R, C)),
+        "layernorm": ([out(R, C), out(R), out(R)], x(R, C), x(C), x(C)),
+        "layernorm_backward": (
+            [out(R, C), out(C), out(C)],
+            x(R, C),
+            x(R, C),
+            x(R),
+            x(R),
+            x(C),
+            x(R, C),
+        ),
+        "attention": ([out(n, channels), out(B, H, T)], x(n, 3 * channels), 99, 0.3),
+        "attention_backward": (
+            [out(n, 3 * channels)],
+            *(x(n, channels), x(n, channels), x(B, H, T), x(n, 3 * channels), 99, 0.3),
+        ),
+        "embedding": ([out(n, C)], x(V, C), x(T, C), ids),
+        "embedding_backward": ([out(V, C), out(T, C)], x(n, C), ids),
+        "dropout": ([out(R, C)], x(R, C), 99, 0.3, x(R, C)),
+        "cross_entropy": ([out(n), out(n, V)], logits[0], targets, 0.1),
+        "distillation": ([out(n), out(n, V), out(n)], *logits, targets, 0.5, 2.0, 0.1),
+        "top_k_logits": ([out(n, V)], targets[:, None], x(n, 2)),
+        "adamw": ([out(C), out(C), out(C), out(C)], C - 1, coefficients),
+    }
+    assert set(calls) | {"sum_of_squares"} == set(compiled.__all__)
+    for name, (outputs, *inputs) in calls.items():
+        Assigned.dtypes.clear()
+        getattr(reference, name)(*outputs, *inputs)
+        floats = {kind for kind in Assigned.dtypes if kind.kind == "f"}
+        assert floats == {np.dtype(dtype)}, name
 
 
 @pytest.mark.parametrize("with_bias", [True, False])

@@ -30,7 +30,7 @@ def test_products(random, others):
         pairs += run_both("matmul_gelu", [(M, N), (M, N)], a, b)
         pairs += run_both("matmul_transpose_a", [(M, N)], a_t, b, addend)
         pairs += run_both("matmul_transpose_b", [(M, N)], a, b_t)
-        assert_close(pairs, 5e-6, least_scale=np.sqrt(K))
+        assert_close(pairs, 5e-6, min_scale=np.sqrt(K))
 
 
 def test_kernels_of_rows_and_channels(random):
@@ -43,7 +43,8 @@ def test_kernels_of_rows_and_channels(random):
         sums = [normal(random, C), normal(random, C)]
         pairs = run_both("layernorm_backward", [(R, C), *sums], dy, x, mean, rstd, weight, addend)
         assert_close(pairs, 1e-5 * max(1, rstd.max()))
-        pairs = run_both("gelu_backward", [(R, C), (R, C)], dy, x)
+        pairs = run_both("gelu", [(R, C)], x)
+        pairs += run_both("gelu_backward", [(R, C), (R, C)], dy, x)
         pairs += run_both("dropout", [(R, C)], x, KEY, 0.3, addend)
         pairs += run_both("column_sum", [weight], x)
         targets = random.integers(0, C, R).astype(np.int32)
@@ -51,7 +52,7 @@ def test_kernels_of_rows_and_channels(random):
         logits = normal(random, R, C)
         outputs = [(R,), (R, C), (R,), logits]
         of_student = run_both("distillation", outputs, x, targets, 0.4, 2.0, 1 / R)[:3]
-        assert_close(of_student, 5e-6, least_scale=1)
+        assert_close(of_student, 5e-6, min_scale=1)
         indices = np.argsort(x, axis=1)[:, : (C + 1) // 2].astype(np.int32)
         chosen = normal(random, R, indices.shape[1] + 1)
         pairs += run_both("top_k_logits", [(R, C)], indices, chosen)

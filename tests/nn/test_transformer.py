@@ -299,7 +299,9 @@ def test_parameters_have_roles():
     assert roles["blocks.1.mlp.projection.weight"] == "matrix" and roles["head.weight"] == "head"
     assert roles["final_norm.weight"] == "gain" and roles["final_norm.bias"] == "bias"
     (matrices,) = flat.ranges(Role.EMBEDDING, Role.MATRIX, Role.HEAD)
-    assert (matrices.start, matrices.stop) == (0, flat.ranges(Role.EMBEDDING, Role.MATRIX, Role.HEAD)[0].stop)
+    vectors = flat.ranges(Role.GAIN, Role.BIAS)
+    assert matrices.start == 0 and matrices.stop == vectors[0].start
+    assert vectors[-1].stop == flat.data.size
     marked = np.zeros(flat.data.size, bool)
     for place in flat.ranges(Role.GAIN):
         marked[place] = True

@@ -1,21 +1,33 @@
-"""The estimate is what a run then holds."""
+"""The estimate equals what a run then holds."""
+
+import dataclasses
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from smallmind import (
-    AdamW,
     Distillation,
     ModelConfig,
     Precision,
+    Training,
     TrainingConfig,
     TransformerModel,
 )
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.nn.recompute import CheckpointManager
 from smallmind.text.dataset import Dataset
-from smallmind.training.memory_estimate import PROGRAM, Teacher, estimate
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.evaluation import evaluate
+from smallmind.training.memory_estimate import (
+    PROGRAM,
+    Teacher,
+    TextSize,
+    estimate,
+    max_micro_batch,
+)
 
 STRATEGIES = [
     {},
@@ -25,83 +37,105 @@ STRATEGIES = [
 ]
 
 
-def held_after_a_step(model_config, training_config, batch_size):
-    """Bytes of the pool, and of the flat vectors."""
-    settings = vars(model_config)
-    model = TransformerModel(**settings)
-    with TensorPool() as pool:
-        model.workspace.pool = pool
-        model.micro_batch_size = training_config.micro_batch_size
-        model.use_precision(training_config.requested_precision)
-        model.use_checkpointing(
-            CheckpointManager.of(
-                training_config.recompute, model_config.n_layer,
-                training_config.checkpoint_interval,
-            )
-        )  # fmt: skip
-        optimizer = AdamW(model)
-        shape = batch_size, model_config.block_size
-        with pool.borrow(shape, np.int32) as ids, pool.borrow(shape, np.int32) as targets:
-            ids[...] = targets[...] = 1
-            model.loss_and_gradients(ids, targets)
-        flat = model.flat
-        vectors = [flat.data, flat.grad, optimizer.m, optimizer.v]
-        vectors += [] if flat.working is None else [flat.working]
-        return pool.statistics().bytes_held, sum(vector.nbytes for vector in vectors)
+class SmallRun:
+    """A run on some tokens with a pool of its own, trained and evaluated like one of the command
+    line."""
+
+    def __init__(self, config, training, batch_size, tokens, teacher=None, **distillation):
+        vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
+        tokenizer = Tokenizer(vocabulary)
+        ids = np.random.default_rng(0).integers(0, config.vocab_size, tokens).astype(np.int32)
+        data = Dataset(ids, config.block_size, batch_size, 1, tokenizer)
+        model = TransformerModel(config)
+        self.teacher = teacher and TransformerModel(teacher)
+        with TensorPool() as pool:
+            distilled = None
+            if self.teacher:
+                distilled = Distillation(self.teacher, **distillation)
+                distilled.prepare(model, data)
+                self.teacher.workspace.pool = pool
+            model.workspace.pool = pool
+            run = Training(model, data=data, distillation=distilled)
+            for _ in run.steps(training):
+                pass
+            evaluate(model, data.held_out, len(data.held_out), batch_size)
+            self.held_by_pool = pool.statistics().bytes_held
+        flat, optimizer = model.flat, run.optimizer
+        self.weights = flat.data.nbytes
+        self.working_weights = 0 if flat.working is None else flat.working.nbytes
+        self.gradients = flat.grad.nbytes
+        self.moments = optimizer.m.nbytes + optimizer.v.nbytes
+        self.snapshot = run.spikes.held_bytes
+
+
+VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.get("checkpoint_strategy", len(s)))
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
-    ("model", "batch_size", "micro_batch_size"),
+    ("model", "batch_size", "micro_batch_size", "tokens", "length"),
     [
-        (ModelConfig(65, 32, 5, 3, 48), 4, None),
-        (ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False), 7, 3),
-        (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1),
-        (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5),
+        (ModelConfig(65, 32, 5, 3, 48), 4, None, 5000, {"steps": 1}),
+        (ModelConfig(65, 32, 3, 3, 48), 5, 5, 200, {"steps": 2, "val_every": 0}),
+        (
+            ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False),
+            7, 3, 300, {"steps": 1, "val_batches": 0},
+        ),
+        (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1, 400, {"steps": 1}),
+        (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
+        (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
+        (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
     ],
-)
-def test_it_is_what_pool_and_vectors_then_hold(
-    model, batch_size, micro_batch_size, precision, strategy
+)  # fmt: skip
+def test_it_is_exactly_what_pool_and_vectors_then_hold(
+    model, batch_size, micro_batch_size, tokens, length, precision, strategy
 ):
-    training = TrainingConfig(precision=precision, micro_batch_size=micro_batch_size, **strategy)
-    expected = estimate(model, training, batch_size)
-    pool, vectors = held_after_a_step(model, training, batch_size)
-    assert expected.activations == pytest.approx(pool, rel=0.05)
-    of_vectors = expected.weights + expected.working_weights + expected.gradients + expected.moments
-    assert of_vectors == pytest.approx(vectors, rel=0.05)
+    settings = {"val_batches": 1, "val_every": 1, **length, **strategy}
+    config = TrainingConfig(precision=precision, micro_batch_size=micro_batch_size, **settings)
+    expected = estimate(model, config, batch_size, text=TextSize(tokens, tokens))
+    run = SmallRun(model, config, batch_size, tokens)
+    assert expected.activations == run.held_by_pool
+    for name in VECTORS:
+        assert getattr(expected, name) == getattr(run, name), name
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("top_k", [None, 16, 99])
 @pytest.mark.parametrize(
-    ("student", "teacher"),
+    ("student", "teacher", "length"),
     [
-        (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128)),
-        (ModelConfig(65, 32, 4, 3, 96, dropout=0.1), ModelConfig(65, 64, 2, 1, 32, bias=False)),
+        (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128), {"steps": 1}),
+        (
+            ModelConfig(65, 32, 4, 3, 96, dropout=0.1),
+            ModelConfig(65, 64, 2, 1, 32, bias=False),
+            {"epochs": 1},
+        ),
     ],
 )
-def test_a_teacher_is_counted(tmp_path, student, teacher, precision, top_k):
-    config = TrainingConfig(precision=precision)
-    expected = estimate(student, config, 4, teacher=Teacher(teacher, top_k))
-    model, its_teacher = (TransformerModel(**vars(c)) for c in (student, teacher))
-    model.use_precision(config.requested_precision)
-    dataset = Dataset(np.ones(500, np.int32), 32, 4, seed=1)
+def test_a_teacher_is_counted(tmp_path, student, teacher, length, precision, top_k):
+    config = TrainingConfig(precision=precision, val_batches=1, **length)
+    size = TextSize(700, 700)
+    expected = estimate(student, config, 4, teacher=Teacher(teacher, top_k), text=size)
     cache = tmp_path / "cache" if top_k else None
-    distillation = Distillation(its_teacher, cache=cache, top_k=top_k or 16)
-    distillation.prepare(model, dataset)
-    sampler = RandomWindows(dataset, stride=distillation.stride)
-    with TensorPool() as pool:
-        model.workspace.pool = its_teacher.workspace.pool = pool
-        with pool.borrow((4, 32), np.int32) as ids, pool.borrow((4, 32), np.int32) as targets:
-            batch = draw(sampler, 0, Batch(ids, targets, np.empty(0)))
-            distillation.loss_and_gradients(model, batch)
-        held = pool.statistics().bytes_held
-    assert expected.activations == pytest.approx(held, rel=0.05)
-    assert expected.teacher == (0 if top_k else its_teacher.flat.data.nbytes)
-    alone = estimate(student, config, 4)
+    run = SmallRun(student, config, 4, 700, teacher, cache=cache, top_k=top_k or 16)
+    assert expected.activations == run.held_by_pool
+    assert expected.teacher == (0 if top_k else run.teacher.flat.data.nbytes)
+    assert expected.preparation == run.teacher.flat.data.nbytes
+    alone = estimate(student, config, 4, text=size)
     assert expected.total - alone.total >= expected.teacher > alone.teacher or top_k
     assert expected.activations > alone.activations
+
+
+def test_without_a_text_it_is_that_of_a_long_one():
+    model, config = ModelConfig(65, 32, 2, 3, 48), TrainingConfig()
+    long = estimate(model, config, 4, text=TextSize(10**6, 10**6))
+    assert estimate(model, config, 4) == dataclasses.replace(long, text=0)
+    assert long.text == 5 * 10**6
+    epochs = TrainingConfig(epochs=1)
+    for tokens in range(900, 1100, 7):  # whatever is left for the last batch
+        known = estimate(model, epochs, 4, text=TextSize(tokens, tokens)).activations
+        assert known <= estimate(model, epochs, 4).activations
 
 
 def test_the_total_is_the_sum():
@@ -112,25 +146,32 @@ def test_the_total_is_the_sum():
     )  # fmt: skip
     assert total.total == sum(parts) + PROGRAM
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
-    assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == 0
+    # Without rollbacks the saver has that copy.
+    assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == total.snapshot
     assert total.working_weights == 0
+
+
+def test_a_large_teacher_counts_while_its_logits_are_cached():
+    teacher = Teacher(ModelConfig(n_embd=1024), top_k=16)
+    taught = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
+    assert taught.total == PROGRAM + taught.preparation > 2e8
 
 
 def test_the_largest_batch_that_fits():
     model, training = ModelConfig(block_size=512), TrainingConfig()
     memory = 400 * 2**20
-    windows = largest_at_once(model, training, memory)
+    windows = max_micro_batch(model, training, memory)
 
     def total(windows):
         config = TrainingConfig(micro_batch_size=windows)
         return estimate(model, config, windows).total
 
     assert total(windows) <= memory < total(windows + 1)
-    assert largest_at_once(model, training, 1) == 0
+    assert max_micro_batch(model, training, 1) == 0
     frugal = TrainingConfig(
         precision="float16", use_gradient_checkpointing=True, checkpoint_strategy="every_layer"
     )
-    assert largest_at_once(model, frugal, memory) >= 3 * windows
+    assert max_micro_batch(model, frugal, memory) >= 3 * windows
 
 
 def test_a_larger_batch_takes_no_more_memory_but_for_itself():
@@ -146,3 +187,50 @@ def test_strategies_by_their_name(strategy):
         use_gradient_checkpointing=True, checkpoint_strategy=strategy, precision=Precision.FLOAT16
     )
     assert estimate(ModelConfig(n_layer=16), training, 12).activations > 0
+
+
+def test_a_huge_model_is_estimated_in_little_memory():
+    import tracemalloc
+
+    tracemalloc.start()
+    total = estimate(ModelConfig(50_000, 1024, 12, 12, 12_288), TrainingConfig(), 4).total
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert total > 5e11 and peak < 1e7
+
+
+LENGTH = ["--steps", "20", "--val-every", "10", "--save-every", "10"]
+PROCESSES = [
+    ["--size", "nano"],
+    ["--size", "tiny"],
+    ["--size", "small"],
+    ["--size", "medium"],
+    ["--size", "small", "--precision", "float16"],
+    ["--size", "nano", "--precision", "bfloat16"],
+    ["--size", "small", "--max-rollbacks", "0"],
+    ["--block-size", "512", "--batch-size", "16", "--micro-batch-size", "16",
+     "--precision", "float16", "--use-gradient-checkpointing"],
+    ["--n-layer", "5", "--n-embd", "132", "--tokenizer", "byte", "--no-tie-weights", "--no-bias",
+     "--batch-size", "40", "--grad-accum-steps", "3", "--dropout", "0.2"],
+    ["--block-size", "2048", "--batch-size", "2", "--n-layer", "8", "--use-gradient-checkpointing"],
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", PROCESSES, ids=" ".join)
+def test_the_peak_of_a_whole_process(tmp_path, flags):
+    measure = (
+        "import sys; from smallmind.cli import main; status = main(sys.argv[1:]);"
+        "from smallmind.memory.tracker import peak_resident_bytes;"
+        "print('peak', peak_resident_bytes()); sys.exit(status)"
+    )
+
+    def smallmind(command, *more):
+        arguments = [sys.executable, "-c", measure, command, *flags, *LENGTH, *more]
+        return subprocess.run(arguments, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+    smallmind("train", "--out", str(tmp_path / "first"))  # compiles kernels, which takes memory
+    printed = smallmind("train", "--out", str(tmp_path / "second"))
+    peak = int(re.search(r"peak (\d+)", printed)[1])
+    total = re.search(r"total +│ +([\d,.]+) MB", smallmind("estimate"))[1]
+    assert float(total.replace(",", "")) * 1e6 == pytest.approx(peak, rel=0.05)

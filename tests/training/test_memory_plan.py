@@ -4,7 +4,7 @@ import pytest
 
 from smallmind.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.training.memory_estimate import PROGRAM, estimate
-from smallmind.training.memory_plan import FLOAT16_SETTINGS, NO_SNAPSHOT, RECOMPUTE, Plan
+from smallmind.training.memory_plan import FLOAT16_SETTINGS, RECOMPUTE, Plan
 
 MODEL = ModelConfig(block_size=512)
 
@@ -20,44 +20,44 @@ def test_a_plan_is_estimated_with_the_batch_and_the_threads_of_its_run():
     assert plan(7, threads=5).estimate.scratch == 5 * plan(7, threads=1).estimate.scratch
 
 
-def test_a_change_reaches_the_config_that_has_the_field():
+def test_a_change_reaches_the_config_with_the_field():
     changed = plan().changed(block_size=64, precision="float16", batch_size=3)
     assert changed.model.block_size == 64 and changed.training.precision == "float16"
     assert changed.run.batch_size == 3 and changed.model.n_embd == MODEL.n_embd
-    assert plan().way(batch_size=3).total == plan(3).estimate.total
+    assert plan().change(batch_size=3).total == plan(3).estimate.total
 
 
 @pytest.mark.parametrize("batch", [1, 7, 16, 61])
-def test_the_most_windows_at_once(batch):
+def test_the_largest_micro_batch(batch):
     totals = {n: plan(batch, micro_batch_size=n).estimate.total for n in range(1, batch + 1)}
     for memory in sorted(totals.values()):
-        most = plan(batch).most_at_once(memory)
-        assert totals[most] <= memory
+        largest = plan(batch).max_micro_batch(memory)
+        assert totals[largest] <= memory
         # No smaller number of passes fits.
-        passes = -(-batch // most)
+        passes = -(-batch // largest)
         assert all(totals[-(-batch // fewer)] > memory for fewer in range(1, passes))
-    assert plan(batch).most_at_once(min(totals.values()) - 1) == 0
+    assert plan(batch).max_micro_batch(min(totals.values()) - 1) == 0
 
 
-def test_fewer_windows_at_once_are_the_first_thing_to_change():
+def test_a_smaller_micro_batch_is_the_first_advice():
     whole = plan(micro_batch_size=16)
-    [way] = whole.ways_to_fit(whole.estimate.total - 1)
-    assert way.settings == {"micro_batch_size": 8}
-    assert way.total == plan(micro_batch_size=8).estimate.total
+    [change] = whole.changes_to_fit(whole.estimate.total - 1)
+    assert change.settings == {"micro_batch_size": 8}
+    assert change.total == plan(micro_batch_size=8).estimate.total
 
 
-def test_what_fits_where_one_window_does_not():
+def test_advice_where_one_sequence_does_not_fit():
     one = plan(micro_batch_size=1).estimate.total
-    ways = {tuple(sorted(way.settings)): way for way in plan().ways_to_fit(one - 1)}
+    changes = {tuple(sorted(change.settings)): change for change in plan().changes_to_fit(one - 1)}
     once = {"micro_batch_size": 1}
     expected = [
-        once | NO_SNAPSHOT, once | FLOAT16_SETTINGS, once | RECOMPUTE,
+        once | FLOAT16_SETTINGS, once | RECOMPUTE,
         once | FLOAT16_SETTINGS | RECOMPUTE,
         once | {"block_size": 256}, once | {"n_embd": 64},
     ]  # fmt: skip
-    assert [way.settings for way in ways.values()] == expected
-    for way in ways.values():
-        assert way.total == plan().changed(**way.settings).estimate.total < one
+    assert [change.settings for change in changes.values()] == expected
+    for change in changes.values():
+        assert change.total == plan().changed(**change.settings).estimate.total < one
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,20 @@ def test_what_fits_where_one_window_does_not():
         ({**FLOAT16_SETTINGS, **RECOMPUTE}, {"block_size": 256}),
     ],
 )
-def test_nothing_is_advised_that_is_done_already_or_cannot_be(settings, first):
-    settings = {**NO_SNAPSHOT, **settings}
+def test_nothing_is_advised_that_is_used_already_or_impossible(settings, first):
     one = plan(micro_batch_size=1, **settings).estimate.total
-    ways = [way.settings for way in plan(**settings).ways_to_fit(one - 1)]
-    assert ways[0] == {"micro_batch_size": 1, **first}
-    assert any("precision" in way for way in ways) == (first == FLOAT16_SETTINGS)
+    changes = [change.settings for change in plan(**settings).changes_to_fit(one - 1)]
+    assert changes[0] == {"micro_batch_size": 1, **first}
+    assert any("precision" in change for change in changes) == (first == FLOAT16_SETTINGS)
 
 
 def test_a_smaller_model_is_one_that_can_be_built():
     wide = plan(model=ModelConfig(n_embd=132, n_head=12, block_size=512))
-    most = wide.way(micro_batch_size=1, n_embd=24).total
-    way = wide.ways_to_fit(most)[-1]
-    assert way.settings == {"micro_batch_size": 1, "n_embd": 24} and way.total == most
+    most = wide.change(micro_batch_size=1, n_embd=24).total
+    change = wide.changes_to_fit(most)[-1]
+    assert change.settings == {"micro_batch_size": 1, "n_embd": 24} and change.total == most
 
 
 def test_nothing_fits_in_less_than_the_program():
-    assert all(way.total > PROGRAM for way in plan().ways_to_fit(PROGRAM))
-    assert not any("block_size" in way.settings for way in plan().ways_to_fit(PROGRAM))
+    assert all(change.total > PROGRAM for change in plan().changes_to_fit(PROGRAM))
+    assert not any("block_size" in change.settings for change in plan().changes_to_fit(PROGRAM))

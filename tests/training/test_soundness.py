@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.kernels.codegen import scratch
+from smallmind.kernels import compiled
+from smallmind.kernels.codegen.scratch import scratch, scratch_bytes
 
-KERNELS = Path(scratch.__file__).parent
+KERNELS = Path(compiled.__file__).parent
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 
 # Digests of weights, moments and losses after some steps, one for each number of threads.
@@ -40,8 +41,11 @@ for count in map(int, sys.argv[1].split(",")):
 def run(program, *arguments, **environment):
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -90,16 +94,16 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
         array.base[:] = 255  # NaN as a float, -1 as a token
         return array
 
-    class Poisoned(dict):
-        def get(self, key):
-            view = super().get(key)
-            if view is not None:
-                view[...] = np.nan
-            return view
+    def with_poisoned_scratch(name, kernel):
+        def run(*arguments):
+            scratch(1, scratch_bytes() // 4)[...] = np.nan
+            return kernel(*arguments)
+
+        return run
 
     monkeypatch.setattr(pool, "rent", rent_poisoned)
-    monkeypatch.setattr(scratch._kept, "views", Poisoned())
-    training.train(steps=3, val_every=2, val_batches=1, precision=precision)
+    with training.model.workspace.wrapped_kernels(with_poisoned_scratch):
+        training.train(steps=3, val_every=2, val_batches=1, precision=precision)
     assert training.model.flat.data.tobytes() == expected.model.flat.data.tobytes()
 
 
@@ -126,7 +130,7 @@ def test_after_the_first_step_python_allocates_no_array():
     assert pool.statistics().misses == misses
 
 
-@pytest.mark.parametrize("source", sorted(KERNELS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", sorted(KERNELS.rglob("*.py")), ids=lambda path: path.stem)
 def test_kernels_allocate_nothing(source):
     allocating = {"empty", "zeros", "ones", "full", "arange", "array", "copy", "astype"}
     allocating |= {f"{name}_like" for name in allocating}

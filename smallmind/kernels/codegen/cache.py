@@ -44,7 +44,7 @@ def cache_directory() -> Path:
 
 
 def _digest() -> str:
-    """Of everything that the machine code depends on.
+    """A digest of everything that the machine code depends on.
 
     Not the optimisation level: it changes no result, and a cache for each level would double the
     wait of someone who uses both the command line and the library.

@@ -15,14 +15,14 @@ class InstructionSet:
     tile_rows: int
     tile_vectors: int
     fused: bool = True  # multiplies and adds in one instruction
-    unrolled: int = 1  # steps along K in one go: more, where counting between them is felt
+    unrolled: int = 1  # steps along K per iteration: more where loop overhead is measurable
     half: bool = True  # converts float16 in one instruction
     bfloat16: bool = False  # has a dot product of bfloat16 pairs
     pairs: bool = False  # bfloat16 is multiplied in pairs
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
-    """CPU architecture and LLVM feature flags -> the tile that fills its registers, none spilt.
+    """CPU architecture and LLVM feature flags -> the tile that fills its registers without spills.
 
     AVX-512 has 32 registers: 6 x 4 accumulators, 4 of B, 1 of A. AVX2 has 16: 6 x 2, 2, 1.
     NEON has 32 of 4 lanes: 6 x 4, 4, 1. Plain x86-64 has 16 of 4 lanes: 6 x 2, 2, 1.
@@ -43,14 +43,14 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
 
 
 def _compiled_features() -> dict[str, bool]:
-    """What Numba will compile for: the host's features unless its settings name others."""
+    """What Numba compiles for: the host's features unless its settings name others."""
     if config.CPU_FEATURES:
         return {word[1:]: word[0] == "+" for word in config.CPU_FEATURES.split(",") if word}
     if config.CPU_NAME is None or config.CPU_NAME == "host":
         features = dict(llvm.get_host_cpu_features())
         is_used = {name: config.ENABLE_AVX or not name.startswith("avx") for name in features}
         return {name: has and is_used[name] for name, has in features.items()}
-    # LLVM knows the features of a named CPU, but llvmlite does not hand them out.
+    # LLVM knows the features of a named CPU, but llvmlite does not expose them.
     avx512 = ("skylake-avx512", "icelake", "sapphirerapids", "znver4", "znver5", "cascadelake")
     avx2 = ("haswell", "broadwell", "skylake", "alderlake", "znver1", "znver2", "znver3")
     bfloat16 = ("sapphirerapids", "znver4", "znver5")

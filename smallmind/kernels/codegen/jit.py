@@ -42,9 +42,7 @@ def _at_first_level(dispatcher: Any) -> Any:
     return dispatcher
 
 
-def _compiler(
-    cache: type[KernelCache], **options: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _compiler(cache: type[KernelCache], **options: Any) -> Callable[[Callable[..., Any]], Any]:
     # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
     compile = njit(error_model="numpy", **options)
     return lambda function: _at_first_level(enable_cache(compile(function), function, cache))

@@ -1,4 +1,4 @@
-"""Memory that kernels need while they run, kept from call to call."""
+"""Working memory of the kernels, kept from call to call."""
 
 import threading
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from smallmind.kernels.alignment import aligned_empty
 
-_MOST_VIEWS = 256
+_MAX_VIEWS = 256
 
 
 class _Kept(threading.local):
@@ -14,7 +14,7 @@ class _Kept(threading.local):
 
     def __init__(self) -> None:
         self.elements = aligned_empty(0)
-        self.views: dict[tuple[int, int], np.ndarray] = {}  # to make one takes a microsecond
+        self.views: dict[tuple[int, int], np.ndarray] = {}  # making one takes a microsecond
 
 
 _kept = _Kept()
@@ -23,7 +23,7 @@ _kept = _Kept()
 def scratch(rows: int, size: int) -> np.ndarray:
     """-> (rows, at least size) float32, contents undefined, good until the next call.
 
-    No two rows share a cache line. It grows to the most that was asked for and stays, so that
+    No two rows share a cache line. The memory grows to the largest request and is kept, so that
     kernels allocate nothing once they have run.
     """
     view = _kept.views.get((rows, size))
@@ -35,7 +35,7 @@ def _view(rows: int, size: int) -> np.ndarray:
     if _kept.elements.size < rows * padded:
         _kept.views.clear()
         _kept.elements = aligned_empty(rows * padded)
-    elif len(_kept.views) == _MOST_VIEWS:
+    elif len(_kept.views) == _MAX_VIEWS:
         _kept.views.clear()
     view = _kept.elements[: rows * padded].reshape(rows, padded)
     _kept.views[rows, size] = view
@@ -43,5 +43,5 @@ def _view(rows: int, size: int) -> np.ndarray:
 
 
 def scratch_bytes() -> int:
-    """How much this Python thread keeps."""
+    """How much memory this Python thread keeps."""
     return _kept.elements.nbytes

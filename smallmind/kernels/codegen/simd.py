@@ -137,7 +137,7 @@ def store_first(typingctx, array, index, value, count):
 
 @intrinsic
 def prefetch(typingctx, array, index):
-    """Asks for the cache line of array at a flat index, which may lie outside."""
+    """Prefetches the cache line of array at a flat index, which may be out of bounds."""
 
     def codegen(context, builder, sig, args):
         HOST.prefetch(builder, _element(context, builder, sig.args[0], args[0], args[1]))

@@ -9,7 +9,7 @@ from smallmind.kernels.codegen.vector_ir import I64
 
 
 def _transpose_quarters(shuffle, groups):
-    """One vector a group of rows -> pairs (q, the q-th quarters of all groups)."""
+    """One vector per group of rows -> pairs (q, the q-th quarters of all groups)."""
     if LANES == 4:
         return [(0, groups[0])]
 
@@ -36,8 +36,8 @@ def _transpose_quarters(shuffle, groups):
 def transpose_tile(typingctx, source, source_stride, target, target_stride):
     """Writes the transpose of a LANES x LANES tile: target[j, i] = source[i, j].
 
-    Numbers move within quarters of 128 bits, then quarters move: the shuffles that CPUs have as
-    one instruction each. Strides in elements.
+    Elements are shuffled within quarters of 128 bits, then quarters are: CPUs do either in one
+    instruction. Strides count elements.
     """
 
     def codegen(context, builder, sig, args):

@@ -12,7 +12,7 @@ F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(
 
 
 class Storage(enum.Enum):
-    """How a number lies in memory."""
+    """How a number is stored in memory."""
 
     FLOAT32 = F32
     FLOAT16 = ir.HalfType()
@@ -74,10 +74,8 @@ class VectorIR:
     def store_first(self, builder, value, pointer, count, storage=Storage.FLOAT32):
         place, align = self._place(builder, pointer, storage)
         value = self._narrow(builder, value, storage)
-        self._masked(
-            builder, "store", ir.VoidType(), value, place, I32(align),
-            self.first_lanes(builder, count),
-        )  # fmt: skip
+        mask = self.first_lanes(builder, count)
+        self._masked(builder, "store", ir.VoidType(), value, place, I32(align), mask)
 
     def _masked(self, builder, name, result, *arguments):
         """The intrinsic that loads or stores the lanes of a mask."""
@@ -88,13 +86,13 @@ class VectorIR:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
     def _place(self, builder, pointer, storage):
-        """pointer -> pointer to a vector of what lies there; the alignment that is certain."""
+        """pointer -> pointer to a vector of the stored type, and its guaranteed alignment."""
         kind = I16 if storage is Storage.FLOAT16 and not self.isa.half else storage.value
         vector = ir.VectorType(kind, self.lanes)
         return builder.bitcast(pointer, vector.as_pointer()), 4 if kind is F32 else 2
 
     def _widen(self, builder, value, storage):
-        """A vector as it lay in memory -> float32."""
+        """A vector as stored in memory -> float32."""
         if storage is Storage.FLOAT32:
             return value
         if storage is Storage.BFLOAT16:
@@ -114,13 +112,13 @@ class VectorIR:
         return builder.bitcast(result, self.vector)
 
     def _narrow(self, builder, value, storage):
-        """float32 -> what lies in memory, rounded to nearest, ties to even."""
+        """float32 -> a vector as stored in memory, rounded to nearest, ties to even."""
         if storage is Storage.FLOAT32:
             return value
         if storage is Storage.FLOAT16 and self.isa.half:
             return builder.fptrunc(value, ir.VectorType(ir.HalfType(), self.lanes))
         if storage is Storage.BFLOAT16 and self.isa.bfloat16:
-            # Makes zeros of numbers below 2**-126, as its dot product does.
+            # Flushes numbers below 2**-126 to zero, as the dot product does.
             kind = ir.VectorType(_BFloat(), self.lanes)
             narrow = self.call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, value)
             return builder.bitcast(narrow, ir.VectorType(I16, self.lanes))
@@ -140,7 +138,7 @@ class VectorIR:
     def _narrow_float16(self, builder, bits):
         sign = builder.and_(builder.lshr(bits, self.integer(16)), self.integer(0x8000))
         magnitude = builder.and_(bits, self.integer(0x7FFFFFFF))
-        # The exponent's bias shrinks by 112; what is too large for it becomes infinite by itself.
+        # The exponent's bias shrinks by 112; overflow becomes infinity by itself.
         odd = builder.and_(builder.lshr(magnitude, self.integer(13)), self.integer(1))
         rounded = builder.add(magnitude, builder.add(odd, self.integer(0xFFF - (112 << 23))))
         normal = builder.lshr(rounded, self.integer(13))
@@ -160,9 +158,9 @@ class VectorIR:
         return builder.or_(builder.select(is_small, finite, special), sign)
 
     def prefetch(self, builder, pointer, write=False, locality=3):
-        """Asks for the cache line at pointer, which need not be one's own.
+        """Prefetches the cache line at pointer, which may be any address.
 
-        locality 3 brings it into every cache, 2 into those from the second level on.
+        locality 3 brings it into every cache, 2 into the second level and above.
         """
         place = builder.bitcast(pointer, ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
@@ -174,7 +172,7 @@ class VectorIR:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
     def fma(self, builder, a, b, c):
-        """a * b + c, rounded once where the CPU can; elsewhere LLVM would call a slow function."""
+        """a * b + c, rounded once if the CPU can; LLVM would emulate that by a slow function."""
         if not self.isa.fused:
             return builder.fadd(builder.fmul(a, b), c)
         return self.call(builder, f"llvm.fma.v{self.lanes}f32", self.vector, a, b, c)
@@ -184,7 +182,7 @@ class VectorIR:
         return self.fma(builder, a, b, total)
 
     def dot_pairs(self, builder, total, a, b):
-        """total plus the products of two bfloat16 in every lane: where the CPU can, in one go."""
+        """total plus the products of two bfloat16 per lane, in one instruction if there is one."""
         if not self.isa.bfloat16:
             a, b = builder.bitcast(a, self.integers), builder.bitcast(b, self.integers)
             for halves in (self._lower_half, self._upper_half):

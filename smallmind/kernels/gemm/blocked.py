@@ -159,8 +159,8 @@ def _gemm_strip(operands, packed, region, packs_a):
 def _ahead(region, block, panel):
     """What to prefetch while a panel of the region is multiplied.
 
-    Of b the panels that follow the GROUP of this one, and of these a share of the rows; of a the
-    next block along K, and of its rows a share for each panel of this block.
+    From b, a share of the rows of the panels that follow the GROUP of this one; from a, a share of
+    the rows of the next block along K.
     """
     left, right = region.left, region.right
     panels = ceil_div(right - left, PANEL)

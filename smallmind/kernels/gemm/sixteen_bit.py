@@ -251,7 +251,7 @@ def _gemm_region(operands, packed, region, blocks):
 
 @jit
 def _finish(operands, sums, place, sums_row, region):
-    """Adds bias and addend to complete sums and stores them, then their GELU if it is wanted."""
+    """Adds bias and addend to complete sums and stores them, then activation unless empty."""
     out, activation = operands.out, operands.activation
     bias, addend = operands.bias, operands.addend
     first, last, left, right = region
@@ -268,7 +268,7 @@ def _finish(operands, sums, place, sums_row, region):
                 y = y + load(addend, row + j)
             store(out, row + j, y)
             if activation.size > 0:
-                # Of the rounded value: the backward pass has no other.
+                # GELU of the rounded value, as the backward pass has no other.
                 store(activation, row + j, gelu_of(load(out, row + j)))
         if tail:
             y = load_first(sums, place + whole - left, tail)

@@ -17,7 +17,7 @@ TILE_ROWS = ISA.tile_rows
 TILE_VECTORS = ISA.tile_vectors
 PANEL = LANES * TILE_VECTORS  # columns of a tile at its widest
 
-FETCHED_AHEAD = 32  # rows of b between what is asked for and what is multiplied
+FETCHED_AHEAD = 32  # rows of b between the one prefetched and the one multiplied
 
 _POINTER = F32.as_pointer()
 
@@ -270,8 +270,8 @@ def tile_caller(pairs):
     def call_tile(typingctx, c, a, b, extent, addend, bias, packed):
         def codegen(context, builder, sig, args):
             *operands, bias, packed = args
-            operands = [cgutils.unpack_tuple(builder, operand) for operand in operands]
-            _call_tile(builder, *operands, bias, packed, pairs)
+            c, a, b, extent, addend = (cgutils.unpack_tuple(builder, x) for x in operands)
+            _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs)
             return context.get_dummy_value()
 
         return types.void(c, a, b, extent, addend, bias, packed), codegen
