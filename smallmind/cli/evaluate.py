@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """A table of the loss and what follows from it."""
     from smallmind.cli.describe import shorten
-    from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
+    from smallmind.cli.display import floor_of_stories, format_perplexity
     from smallmind.runs.assembly import read_source
     from smallmind.runs.session import Run
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
     else:
         part = f"{shorten(opened.name)}, the held-out part"
-    token = token_name(opened.settings.run.tokenizer)
+    token = "char" if opened.settings.run.tokenizer == "char" else "token"
     rows = [
         ["text", part],
         ["tokens predicted", f"{result.tokens:,}"],
