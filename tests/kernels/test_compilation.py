@@ -12,14 +12,15 @@ import smallmind
 
 PROGRAM = """
 import numpy as np
-from smallmind.kernels import compilation
+from smallmind.kernels.codegen.cache import cache_directory
+from smallmind.kernels.codegen.jit import on_first_compile
 compiled = []
 one = np.ones((1, 1), np.float32)
 dx, y = np.empty_like(one), np.empty_like(one)
-with compilation.on_first_compile(lambda: compiled.append(True)):
+with on_first_compile(lambda: compiled.append(True)):
     from smallmind.kernels.gelu import gelu_backward
     gelu_backward(dx, y, one, one)
-print(dx[0, 0], bool(compiled), compilation.CACHE)
+print(dx[0, 0], bool(compiled), cache_directory())
 """
 
 
@@ -50,8 +51,8 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(packa
     assert value == pytest.approx(1.0829641)
     assert compiled
     assert run_kernel(package, **cache)[:2] == (value, False)
-    # gelu.py calls exp of simd.py: Numba by itself would not see this edit.
-    source = package / "smallmind" / "kernels" / "simd.py"
+    # gelu.py calls exp of codegen/simd.py: Numba by itself would not see this edit.
+    source = package / "smallmind" / "kernels" / "codegen" / "simd.py"
     text = source.read_text(encoding="utf-8")
     edited = text.replace("return scale_by_power(p, n)", "return scale_by_power(p + p, n)")
     assert edited != text
