@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_size(text: str) -> int:
-    """800MB or 1.5GiB -> bytes. ArgumentTypeError where it is not a size."""
+    """800MB or 1.5GiB -> bytes. ArgumentTypeError if it is not a size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?i?B)", text.strip(), re.IGNORECASE)
     nbytes = int(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
     if not nbytes:

@@ -113,7 +113,7 @@ def generation_of(options: argparse.Namespace) -> GenerationConfig:
 
 
 def check_writable(flag: str, file: Path) -> None:
-    """InputError where the file that a flag names cannot be written."""
+    """InputError if the file that a flag names cannot be written."""
     if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
         raise InputError(f"{flag}: cannot write {file}; name a file in a writable directory")
 

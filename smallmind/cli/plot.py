@@ -12,7 +12,7 @@ COLUMNS = 4  # panels beside each other
 
 
 def check_plot(file: Path) -> None:
-    """InputError where matplotlib is missing or could not draw into such a file."""
+    """InputError if matplotlib is missing or could not draw into such a file."""
     if not importlib.util.find_spec("matplotlib"):
         raise InputError("--plot needs matplotlib: python -m pip install matplotlib")
     if file.suffix not in SUFFIXES:

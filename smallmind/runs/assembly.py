@@ -33,7 +33,7 @@ class Source(NamedTuple):
 def read_source(text: str | PathLike[str] | None) -> Source:
     """A path, a text itself, or None for the built-in stories -> the text.
 
-    A string with a line break, or longer than 1000 characters, is a text itself. InputError where a
+    A string with a line break, or longer than 1000 characters, is a text itself. InputError if a
     file cannot be read.
     """
     if text is None:
@@ -54,7 +54,7 @@ def digest(text: str) -> str:
 
 
 def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset:
-    """The dataset that settings describe. InputError where the text is too short."""
+    """The dataset that settings describe. InputError if the text is too short."""
     run = settings.run
     return Dataset.from_text(text, tokenizer, settings.model.block_size, run.batch_size, run.seed)
 
@@ -62,7 +62,7 @@ def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
     """The same with everything that follows from text and machine as a number.
 
-    These are vocab_size, steps where epochs are set, min_lr and threads. InputError where the
+    These are vocab_size, steps where epochs are set, min_lr and threads. InputError if the
     machine has fewer threads.
     """
     run, training = settings.run, settings.training
@@ -93,7 +93,7 @@ def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> T
     """The training that resolved settings describe; kernels run on their threads from now on.
 
     Where the teacher is to be cached and no cache exists, the teacher runs over the text now.
-    InputError where the teacher does not fit the text.
+    InputError if the teacher does not fit the text.
     """
     run = settings.run
     use_threads(run)
@@ -108,7 +108,7 @@ def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> T
 def load_distillation(
     config: DistillationConfig, backend: str, tokenizer: Tokenizer
 ) -> Distillation | None:
-    """The teacher, loaded; None where there is none. InputError where its tokens are others."""
+    """The teacher, loaded; None where there is none. InputError if its tokens are others."""
     if not config.teacher:
         return None
     teacher, teacher_tokenizer = load_model(_model_file(config.teacher), backend)

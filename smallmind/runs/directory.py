@@ -53,7 +53,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Makes the directory. InputError where it holds a run already, or is not writable."""
+        """Makes the directory. InputError if it holds a run already, or is not writable."""
         directory = cls(path)
         try:
             if any((path / name).exists() for name in (CONFIG, METRICS, MODEL, SAMPLES)):
@@ -94,7 +94,7 @@ class RunDirectory:
         durable.write(self.path / CONFIG, [text.encode()])
 
     def load_config(self) -> SavedConfig:
-        """What save_config of this or an earlier version wrote. InputError where there is none."""
+        """What save_config of this or an earlier version wrote. InputError if there is none."""
         file = self.path / CONFIG
         try:
             with durable.open_regular(file) as opened:
@@ -115,7 +115,7 @@ class RunDirectory:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the lines of the metrics that are not on disk yet. OSError where that fails."""
+        """Writes the lines of the metrics that are not on disk yet. OSError if that fails."""
         with open(self.path / METRICS, "ab", buffering=0) as file:
             while self._unwritten:
                 self._unwritten = self._unwritten[file.write(self._unwritten) :]

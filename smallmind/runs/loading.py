@@ -38,7 +38,7 @@ def load_from_run(
 ) -> Loaded:
     """The model and tokenizer of a run: "newest", "best" or the checkpoint of a step.
 
-    None: the final model, or "newest" where there is none yet. InputError where there is no such
+    None: the final model, or "newest" where there is none yet. InputError if there is no such
     checkpoint.
     """
     if not directory.is_dir():
@@ -55,7 +55,7 @@ def load_from_run(
 
 
 def load_model(path: Path, backend: str = "numba") -> Loaded:
-    """The model and tokenizer in a model file. InputError where it does not hold both."""
+    """The model and tokenizer in a model file. InputError if it does not hold both."""
     model = TransformerModel.load(path, backend)
     metadata = safetensors.read_metadata(path)
     try:
@@ -84,7 +84,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
-    """The tokenizer that a checkpoint was made with. InputError where it has none."""
+    """The tokenizer that a checkpoint was made with. InputError if it has none."""
     try:
         return Tokenizer.from_state(saved.state["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:

@@ -77,7 +77,7 @@ class RunLock:
 
 
 def lock_file(file: int) -> None:
-    """Locks an open file. BlockingIOError or PermissionError where another process holds it."""
+    """Locks an open file. BlockingIOError or PermissionError if another process holds it."""
     if os.name == "nt":
         os.lseek(file, LOCKED_BYTE, os.SEEK_SET)
         try:

@@ -44,7 +44,7 @@ def _cell(value: Any) -> Any:
 
 
 def read_metrics(run: Path) -> MetricsTable:
-    """The metrics in the directory of a run. InputError where there are none.
+    """The metrics in the directory of a run. InputError if there are none.
 
     Where two records of a step have the same column, the later one counts: a run that rolled back
     wrote these steps again.

@@ -80,7 +80,7 @@ def measure(
 def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
     """The config with as many steps as fit, and a warmup of at most a tenth of them.
 
-    InputError where not even one fits.
+    InputError if not even one fits.
     """
 
     def fits(steps: int) -> bool:

@@ -12,7 +12,7 @@ from smallmind.config import InputError, RunConfig
 def choose_threads(run: RunConfig) -> int:
     """The number of threads that run asks for, or one per core; binds those to their cores.
 
-    InputError where this machine runs fewer.
+    InputError if this machine runs fewer.
     """
     if run.backend != "numba":
         return 1
