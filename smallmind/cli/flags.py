@@ -84,7 +84,7 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
 
 
 def fields_of(options: argparse.Namespace) -> Fields:
-    """What the flags, --config, --preset and --size set together."""
+    """The fields that the flags, --config, --preset and --size set together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     return resolve(options.size, options.preset, options.config, flags)
 
@@ -99,7 +99,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def observing_of(options: argparse.Namespace) -> Fields:
-    """The flags that only observe a run; a resumed run may have others."""
+    """The flags that only observe a run, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in OBSERVING}
     if options.profile_wide or options.profile_json:
         flags["enable_diagnostics"] = True

@@ -34,14 +34,14 @@ def make_plan(
 
 
 def measure_text(text: str, tokenizer: "Tokenizer") -> "TextSize":
-    """What a text takes in memory, and how many tokens it has."""
+    """The bytes that a text takes in memory, and its number of tokens."""
     from smallmind.training.memory_estimate import TextSize
 
     return TextSize(sys.getsizeof(text), len(tokenizer.encode(text)))
 
 
 def check_memory(console: Console, plan: "Plan") -> None:
-    """InputError, with advice, if the run does not fit; a warning if it hardly does."""
+    """InputError, with advice, if the run does not fit; a warning if it barely does."""
     from smallmind.memory.available import available_bytes
 
     free, total = available_bytes(), plan.estimate.total
@@ -49,15 +49,15 @@ def check_memory(console: Console, plan: "Plan") -> None:
         fitting = [change for change in plan.changes_to_fit(free) if change.total <= free]
         advice = " or ".join(f"{flags(c.settings)} ({megabytes(c.total)})" for c in fitting)
         raise InputError(
-            f"this run needs {megabytes(total)} of memory and {megabytes(free)} are free; "
-            + (f"give {advice}" if advice else "no setting makes it fit: free some memory")
+            f"this run needs {megabytes(total)} of memory and {megabytes(free)} is free; "
+            + (f"use {advice}" if advice else "no setting makes it fit: free some memory")
         )
     if total > NEARLY * free:
         console.warning(f"This run needs {megabytes(total)} of the {megabytes(free)} free.")
 
 
 def show_estimate(console: Console, plan: "Plan", memory: int | None, target: int) -> int:
-    """The memory that the plan takes, in parts, and what fits -> exit status."""
+    """Prints the memory that the plan takes, in parts, and what fits -> exit status."""
     from smallmind.memory.available import available_bytes
 
     available, estimate = memory or available_bytes(), plan.estimate

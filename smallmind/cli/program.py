@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 
     SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
-    where the run does not fit in memory, `verify` where a checkpoint is wrong.
+    if the run does not fit in memory, `verify` if a checkpoint is wrong.
     """
     options = make_parser(sys.argv[1:] if arguments is None else arguments).parse_args(arguments)
     from smallmind.cli.console import error_line
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of these arguments: of all commands, only the one they name has its flags."""
+    """The parser for these arguments: only the command that they name has its flags."""
     parser = argparse.ArgumentParser(
         prog="smallmind",
         description="Train a small transformer on the CPU and generate text with it.",
@@ -68,7 +68,7 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """argparse's own takes the version itself, whose module --help does not need."""
+    """Unlike argparse's own action, imports the version only when asked for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from smallmind.config import __version__

@@ -56,9 +56,9 @@ class Run:
         self.settings = config.settings.replace(out=str(directory.path))
         self.directory = directory
         self.sample: str | None = None
-        self.passed_over: list[tuple[Path, str]] = []  # damaged checkpoints, and what is wrong
+        self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self._config = config
-        self._newest: RunState | None = None  # read, and not used yet
+        self._newest: RunState | None = None  # once read, until training uses it
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.path)!r})"
@@ -80,7 +80,7 @@ class Run:
         model learns from built-in stories. `out` is by default runs/<date>-<text>.
 
         InputError if a setting is unknown or out of range, the text cannot be read or is too
-        short, or the directory holds a run already. Then nothing is left behind.
+        short, or the directory already holds a run. Then nothing is left behind.
         """
         settings = (settings or Settings()).replace(**fields)
         if text is not None and not assembly.is_literal(text):
@@ -96,7 +96,7 @@ class Run:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
-        # Or the properties would read and encode the text again.
+        # Otherwise the cached properties would read and encode the text again.
         run.__dict__["text"] = source.text
         run.__dict__["data"] = data
         run._save_config()
@@ -150,12 +150,12 @@ class Run:
         return assembly.digest(text) == self._config.text_sha256
 
     def newest(self) -> RunState | None:
-        """The newest sound checkpoint; None where nothing has been saved yet.
+        """The newest sound checkpoint; None if nothing has been saved yet.
 
-        Damaged ones are skipped and listed in `passed_over`. InputError if all are damaged.
+        Damaged ones are skipped and listed in `skipped_checkpoints`. InputError if all are damaged.
         """
         newest = self._read_newest()
-        if self.passed_over and not newest:
+        if self.skipped_checkpoints and not newest:
             raise InputError(
                 f"no checkpoint in {self.path} is sound: restore one from a copy, or remove them "
                 "all to start the run again"
@@ -226,7 +226,7 @@ class Run:
     def resume(self, on_record: OnRecord | None = None, **changes: Any) -> list[Record]:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
-        Starts again where there is no checkpoint; a run that is finished returns no records.
+        Starts over if there is no checkpoint; returns no records if the run is finished.
         `changes` are those that `change` allows. Errors as in `train`.
         """
         self.change(**changes)
@@ -272,7 +272,7 @@ class Run:
                     for record in records:
                         self.directory.log(record)
                 finally:
-                    self._newest = None  # there are newer ones
+                    self._newest = None  # training has saved newer ones
             self._finish()
 
     def load(
@@ -280,7 +280,7 @@ class Run:
     ) -> tuple[TransformerModel, Tokenizer]:
         """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
 
-        Without it, the final model, or the newest checkpoint where the run has not ended yet.
+        Without it, the final model, or the newest checkpoint if the run has not ended yet.
         InputError if there is no such checkpoint.
         """
         return loading.load_from_run(self.path, checkpoint, backend)
@@ -288,8 +288,8 @@ class Run:
     def evaluate(self, text: str | PathLike[str] | None = None) -> Evaluation:
         """How well the model that `load()` returns predicts a text.
 
-        `text` is a path or a text as in `create`, and all of it counts; without it, or where it is
-        the run's own, only the held-out part does.
+        `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
+        run's own text, only the held-out part counts.
         """
         model, tokenizer = self.load()
         content = self.text if text is None else assembly.read_source(text).text
@@ -338,11 +338,11 @@ class Run:
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:
-            self._newest, self.passed_over = checkpoint.newest(self.path)
+            self._newest, self.skipped_checkpoints = checkpoint.newest(self.path)
         return self._newest
 
     def _tokenizer(self) -> Tokenizer:
-        """The tokenizer as a checkpoint has it, or made from the text where there is none."""
+        """The tokenizer of the newest checkpoint, or one made from the text if there is none."""
         newest = self._read_newest()
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)

@@ -229,7 +229,7 @@ def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
     assert main(["train", text, *SMALL, "--save-every", "12", "--out", str(out)]) == 0
     printed = flat(capsys.readouterr().out)
     assert "Step 25: the loss is not finite from an average of " in printed
-    continuing = "continuing at 0.5 of the learning rate, without that batch."
+    continuing = "continuing at 0.5 times the learning rate, without that batch."
     assert f"Rolled back to step 24; {continuing}" in printed
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     [kept] = [line for line in lines if "spike_step" in line]
@@ -891,9 +891,9 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
     out = tmp_path / "run"
     flags = [text, "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
-        (180, "of memory and 180.0 MB are free; give --micro-batch-size "),
+        (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
         (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
-        (1, "1.0 MB are free; no setting makes it fit: free some memory"),
+        (1, "1.0 MB is free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)
         assert_refused(capsys, ["train", *flags], message)
@@ -904,7 +904,7 @@ def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
     free(145 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
-    advice = capsys.readouterr().err.split("; give ")[1].split(" (")[0]
+    advice = capsys.readouterr().err.split("; use ")[1].split(" (")[0]
     assert advice == "--micro-batch-size 32"
     assert main(["train", *flags, *advice.split(), "--out", str(tmp_path / "run")]) == 0
 

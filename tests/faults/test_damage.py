@@ -102,7 +102,7 @@ def test_a_checkpoint_by_another_name_is_passed_over(run):
     file_of(run, 20).rename(file_of(run, 99))
     found, passed_over = newest(run)
     assert found.step == 10
-    assert "is not the checkpoint that its name says" in passed_over[0][1]
+    assert "does not hold the checkpoint that its name promises" in passed_over[0][1]
 
 
 def test_files_changed_while_they_are_read(run, monkeypatch):
