@@ -79,9 +79,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--shapes", type=_shapes, metavar="S,S", help="like 12x64x128x4x4: B, T, C, layers, heads"
     )
     step.add_argument(
-        "--peers", type=lambda text: [word for word in text.split(",") if word], metavar="P,P",
+        "--peers",
+        type=lambda text: [word for word in text.split(",") if word],
+        metavar="P,P",
         help="of torch, torch compile, jax; all that are installed without",
-    )  # fmt: skip
+    )
     step.add_argument("--steps", type=_count, default=60, help="that are timed")
 
     start = commands.add_parser("start", help="compiling kernels, and loading them from the cache")
@@ -89,9 +91,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
     memory = commands.add_parser("memory", help="what training holds, beside its estimate")
     memory.add_argument(
-        "--only", type=lambda text: text.split(","), metavar="P,P",
+        "--only",
+        type=lambda text: text.split(","),
+        metavar="P,P",
         help="of example, layers, limit, long; all without",
-    )  # fmt: skip
+    )
     memory.add_argument("--steps", type=_count, default=5, help="that are timed")
 
     faults = commands.add_parser("faults", help="what runs survive: kills, power, damage, fuzzing")
@@ -100,9 +104,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     faults.add_argument("--minutes", type=float, default=10, help="of fuzzing")
     faults.add_argument("--seed", type=_count, default=1, help="another one fuzzes other files")
     faults.add_argument(
-        "--only", type=lambda text: text.split(","), metavar="P,P",
+        "--only",
+        type=lambda text: text.split(","),
+        metavar="P,P",
         help="of operations, saves, runs, power, cuts, flips, fuzzing; all without",
-    )  # fmt: skip
+    )
 
     for command in (kernels, step, start, memory, faults):
         command.add_argument("--threads", type=_count, help="one a core without")
@@ -177,8 +183,11 @@ def main() -> None:
         sys.exit(f"--only: no part named {unknown[0]!r}; there are {', '.join(parts)}")
     described = machine.describe()
     commands: dict[str, Callable[..., Any]] = {
-        "kernels": kernels.run, "step": step.run, "start": start.run, "memory": memory.run,
-    }  # fmt: skip
+        "kernels": kernels.run,
+        "step": step.run,
+        "start": start.run,
+        "memory": memory.run,
+    }
     if options.command == "faults":
         from bench import faults
 

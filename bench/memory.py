@@ -30,8 +30,14 @@ STRATEGIES = ("none", "every_layer", "sqrt_layers")
 LIMIT = 10**9  # bytes
 VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
 HELD = (
-    "weights", "working_weights", "activations", "gradients", "moments", "snapshot", "scratch",
-)  # fmt: skip
+    "weights",
+    "working_weights",
+    "activations",
+    "gradients",
+    "moments",
+    "snapshot",
+    "scratch",
+)
 
 
 def _settings(precision: str, strategy: str, at_once: int | None = None) -> Settings:
@@ -76,7 +82,8 @@ def _measure(
             counted = expected.activations + sum(getattr(expected, name) for name in VECTORS)
             records.append(
                 {
-                    **chosen, **held,
+                    **chosen,
+                    **held,
                     "activations": held["pool"]["high_water_mark"],
                     "seconds": statistics.median(times[1:]),
                     "times_none": statistics.median(ratios[1:]),
@@ -84,7 +91,7 @@ def _measure(
                     "error": expected.total / held["peak"] - 1,
                     "error_of_held": counted / measured - 1,
                 }
-            )  # fmt: skip
+            )
     return records
 
 
@@ -99,17 +106,29 @@ def _example(threads: int, steps: int) -> list[Record]:
         records += _measure(threads, EXAMPLE, BATCH, at_once, steps)
     rows = [
         [
-            r["precision"], r["checkpoint_strategy"], r["micro_batch_size"] or "default",
+            r["precision"],
+            r["checkpoint_strategy"],
+            r["micro_batch_size"] or "default",
             *(_mb(r[name]) for name in HELD),
-            _mb(r["peak"]), _mb(r["estimate"]["total"]), f"{r['error'] * 100:+.1f} %",
-            f"{r['seconds'] * 1e3:.0f}", f"{r['times_none']:.2f}",
+            _mb(r["peak"]),
+            _mb(r["estimate"]["total"]),
+            f"{r['error'] * 100:+.1f} %",
+            f"{r['seconds'] * 1e3:.0f}",
+            f"{r['times_none']:.2f}",
         ]
         for r in records
-    ]  # fmt: skip
+    ]
     heads = [
-        "precision", "recompute", "at once", *(name.replace("_", " ") for name in HELD), "peak",
-        "estimate", "off", "ms", "x none",
-    ]  # fmt: skip
+        "precision",
+        "recompute",
+        "at once",
+        *(name.replace("_", " ") for name in HELD),
+        "peak",
+        "estimate",
+        "off",
+        "ms",
+        "x none",
+    ]
     worst = max(abs(r["error_of_held"]) for r in records)
     _show(f"B{BATCH} T512 4x128, MB", heads, rows)
     print(f"The estimate of vectors and pool is at most {worst * 100:.1f} % off")
@@ -126,11 +145,14 @@ def _layers(threads: int, steps: int) -> list[Record]:
         r["share_of_none"] = r["activations"] / whole
         rows.append(
             [
-                r["precision"], r["checkpoint_strategy"], _mb(r["activations"]),
-                f"{r['share_of_none'] * 100:.1f} %", f"{r['seconds'] * 1e3:.0f}",
+                r["precision"],
+                r["checkpoint_strategy"],
+                _mb(r["activations"]),
+                f"{r['share_of_none'] * 100:.1f} %",
+                f"{r['seconds'] * 1e3:.0f}",
                 f"{r['times_none']:.2f}",
             ]
-        )  # fmt: skip
+        )
     heads = ["precision", "recompute", "activations, MB", "of none", "ms", "x none"]
     _show("B4 T512 16x128", heads, rows)
     return records
@@ -148,25 +170,40 @@ def _limit(threads: int, _steps: int) -> list[Record]:
         larger = windows * 3 // 2
         run, more = (
             _trial(
-                threads, model=EXAMPLE, batch_size=n,
-                settings=[{**settings, "micro_batch_size": n}], steps=2, capacity=capacity,
+                threads,
+                model=EXAMPLE,
+                batch_size=n,
+                settings=[{**settings, "micro_batch_size": n}],
+                steps=2,
+                capacity=capacity,
             )
             for n in (windows, larger)
-        )  # fmt: skip
-        records.append({
-            "precision": precision, "checkpoint_strategy": strategy, "limit": LIMIT,
-            "capacity": capacity, "windows": windows, "fits": "peak" in run,
-            "peak": run.get("peak", 0), "larger": larger,
-            "larger_refused": "out_of_memory" in more,
-        })  # fmt: skip
+        )
+        records.append(
+            {
+                "precision": precision,
+                "checkpoint_strategy": strategy,
+                "limit": LIMIT,
+                "capacity": capacity,
+                "windows": windows,
+                "fits": "peak" in run,
+                "peak": run.get("peak", 0),
+                "larger": larger,
+                "larger_refused": "out_of_memory" in more,
+            }
+        )
     rows = [
         [
-            r["precision"], r["checkpoint_strategy"], r["windows"],
-            f"{r['windows'] / records[0]['windows']:.2f}", "runs" if r["fits"] else "is refused",
-            _mb(r["peak"]), f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
+            r["precision"],
+            r["checkpoint_strategy"],
+            r["windows"],
+            f"{r['windows'] / records[0]['windows']:.2f}",
+            "runs" if r["fits"] else "is refused",
+            _mb(r["peak"]),
+            f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
         ]
         for r in records
-    ]  # fmt: skip
+    ]
     heads = ["precision", "recompute", "windows", "x first", "it", "peak, MB", "a larger batch"]
     _show(f"T512 4x128, the largest batch at once in {_mb(LIMIT)} MB", heads, rows)
     return records
@@ -187,8 +224,11 @@ def _long(threads: int, _steps: int) -> list[Record]:
 
 
 PARTS: dict[str, Callable[[int, int], list[Record]]] = {
-    "example": _example, "layers": _layers, "limit": _limit, "long": _long,
-}  # fmt: skip
+    "example": _example,
+    "layers": _layers,
+    "limit": _limit,
+    "long": _long,
+}
 
 
 def _show(title: str, heads: list[str], rows: list[list[Any]]) -> None:

@@ -60,9 +60,13 @@ def test_a_result_that_is_not_finite_is_wrong():
     case = cases.KERNELS["matmul"].build(4, 4, 4)
     case.ours.run()
     broken = cases.Case(
-        cases.Contestant(lambda: case.results[0].fill(np.nan)), None, None, case.results,
-        case.exact, case.nbytes,
-    )  # fmt: skip
+        cases.Contestant(lambda: case.results[0].fill(np.nan)),
+        None,
+        None,
+        case.results,
+        case.exact,
+        case.nbytes,
+    )
     assert kernels._worst_error(broken) == float("inf")
 
 
@@ -133,17 +137,23 @@ def test_losses_that_are_not_ours_are_named():
         "contestants": {
             name: {"worst_difference": difference}
             for name, difference in {
-                "ours": 0.0, "torch": 1.1e-3, "jax": 0.9e-3, "ours float16": 0.019,
-                "torch compile bfloat16": 0.021, "ours bfloat16": float("nan"),
+                "ours": 0.0,
+                "torch": 1.1e-3,
+                "jax": 0.9e-3,
+                "ours float16": 0.019,
+                "torch compile bfloat16": 0.021,
+                "ours bfloat16": float("nan"),
             }.items()
         },
-    }  # fmt: skip
+    }
     assert step.disagreements([record]) == [
         f"B3 T5 2x8 1 heads: {name}'s losses differ by {difference} from ours"
         for name, difference in (
-            ("torch", "1.1e-03"), ("torch compile bfloat16", "2.1e-02"), ("ours bfloat16", "nan"),
+            ("torch", "1.1e-03"),
+            ("torch compile bfloat16", "2.1e-02"),
+            ("ours bfloat16", "nan"),
         )
-    ]  # fmt: skip
+    ]
 
 
 def test_the_step_of_the_peers_job_is_counted():

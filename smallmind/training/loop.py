@@ -199,7 +199,7 @@ class Training:
             self._clear_gradients()
 
     def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
-        """Evaluates `batches` fixed batches per part, or with 0 all held-out text; None: stopped."""
+        """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
         with self.model.workspace.profile("Evaluate"), suppress(Stopped):
             return evaluate_parts(step, self.model, self.data, batches, self._check_stop)
         return None

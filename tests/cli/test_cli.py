@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,10 +24,10 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.training.records import RunProgress
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-SMALL = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2", "--batch-size", "4",
-    "--steps", "30", "--val-every", "20", "--val-batches", "2", "--warmup-steps", "5",
-]  # fmt: skip
+SMALL = shlex.split(
+    "--block-size 16 --n-embd 16 --n-layer 1 --n-head 2 --batch-size 4 --steps 30 "
+    "--val-every 20 --val-batches 2 --warmup-steps 5"
+)
 
 
 @pytest.fixture
@@ -55,11 +56,25 @@ def test_train_shows_what_it_does(text, tmp_path, capsys):
     assert main(["train", text, *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "Model", "token embedding", "parameters", "Data", "2,880", "vocabulary", "held out", "Run",
-        "tokens per step", "threads", "instruction set", "step 30/30", "held-out loss",
-        "bits/char, perplexity", "next char right", "Sample:", f"The run is in {out}",
+        "Model",
+        "token embedding",
+        "parameters",
+        "Data",
+        "2,880",
+        "vocabulary",
+        "held out",
+        "Run",
+        "tokens per step",
+        "threads",
+        "instruction set",
+        "step 30/30",
+        "held-out loss",
+        "bits/char, perplexity",
+        "next char right",
+        "Sample:",
+        f"The run is in {out}",
         f"Directory: {out}",
-    ):  # fmt: skip
+    ):
         assert words in flat(printed), words
     next_command = printed[printed.index("Next: ") :].replace("\\\n", " ")
     assert flat(next_command) == f'Next: smallmind generate --run {out} --prompt "the cat"'
@@ -69,12 +84,18 @@ def test_train_shows_what_it_does(text, tmp_path, capsys):
 def test_the_run_directory_is_readable_by_other_programs(run):
     names = {path.name for path in run.iterdir()}
     assert names == {
-        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "samples.txt",
-    }  # fmt: skip
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "samples.txt",
+    }
     checkpoints = {path.name for path in (run / "checkpoints").iterdir()}
     assert checkpoints == {
-        "best.safetensors", "step-00000020.safetensors", "step-00000030.safetensors",
-    }  # fmt: skip
+        "best.safetensors",
+        "step-00000020.safetensors",
+        "step-00000030.safetensors",
+    }
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert config["format"] == 1 and config["training"]["min_lr"] == 1e-4
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
@@ -87,12 +108,28 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert [line["step"] for line in steps] == [1, 10, 20, 30]
     assert [line["step"] for line in evaluations] == [20, 30]
     assert set(steps[0]) == {
-        "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds", "step_ms",
-        "windows", "precision", "loss_scale", "clip_share", "memory", "peak_memory",
-    }  # fmt: skip
+        "step",
+        "loss",
+        "lr",
+        "grad_norm",
+        "tokens_per_second",
+        "elapsed_seconds",
+        "step_ms",
+        "windows",
+        "precision",
+        "loss_scale",
+        "clip_share",
+        "memory",
+        "peak_memory",
+    }
     assert set(evaluations[0]) == {
-        "step", "train_loss", "val_loss", "perplexity", "bits_per_character", "accuracy",
-    }  # fmt: skip
+        "step",
+        "train_loss",
+        "val_loss",
+        "perplexity",
+        "bits_per_character",
+        "accuracy",
+    }
     tensors, metadata = safetensors.read(run / "model.safetensors")
     assert tensors["blocks.0.attention.qkv.weight"].shape == (16, 48)
     assert json.loads(metadata["config"])["n_layer"] == 1
@@ -159,9 +196,20 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
     boxes = [line for line in printed.splitlines() if line[:1] in "╔║╠╟╚" and line]
     assert boxes[1].strip("║ ") == "TRAINING PERFORMANCE REPORT"
     for name in (
-        "GetBatch", "Forward", "Loss", "Backward", "ClipGradients", "OptimizerStep", "Evaluate",
-        "  matmul", "  attention_backward", "  adamw", "TOTAL", "MEMORY REPORT", "After training",
-    ):  # fmt: skip
+        "GetBatch",
+        "Forward",
+        "Loss",
+        "Backward",
+        "ClipGradients",
+        "OptimizerStep",
+        "Evaluate",
+        "  matmul",
+        "  attention_backward",
+        "  adamw",
+        "TOTAL",
+        "MEMORY REPORT",
+        "After training",
+    ):
         assert any(name in line for line in boxes), name
     assert f"Wrote the trace to {trace}" in flat(printed)
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
@@ -332,8 +380,10 @@ def test_the_wide_profile_in_ascii(text, tmp_path):
     command = [sys.executable, "-m", "smallmind", "train", text, *SMALL, "--profile-wide"]
     shown = subprocess.run(
         [*command, "--out", str(tmp_path / "run")],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True,
-    ).stdout.decode("ascii")  # fmt: skip
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    ).stdout.decode("ascii")
     assert "| Operation " in shown and "| GB/s" in shown and "+====" in shown
 
 
@@ -403,17 +453,16 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
         main(["train", "--help"])
     assert exit_.value.code == 0
     printed = capsys.readouterr().out
-    for flag in (
-        "--block-size", "--batch-size", "--n-layer", "--n-head", "--n-embd", "--dropout",
-        "--steps", "--learning-rate", "--min-lr", "--warmup-steps", "--weight-decay", "--beta1",
-        "--beta2", "--max-grad-norm", "--grad-accum-steps", "--val-every", "--val-batches",
-        "--seed", "--tie-weights", "--no-tie-weights", "--bias", "--no-bias", "--threads",
-        "--backend", "--tokenizer", "--out", "--log-every", "--schedule", "--lr-decay-factor",
-        "--lr-decay-every", "--lr-decay-share", "--plateau-patience", "--size", "--preset",
-        "--config", "--epochs", "--minutes", "--max-grad-value", "--max-rollbacks",
-        "--check-gradient-health",
-        "--diagnostic-interval", "--detect-anomaly", "--profile", "--dry-run",
-    ):  # fmt: skip
+    for flag in shlex.split(
+        "--block-size --batch-size --n-layer --n-head --n-embd --dropout --steps "
+        "--learning-rate --min-lr --warmup-steps --weight-decay --beta1 --beta2 "
+        "--max-grad-norm --grad-accum-steps --val-every --val-batches --seed "
+        "--tie-weights --no-tie-weights --bias --no-bias --threads --backend --tokenizer "
+        "--out --log-every --schedule --lr-decay-factor --lr-decay-every --lr-decay-share "
+        "--plateau-patience --size --preset --config --epochs --minutes --max-grad-value "
+        "--max-rollbacks --check-gradient-health --diagnostic-interval --detect-anomaly "
+        "--profile --dry-run"
+    ):
         assert flag in printed, flag
 
 
@@ -421,17 +470,25 @@ def command(*arguments, **settings):
     environment = {**os.environ, **settings.pop("env", {})}
     return subprocess.run(
         [sys.executable, "-m", "smallmind", *arguments],
-        capture_output=True, env=environment, timeout=300, check=False, **settings,
-    )  # fmt: skip
+        capture_output=True,
+        env=environment,
+        timeout=300,
+        check=False,
+        **settings,
+    )
 
 
 def test_a_console_without_unicode(tmp_path):
     text = tmp_path / "greek.txt"
     text.write_text("αβγδε αβγδε\n" * 50, encoding="utf-8")
     result = command(
-        "train", str(text), *SMALL, "--out", str(tmp_path / "run"),
+        "train",
+        str(text),
+        *SMALL,
+        "--out",
+        str(tmp_path / "run"),
         env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     assert b"+---" in result.stdout and result.stdout.isascii()
 
@@ -595,9 +652,15 @@ def test_schedule_shows_all_side_by_side(capsys):
     assert {len(row) for row in table} == {9}
     assert table[-1][0] == "2,000"
     assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == {
-        "constant": "1.0e-03", "cosine": "1.0e-04", "one-cycle": "1.0e-04", "linear": "1.0e-04",
-        "step": "1.3e-04", "exponential": "1.0e-04", "wsd": "1.0e-04", "plateau": "1.0e-03",
-    }  # fmt: skip
+        "constant": "1.0e-03",
+        "cosine": "1.0e-04",
+        "one-cycle": "1.0e-04",
+        "linear": "1.0e-04",
+        "step": "1.3e-04",
+        "exponential": "1.0e-04",
+        "wsd": "1.0e-04",
+        "plateau": "1.0e-03",
+    }
     assert notes == (
         "plateau is shown for a held-out loss that keeps falling; 3 evaluations without a lower "
         "one multiply the rate by 0.5, down to 0.0001"
@@ -659,9 +722,18 @@ def test_sizes_presets_and_files_set_what_the_flags_leave(text, tmp_path, capsys
     assert main(["train", *sources, "--steps", "2000", "--steps", "4", "--out", str(out)]) == 0
     settings = saved(out)
     expected = {
-        "n_layer": 2, "n_embd": 64, "batch_size": 2, "warmup_steps": 10, "block_size": 16,
-        "bias": False, "val_every": 2, "seed": 3, "text": text, "steps": 4, "n_head": 2,
-    }  # fmt: skip
+        "n_layer": 2,
+        "n_embd": 64,
+        "batch_size": 2,
+        "warmup_steps": 10,
+        "block_size": 16,
+        "bias": False,
+        "val_every": 2,
+        "seed": 3,
+        "text": text,
+        "steps": 4,
+        "n_head": 2,
+    }
     assert {name: settings[name] for name in expected} == expected
     assert "4 windows of 16" in capsys.readouterr().out
 
@@ -766,9 +838,16 @@ def test_estimate_adds_up(text, capsys):
     status, cells, lines = estimate_of(capsys, text, *SMALL, "--memory", "1GB")
     assert status == 0
     names = [
-        "weights", "working weights", "gradients", "moments", "snapshot", "activations", "scratch",
-        "text", "the program itself",
-    ]  # fmt: skip
+        "weights",
+        "working weights",
+        "gradients",
+        "moments",
+        "snapshot",
+        "activations",
+        "scratch",
+        "text",
+        "the program itself",
+    ]
     assert list(cells)[:10] == [*names, "total"]
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -12,9 +13,12 @@ from tests.training.test_resume import TEXT, losses, tensors_of
 
 SHAPE = ["--block-size", "16", "--n-head", "2", "--batch-size", "4", "--val-batches", "2"]
 STUDENT = [
-    *SHAPE, "--n-layer", "1", "--n-embd", "16", "--steps", "12", "--save-every", "5",
-    "--val-every", "6", "--warmup-steps", "2", "--log-every", "1", "--keep", "9",
-]  # fmt: skip
+    *SHAPE,
+    *shlex.split(
+        "--n-layer 1 --n-embd 16 --steps 12 --save-every 5 --val-every 6 --warmup-steps 2 "
+        "--log-every 1 --keep 9"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

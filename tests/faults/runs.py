@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 
 from smallmind.cli import main
@@ -9,11 +10,11 @@ from smallmind.training.checkpoint import newest
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 STEPS_BETWEEN_SAVES = 5
-FLAGS = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
-    "--steps", "20", "--val-every", "7", "--val-batches", "2", "--warmup-steps", "5",
-    "--log-every", "1", "--save-every", str(STEPS_BETWEEN_SAVES), "--dropout", "0.1",
-]  # fmt: skip
+FLAGS = shlex.split(
+    "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --steps 20 --val-every 7 "
+    f"--val-batches 2 --warmup-steps 5 --log-every 1 --save-every {STEPS_BETWEEN_SAVES} "
+    "--dropout 0.1"
+)
 
 
 def write_text(directory):

@@ -126,7 +126,7 @@ CONTENTS = {
     "gzip": gzip.compress(file_of({"x": tensor()})),
     "bzip2": bz2.compress(file_of({"x": tensor()})),
     "script": b"#!/bin/sh\necho hostile\n" * 10,
-}  # fmt: skip
+}
 
 
 def assert_refused(path, reading=safetensors.read):
@@ -144,8 +144,16 @@ def test_content_is_refused(tmp_path, content):
     assert_refused(path, load)
 
 
-@pytest.mark.parametrize("name", ["many tables", "deep tables", "length of 2**64 - 1",
-                                  "shape over the file", "very many dimensions"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "many tables",
+        "deep tables",
+        "length of 2**64 - 1",
+        "shape over the file",
+        "very many dimensions",
+    ],
+)
 def test_memory_is_bounded(tmp_path, name):
     path = tmp_path / "file"
     path.write_bytes(CONTENTS[name])
@@ -199,8 +207,10 @@ def test_commands_refuse_them_and_write_nothing(tmp_path, capsys, name):
             path.symlink_to(tmp_path / "missing")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for arguments in (
-        ["train", "--resume", run], ["generate", "--run", run], ["evaluate", "--run", run],
-    ):  # fmt: skip
+        ["train", "--resume", run],
+        ["generate", "--run", run],
+        ["evaluate", "--run", run],
+    ):
         capsys.readouterr()
         assert status(*arguments) == 2
         error = capsys.readouterr().err

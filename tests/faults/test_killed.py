@@ -13,9 +13,12 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are ma
 def kills(directory, what, number=0):
     result = subprocess.run(
         [sys.executable, "-m", "tests.faults.killed", str(directory), what, str(number)],
-        cwd=Path(__file__).parents[2], env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     return int(result.stdout)
 

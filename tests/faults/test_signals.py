@@ -125,10 +125,13 @@ def smallmind(code, *arguments, **environment):
     """The command line in a process of its own, after some lines of code."""
     program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)], cwd=Path(__file__).parents[2],
-        env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
 
 
 def test_while_kernels_compile(tmp_path):

@@ -26,8 +26,10 @@ def holder(tmp_path):
     """Another process that holds the lock of tmp_path, and its number."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         process.stdout.readline()
         yield process
         process.kill()

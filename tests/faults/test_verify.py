@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 
@@ -15,16 +16,18 @@ from smallmind.training.loop import Training
 from tests.faults.disk import Quick
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-FLAGS = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
-    "--steps", "14", "--val-every", "4", "--val-batches", "2", "--warmup-steps", "5",
-    "--log-every", "5", "--save-every", "5", "--dropout", "0.1", "--schedule", "plateau",
-    "--plateau-patience", "1", "--grad-accum-steps", "2", "--use-gradient-checkpointing",
-]  # fmt: skip
+FLAGS = shlex.split(
+    "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --steps 14 "
+    "--val-every 4 --val-batches 2 --warmup-steps 5 --log-every 5 --save-every 5 "
+    "--dropout 0.1 --schedule plateau --plateau-patience 1 --grad-accum-steps 2 "
+    "--use-gradient-checkpointing"
+)
 FILES = [
-    "step-00000014.safetensors", "step-00000012.safetensors", "step-00000010.safetensors",
+    "step-00000014.safetensors",
+    "step-00000012.safetensors",
+    "step-00000010.safetensors",
     "best.safetensors",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

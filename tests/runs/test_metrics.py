@@ -14,22 +14,48 @@ from smallmind.training.records import EvaluationRecord, OverflowRecord, StepRec
 
 STEPS = [
     StepRecord(
-        n, 4.0 / n, 1e-3, 0.1 + 0.2, 1e5 / 3, 0.01 * n, 7.5, 12, "float16", 65536.0, 0.25, 10**8,
+        n,
+        4.0 / n,
+        1e-3,
+        0.1 + 0.2,
+        1e5 / 3,
+        0.01 * n,
+        7.5,
+        12,
+        "float16",
+        65536.0,
+        0.25,
+        10**8,
         2 * 10**8,
     )
     for n in (1, 10, 20)
-]  # fmt: skip
+]
 EVALUATIONS = [
     EvaluationRecord(15, 2.5, 2.75, 15.6, 3.97, 0.4),
     EvaluationRecord(20, 2.0, 2.25, 9.49, 3.25, 0.5),
 ]
 STEP_COLUMNS = [
-    "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds", "step_ms",
-    "windows", "precision", "loss_scale", "clip_share", "memory", "peak_memory",
-]  # fmt: skip
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "elapsed_seconds",
+    "step_ms",
+    "windows",
+    "precision",
+    "loss_scale",
+    "clip_share",
+    "memory",
+    "peak_memory",
+]
 EVALUATION_COLUMNS = [
-    "train_loss", "val_loss", "perplexity", "bits_per_character", "accuracy",
-]  # fmt: skip
+    "train_loss",
+    "val_loss",
+    "perplexity",
+    "bits_per_character",
+    "accuracy",
+]
 
 
 def write(directory, records, end=""):

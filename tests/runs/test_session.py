@@ -63,9 +63,13 @@ def test_training_writes_the_whole_directory_and_prints_nothing(tmp_path, capfd)
     assert [r.step for r in records if isinstance(r, StepRecord)] == list(range(1, 21))
     names = {path.name for path in run.path.iterdir()}
     assert names == {
-        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "samples.txt",
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "samples.txt",
         "text.txt",
-    }  # fmt: skip
+    }
     assert run.is_finished and len(run.sample) == 401
     assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"
     assert capfd.readouterr() == ("", "")

@@ -48,9 +48,16 @@ def train(name):
 
     def build(n_layer, seed, **more):
         return TransformerModel(
-            tokenizer.vocab_size, 12, 12, n_layer, 3, seed=seed, backend="numpy",
-            dtype=np.float64, **more,
-        )  # fmt: skip
+            tokenizer.vocab_size,
+            12,
+            12,
+            n_layer,
+            3,
+            seed=seed,
+            backend="numpy",
+            dtype=np.float64,
+            **more,
+        )
 
     model, distillation = build(2, 5, **model_settings), None
     if name == "teacher":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 
@@ -80,14 +81,17 @@ VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
         (ModelConfig(65, 32, 3, 3, 48), 5, 5, 200, {"steps": 2, "val_every": 0}),
         (
             ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False),
-            7, 3, 300, {"steps": 1, "val_batches": 0},
+            7,
+            3,
+            300,
+            {"steps": 1, "val_batches": 0},
         ),
         (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1, 400, {"steps": 1}),
         (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
         (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
         (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
     ],
-)  # fmt: skip
+)
 def test_it_is_exactly_what_pool_and_vectors_then_hold(
     model, batch_size, micro_batch_size, tokens, length, precision, strategy
 ):
@@ -141,9 +145,13 @@ def test_without_a_text_it_is_that_of_a_long_one():
 def test_the_total_is_the_sum():
     total = estimate(ModelConfig(), TrainingConfig(), 12)
     parts = (
-        total.weights, total.gradients, total.moments, total.snapshot, total.activations,
+        total.weights,
+        total.gradients,
+        total.moments,
+        total.snapshot,
+        total.activations,
         total.scratch,
-    )  # fmt: skip
+    )
     assert total.total == sum(parts) + PROGRAM
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
     # Without rollbacks the saver has that copy.
@@ -208,12 +216,16 @@ PROCESSES = [
     ["--size", "small", "--precision", "float16"],
     ["--size", "nano", "--precision", "bfloat16"],
     ["--size", "small", "--max-rollbacks", "0"],
-    ["--block-size", "512", "--batch-size", "16", "--micro-batch-size", "16",
-     "--precision", "float16", "--use-gradient-checkpointing"],
-    ["--n-layer", "5", "--n-embd", "132", "--tokenizer", "byte", "--no-tie-weights", "--no-bias",
-     "--batch-size", "40", "--grad-accum-steps", "3", "--dropout", "0.2"],
+    shlex.split(
+        "--block-size 512 --batch-size 16 --micro-batch-size 16 --precision float16 "
+        "--use-gradient-checkpointing"
+    ),
+    shlex.split(
+        "--n-layer 5 --n-embd 132 --tokenizer byte --no-tie-weights --no-bias "
+        "--batch-size 40 --grad-accum-steps 3 --dropout 0.2"
+    ),
     ["--block-size", "2048", "--batch-size", "2", "--n-layer", "8", "--use-gradient-checkpointing"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow

@@ -51,10 +51,12 @@ def test_advice_where_one_sequence_does_not_fit():
     changes = {tuple(sorted(change.settings)): change for change in plan().changes_to_fit(one - 1)}
     once = {"micro_batch_size": 1}
     expected = [
-        once | FLOAT16_SETTINGS, once | RECOMPUTE,
+        once | FLOAT16_SETTINGS,
+        once | RECOMPUTE,
         once | FLOAT16_SETTINGS | RECOMPUTE,
-        once | {"block_size": 256}, once | {"n_embd": 64},
-    ]  # fmt: skip
+        once | {"block_size": 256},
+        once | {"n_embd": 64},
+    ]
     assert [change.settings for change in changes.values()] == expected
     for change in changes.values():
         assert change.total == plan().changed(**change.settings).estimate.total < one

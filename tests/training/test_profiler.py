@@ -204,8 +204,12 @@ def test_a_watched_model_shows_its_passes_and_kernels(backend):
     assert model.workspace.kernels is plain
     rows = {row.path: row for row in profiler.rows()}
     assert {path[0] for path in rows} == {
-        "Forward", "Loss", "Backward", "ClipGradients", "OptimizerStep"
-    }  # fmt: skip
+        "Forward",
+        "Loss",
+        "Backward",
+        "ClipGradients",
+        "OptimizerStep",
+    }
     assert rows["Forward", "attention"].count == 2
     assert rows["Backward", "attention_backward"].count == 2
     assert rows["Loss", "cross_entropy"].nbytes > 16 * 11 * 4
