@@ -56,7 +56,7 @@ def test_a_wrong_result_is_not_timed():
         kernels.measure(wrong, (4, 4, 4), rounds=1)
 
 
-def test_a_result_that_is_not_finite_is_wrong():
+def test_a_non_finite_result_is_wrong():
     case = cases.KERNELS["matmul"].build(4, 4, 4)
     case.ours.run()
     broken = cases.Case(
@@ -70,7 +70,7 @@ def test_a_result_that_is_not_finite_is_wrong():
     assert kernels._worst_error(broken) == float("inf")
 
 
-def test_the_table_and_the_record(tmp_path):
+def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
     file = tmp_path / "record.json"
     shown = bench(
         "kernels", "matmul", "--shapes", "64x64x64,1x64x64", "--rounds", "1", "--json", str(file)
@@ -100,7 +100,7 @@ def test_the_table_and_the_record(tmp_path):
         (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_line(arguments, message):
+def test_wrong_arguments_are_refused_in_one_line(arguments, message):
     refused = bench(*arguments)
     assert refused.returncode != 0
     assert message in refused.stderr
@@ -111,7 +111,7 @@ PEERS = [name for name in step.PEERS if name in step.installed()]
 
 
 @pytest.mark.parametrize("peers", ["", *PEERS])
-def test_a_step_beside_its_peers(tmp_path, peers):
+def test_a_step_is_compared_with_each_peer(tmp_path, peers):
     file = tmp_path / "record.json"
     shown = bench(
         "step", "--shapes", "2x8x16x2x2", "--peers", peers, "--steps", "5", "--json", str(file)
@@ -131,7 +131,7 @@ def test_a_step_beside_its_peers(tmp_path, peers):
     assert losses[-1] < losses[0]
 
 
-def test_losses_that_are_not_ours_are_named():
+def test_peers_whose_losses_differ_are_named():
     record = {
         "sizes": {"B": 3, "T": 5, "n_embd": 8, "n_layer": 2, "n_head": 1},
         "contestants": {
@@ -156,13 +156,13 @@ def test_losses_that_are_not_ours_are_named():
     ]
 
 
-def test_the_step_of_the_peers_job_is_counted():
+def test_the_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
     # By hand: 6 a parameter and token; QK^T and PV forward, twice that backward, half of T x T.
     assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
 
 
-def test_shapes_are_read():
+def test_shapes_are_parsed():
     options = parse(["kernels", "matmul", "--shapes", "1x2x3,40x50x60", "--threads", "2"])
     assert options.shapes == [(1, 2, 3), (40, 50, 60)]
     assert options.threads == 2
@@ -184,7 +184,7 @@ def test_a_trial_is_a_process_that_may_run_out_of_memory():
     assert "out_of_memory" in refused
 
 
-def test_memory_by_precision_and_strategy(monkeypatch, capsys):
+def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
     def in_this_process(_threads, **arguments):
         try:
             return trial.run(**arguments)
@@ -231,7 +231,7 @@ def test_faults_are_counted(capsys):
     assert "files made up or changed at random" in capsys.readouterr().out
 
 
-def test_a_fault_that_is_lost_is_counted(monkeypatch, capsys):
+def test_a_lost_checkpoint_is_counted(monkeypatch, capsys):
     from bench import faults
 
     monkeypatch.setattr(faults, "load", lambda _: None)

@@ -1,4 +1,4 @@
-"""The commands as a user types them, in processes of their own where that matters."""
+"""The commands as a user types them, in separate processes where that matters."""
 
 import csv
 import io
@@ -78,7 +78,7 @@ def test_train_shows_what_it_does(text, tmp_path, capsys):
         assert words in flat(printed), words
     next_command = printed[printed.index("Next: ") :].replace("\\\n", " ")
     assert flat(next_command) == f'Next: smallmind generate --run {out} --prompt "the cat"'
-    assert "\r" not in printed  # no terminal, no line that is rewritten
+    assert "\r" not in printed  # lines are only rewritten on a terminal
 
 
 def test_the_run_directory_is_readable_by_other_programs(run):
@@ -163,7 +163,7 @@ def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
     assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
 
 
-def test_numpy_and_bytes(text, tmp_path, capsys):
+def test_numpy_and_byte_tokens_work_together(text, tmp_path, capsys):
     out = str(tmp_path / "run")
     options = ["--backend", "numpy", "--tokenizer", "byte", "--no-bias", "--no-tie-weights"]
     assert main(["train", text, *SMALL, *options, "--dropout", "0.1", "--out", out]) == 0
@@ -221,7 +221,7 @@ def without(flags, name):
     return flags[:place] + flags[place + 2 :]
 
 
-def test_epochs(text, tmp_path, capsys):
+def test_epochs_set_the_number_of_steps(text, tmp_path, capsys):
     out = tmp_path / "run"
     flags = [*without(SMALL, "--steps"), "--epochs", "2", "--val-batches", "0"]
     assert main(["train", text, *flags, "--out", str(out)]) == 0
@@ -230,7 +230,7 @@ def test_epochs(text, tmp_path, capsys):
     assert f"{steps} (2 epochs)" in printed and f"step {steps}/{steps}" in printed
     config = json.loads((out / "config.json").read_text())["training"]
     assert config["steps"] == steps and config["epochs"] == 2
-    # The last evaluation was of all that is held out: what the end says again.
+    # The last evaluation covered all held-out text, so the result at the end is the same.
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     loss = next(line["val_loss"] for line in reversed(lines) if "val_loss" in line)
     assert f"Whole held-out text: {loss:.4f} nats per token" in printed
@@ -265,11 +265,11 @@ def test_the_time_of_evaluations_is_shown(much, capsys):
 
 
 def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
-    honest, calls = TransformerModel.loss_and_gradients, []
+    original, calls = TransformerModel.loss_and_gradients, []
 
     def loss_and_gradients(*arguments):
         calls.append(1)
-        loss = honest(*arguments)
+        loss = original(*arguments)
         return math.nan if len(calls) == 25 else loss
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
@@ -288,7 +288,7 @@ def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
 
 
 def change_initialisation(monkeypatch, name, place, value):
-    """Every model that is built from now on starts with this value in a parameter."""
+    """From now on every new model starts with this value in a parameter."""
     right = TransformerModel.__init__
 
     def init(model, *arguments, **settings):
@@ -307,7 +307,7 @@ def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, m
     assert main(["train", text, *SMALL, *HEALTH, "--out", str(out)]) == 0
     printed = flat(capsys.readouterr().out)
     assert printed.count("blocks.0.mlp.expansion: 64 of 64 hidden units are dead") == 1
-    # Five parameters get no gradient: three lines, and how many more.
+    # Five parameters get no gradient: three lines, and the number of the others.
     assert printed.count("all gradients are zero") == 3
     assert "Step 1: zero 2 more times, see metrics.jsonl" in printed and "Health:" not in printed
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -333,7 +333,9 @@ def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
         assert printed.count("Health: 4 checks, no problems") == told
 
 
-def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, monkeypatch):
+def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(
+    text, tmp_path, capsys, monkeypatch
+):
     change_initialisation(monkeypatch, "blocks.0.mlp.expansion.weight", (2, 3), math.nan)
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--detect-anomaly", "--out", str(out)]) == 1
@@ -346,12 +348,12 @@ def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, mon
 
 
 def unwrapped(printed):
-    """The lines that were printed, each with those that continue it."""
+    """The printed lines, each joined with those that continue it."""
     return printed.replace("\n        ", " ").splitlines()
 
 
 @pytest.mark.parametrize("command", [["check"], ["train", "--dry-run"]])
-def test_a_check_before_the_run(text, tmp_path, monkeypatch, capsys, command):
+def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
     flags = [text, *SMALL, "--out", "run", "--n-embd", "32"]
@@ -478,7 +480,7 @@ def command(*arguments, **settings):
     )
 
 
-def test_a_console_without_unicode(tmp_path):
+def test_a_console_without_unicode_gets_ascii(tmp_path):
     text = tmp_path / "greek.txt"
     text.write_text("αβγδε αβγδε\n" * 50, encoding="utf-8")
     result = command(
@@ -493,7 +495,7 @@ def test_a_console_without_unicode(tmp_path):
     assert b"+---" in result.stdout and result.stdout.isascii()
 
 
-def test_a_reader_that_goes_away(run):
+def test_generate_survives_a_closed_pipe(run):
     process = subprocess.Popen(
         [sys.executable, "-m", "smallmind", "generate", "--run", str(run), "--max-tokens", "3000"],
         stdout=subprocess.PIPE,
@@ -525,7 +527,7 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text):
     assert main(["generate", "--run", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
 
 
-def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path, text):
+def test_training_continues_after_a_closed_pipe(tmp_path, text):
     out = tmp_path / "run"
     arguments = ["train", text, *SMALL, "--log-every", "1", "--out", str(out)]
     process = subprocess.Popen(
@@ -613,7 +615,7 @@ def test_a_control_character_never_reaches_a_terminal():
 
 
 def schedule_table(capsys, *flags):
-    """The cells of what `smallmind schedule` prints, heads first, and the lines below the box."""
+    """The cells that `smallmind schedule` prints, headings first, and the lines below the box."""
     assert main(["schedule", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     tables: list[list] = []
@@ -623,7 +625,7 @@ def schedule_table(capsys, *flags):
         if line[0] == "║":
             tables[-1].append([cell.strip(" ║") for cell in line.split("│")])
     assert all(table[0] == ["LEARNING RATE"] for table in tables)
-    # Tables too wide for one line are beside each other again, their steps once.
+    # Put tables that were split for width back side by side, with the steps only once.
     rows = [sum((row[1:] for row in rows), rows[0][:1]) for rows in zip(*tables, strict=True)]
     assert all(row[0] == rows[i][0] for table in tables for i, row in enumerate(table))
     notes = flat(" ".join(line for line in lines if line[0] not in "╔║╠╟╚"))
@@ -710,7 +712,7 @@ def saved(directory):
     return {**config["model"], **config["training"], **config["run"]}
 
 
-def test_sizes_presets_and_files_set_what_the_flags_leave(text, tmp_path, capsys):
+def test_sizes_presets_and_files_set_what_no_flag_sets(text, tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text(
         f"[model]\nbias = false\nblock_size = 16\n[training]\nval_every = 2\nsteps = 3\n"
@@ -738,7 +740,7 @@ def test_sizes_presets_and_files_set_what_the_flags_leave(text, tmp_path, capsys
     assert "4 windows of 16" in capsys.readouterr().out
 
 
-def test_a_flag_wins_even_with_the_default(text, tmp_path):
+def test_a_flag_overrides_a_file_even_with_the_default_value(text, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[model]\nbias = false\n[run]\nseed = 3\n", encoding="utf-8")
     flags = ["--config", str(file), "--seed", "1337", "--bias", "--steps", "1"]
@@ -754,7 +756,7 @@ def test_a_run_can_be_trained_again_from_its_config(run, tmp_path):
     assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_recomputing_is_checked_wherever_it_is_set(text, tmp_path, capsys):
+def test_recompute_settings_are_checked_wherever_they_come_from(text, tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("[training]\ncheckpoint_strategy = 'custom'\n", encoding="utf-8")
     arguments = ["train", text, "--config", str(file)]
@@ -820,9 +822,9 @@ def estimate_of(capsys, *flags):
         if line[0] != "│":
             continue
         first, *_, last = [cell.strip() for cell in line.split("│")[1:-1]]
-        if not first:  # the flags in the last cell continue
+        if not first:  # continues the flags in the last cell
             cells[name] += f" {last}"
-        elif first.startswith("--") and not last:  # those in the first cell do
+        elif first.startswith("--") and not last:  # continues those in the first cell
             cells[f"{name} {first}"] = cells.pop(name)
             name = f"{name} {first}"
         else:
@@ -854,7 +856,7 @@ def test_estimate_adds_up(text, capsys):
     assert f"It fits: {total} MB needed, 1,000.0 MB allowed." in lines
 
 
-def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
+def test_estimate_uses_the_vocabulary_of_the_text_unless_given(text, capsys):
     flags = ["--n-embd", "4096", "--memory", "1TB"]  # 4096 channels: a token is 16 KB
     weights = [
         megabytes(estimate_of(capsys, *given, *flags)[1]["weights"])
@@ -866,7 +868,7 @@ def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
     )
 
 
-def test_estimate_knows_the_precision_that_train_would_take(capsys):
+def test_estimate_resolves_the_precision_as_train_does(capsys):
     from smallmind.kernels.codegen.isa import ISA
 
     shown = {
@@ -880,7 +882,7 @@ def test_estimate_knows_the_precision_that_train_would_take(capsys):
 
 
 def test_estimate_names_flags_that_fit(capsys):
-    """Each row of flags, given to estimate, fits in the same memory; one window more does not."""
+    """Each row of flags, passed to estimate, fits in the same memory; one more window does not."""
     given = ["--vocab-size", "65", "--block-size", "512", "--memory", "300MB"]
     flags = [*given, "--batch-size", "16", "--micro-batch-size", "16", "--target-batch", "60"]
     status, cells, _ = estimate_of(capsys, *flags)
@@ -900,7 +902,7 @@ def test_estimate_names_flags_that_fit(capsys):
     assert flags[4:] == ["--grad-accum-steps", steps] and int(flags[1]) * int(steps) == 60
 
 
-def test_estimate_says_what_to_change_where_no_sequence_fits(capsys):
+def test_estimate_says_what_to_change_if_no_sequence_fits(capsys):
     given = ["--vocab-size", "65", "--block-size", "8192", "--memory", "250MB"]
     status, cells, lines = estimate_of(capsys, *given)
     assert status == 1 and "Not even one sequence fits." in lines
@@ -918,7 +920,7 @@ def test_estimate_says_what_to_change_where_no_sequence_fits(capsys):
 
 @pytest.fixture
 def free(monkeypatch):
-    """Sets what the machine has free."""
+    """Sets the free memory of the machine."""
 
     def set_free(nbytes):
         monkeypatch.setattr("smallmind.memory.available.available_bytes", lambda: nbytes)
@@ -926,7 +928,7 @@ def free(monkeypatch):
     return set_free
 
 
-def test_estimate_compares_with_what_is_free(capsys, free):
+def test_estimate_compares_with_free_memory(capsys, free):
     for nbytes, status in ((10**12, 0), (10**6, 1)):
         free(nbytes)
         assert estimate_of(capsys, "--vocab-size", "65")[0] == status
@@ -937,12 +939,12 @@ def test_estimate_compares_with_what_is_free(capsys, free):
     ("size", "nbytes"),
     [("800MB", 8e8), ("1.5GiB", 1.5 * 2**30), ("2 gb", 2e9), ("512KiB", 2**19), ("7B", 7)],
 )
-def test_sizes_of_memory(size, nbytes):
+def test_memory_sizes_are_read(size, nbytes):
     assert parse_size(size) == nbytes
 
 
 @pytest.mark.parametrize("size", ["", "MB", "1.5", "2XB", "0MB", "1..5GB", "1iB", "nanGB"])
-def test_what_is_not_a_size_is_refused(size, capsys):
+def test_invalid_sizes_are_refused(size, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["estimate", "--memory", size])
     assert exit_.value.code == 2
@@ -960,7 +962,7 @@ def test_estimate_refuses_what_train_refuses(tmp_path, capsys):
         assert_refused(capsys, ["estimate", *flags], message)
 
 
-def test_train_refuses_what_does_not_fit_before_it_begins(
+def test_train_refuses_what_does_not_fit_before_it_starts(
     text, tmp_path, capsys, monkeypatch, free
 ):
     def open_backend(_name):

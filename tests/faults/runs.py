@@ -1,4 +1,4 @@
-"""Small runs for the faults: their text and flags, and what of them is compared."""
+"""Small runs for the faults: their text and flags, and the outcome that is compared."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def write_text(directory):
 
 
 def status(*arguments):
-    """What the command line ends with, as a shell would see it."""
+    """The exit status of the command line, as a shell would see it."""
     try:
         return main([str(word) for word in arguments])
     except SystemExit as exit_:
@@ -32,12 +32,12 @@ def status(*arguments):
 
 
 def train(directory, *flags, name="run"):
-    """-> exit status of a run in directory/name."""
+    """Trains a run in directory/name -> exit status."""
     return status("train", write_text(directory), *FLAGS, *flags, "--out", Path(directory) / name)
 
 
 def outcome(run):
-    """What a run has learnt, and how: hashes of its newest checkpoint, losses step by step."""
+    """Hashes of a run's newest checkpoint, and its losses step by step."""
     hashes = {
         name: hashlib.sha256(value.tobytes()).hexdigest()
         for name, value in newest(run)[0].tensors.items()

@@ -1,4 +1,4 @@
-"""Nothing in the package turns data into code."""
+"""Nothing in the package executes data as code."""
 
 import ast
 from pathlib import Path
@@ -52,7 +52,7 @@ def unsafe(code):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_no_unsafe_call(source):
+def test_no_source_makes_an_unsafe_call(source):
     assert not list(unsafe(source.read_text(encoding="utf-8")))
 
 

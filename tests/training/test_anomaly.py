@@ -19,7 +19,7 @@ def small_training(**settings):
 
 
 def small_model(**settings):
-    """A model after one pass, and the batch of that."""
+    """A model after one pass, and the batch of that pass."""
     training = small_training(**settings)
     batch = training.dataset.batch(0)
     training.model.loss_and_gradients(*batch)
@@ -47,7 +47,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 @pytest.mark.parametrize(("name", "layer"), WEIGHTS.items())
-def test_a_weight_that_is_not_finite_is_traced_to_its_layer(name, layer, backend, value):
+def test_a_non_finite_weight_is_traced_to_its_layer(name, layer, backend, value):
     training = small_training(backend=backend, tie_weights=False)
     training.model.parameters[name].reshape(-1)[-1] = value
     with pytest.raises(FloatingPointError) as error:
@@ -58,7 +58,7 @@ def test_a_weight_that_is_not_finite_is_traced_to_its_layer(name, layer, backend
     assert message.endswith(f"{name} is not finite itself; go back to weights that are")
 
 
-# A kernel and the number of its call in a pass -> the layer that calls it, and the direction.
+# A kernel and the number of its call within a pass -> the layer that calls it, and the direction.
 CALLS = {
     ("embedding", 1): ("embedding", "forward"),
     ("dropout", 1): ("embedding", "forward"),
@@ -130,7 +130,7 @@ def test_a_float16_overflow_in_the_backward_pass_is_not_an_anomaly(monkeypatch):
     assert [type(record) for record in records] == [OverflowRecord] * 2
 
 
-def test_an_evaluation_is_traced_too_and_nothing_stays_behind():
+def test_an_evaluation_is_traced_too_and_tracing_ends_with_the_block():
     model, batch = small_model()
     model.parameters["final_norm.weight"][0] = NAN
     with detect_anomaly(model), pytest.raises(FloatingPointError, match=r"final_norm .*evaluation"):

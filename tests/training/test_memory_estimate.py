@@ -1,4 +1,4 @@
-"""The estimate equals what a run then holds."""
+"""The estimate equals what a run really holds."""
 
 import dataclasses
 import re
@@ -39,8 +39,7 @@ STRATEGIES = [
 
 
 class SmallRun:
-    """A run on some tokens with a pool of its own, trained and evaluated like one of the command
-    line."""
+    """A run on some tokens with its own pool, trained and evaluated as the command line does it."""
 
     def __init__(self, config, training, batch_size, tokens, teacher=None, **distillation):
         vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
@@ -92,7 +91,7 @@ VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
         (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
     ],
 )
-def test_it_is_exactly_what_pool_and_vectors_then_hold(
+def test_the_estimate_is_exactly_what_pool_and_vectors_hold(
     model, batch_size, micro_batch_size, tokens, length, precision, strategy
 ):
     settings = {"val_batches": 1, "val_every": 1, **length, **strategy}
@@ -131,13 +130,13 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, length, precision, top
     assert expected.activations > alone.activations
 
 
-def test_without_a_text_it_is_that_of_a_long_one():
+def test_without_a_text_a_long_one_is_assumed():
     model, config = ModelConfig(65, 32, 2, 3, 48), TrainingConfig()
     long = estimate(model, config, 4, text=TextSize(10**6, 10**6))
     assert estimate(model, config, 4) == dataclasses.replace(long, text=0)
     assert long.text == 5 * 10**6
     epochs = TrainingConfig(epochs=1)
-    for tokens in range(900, 1100, 7):  # whatever is left for the last batch
+    for tokens in range(900, 1100, 7):  # whatever remains for the last batch
         known = estimate(model, epochs, 4, text=TextSize(tokens, tokens)).activations
         assert known <= estimate(model, epochs, 4).activations
 
@@ -154,7 +153,7 @@ def test_the_total_is_the_sum():
     )
     assert total.total == sum(parts) + PROGRAM
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
-    # Without rollbacks the saver has that copy.
+    # Without rollbacks it is the saver that makes this copy.
     assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == total.snapshot
     assert total.working_weights == 0
 
@@ -176,13 +175,13 @@ def test_the_largest_batch_that_fits():
 
     assert total(windows) <= memory < total(windows + 1)
     assert max_micro_batch(model, training, 1) == 0
-    frugal = TrainingConfig(
+    small = TrainingConfig(
         precision="float16", use_gradient_checkpointing=True, checkpoint_strategy="every_layer"
     )
-    assert max_micro_batch(model, frugal, memory) >= 3 * windows
+    assert max_micro_batch(model, small, memory) >= 3 * windows
 
 
-def test_a_larger_batch_takes_no_more_memory_but_for_itself():
+def test_a_larger_batch_takes_memory_only_for_its_tokens():
     model = ModelConfig(block_size=128)
     small, large = (estimate(model, TrainingConfig(), batch) for batch in (16, 160))
     tokens = 144 * 128
@@ -190,7 +189,7 @@ def test_a_larger_batch_takes_no_more_memory_but_for_itself():
 
 
 @pytest.mark.parametrize("strategy", list(CheckpointStrategy))
-def test_strategies_by_their_name(strategy):
+def test_strategies_are_known_by_name(strategy):
     training = TrainingConfig(
         use_gradient_checkpointing=True, checkpoint_strategy=strategy, precision=Precision.FLOAT16
     )
