@@ -28,11 +28,11 @@ from tests.faults.disk import Quick, assert_sound, checkpoint
 
 Counts = tuple[int, int]  # tried, lost
 SEEDS = 300  # states that a disk may be in after each loss of power
-EXAMPLES = 1000  # between two looks at the clock
+EXAMPLES = 1000  # between two checks of the time
 
 
 def _killed(what: str, number: int) -> Counts:
-    """Children are killed in a process of their own, which ends with an error at the first loss."""
+    """Kills children from a separate process, which exits with an error at the first loss."""
     with tempfile.TemporaryDirectory() as directory:
         result = subprocess.run(
             [sys.executable, "-m", "tests.faults.killed", directory, what, str(number)],
@@ -126,7 +126,7 @@ def _fuzzing(minutes: float, first: int) -> Counts:
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
-    """Tries the faults, prints and returns a row for each: how many were tried, and lost."""
+    """Injects the faults; prints and returns a row for each: how many were tried, and lost."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     parts: dict[str, tuple[str, Callable[[], Counts]]] = {
         "operations": (
@@ -139,8 +139,8 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
             lambda: _killed("runs", -(-options.kills // 5)),
         ),
         "power": ("power lost at every operation of saves", _power),
-        "cuts": ("a file cut at each length", _cuts),
-        "flips": ("a bit flipped", lambda: _flips(options.flips)),
+        "cuts": ("file cut at each length", _cuts),
+        "flips": ("bit flipped", lambda: _flips(options.flips)),
         "fuzzing": (
             "files made up or changed at random",
             lambda: _fuzzing(options.minutes, options.seed),

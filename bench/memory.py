@@ -1,6 +1,6 @@
-"""python -m bench memory: what training holds by precision and recompute, beside its estimate.
+"""python -m bench memory: the memory of training by precision and recompute, and its estimate.
 
-Every figure is that of a process of its own.
+Every figure is measured in a separate process.
 """
 
 import argparse
@@ -40,17 +40,18 @@ HELD = (
 )
 
 
-def _settings(precision: str, strategy: str, at_once: int | None = None) -> Settings:
+def training_settings(precision: str, strategy: str, micro_batch: int | None = None) -> Settings:
+    """The fields of TrainingConfig that are compared."""
     return {
         "precision": precision,
         "use_gradient_checkpointing": strategy != "none",
         "checkpoint_strategy": strategy,
-        "micro_batch_size": at_once,
+        "micro_batch_size": micro_batch,
     }
 
 
-def _trial(threads: int, **arguments: Any) -> Record:
-    """The arguments of `bench.trial.run` -> what it returns."""
+def run_trial(threads: int, **arguments: Any) -> Record:
+    """Calls `bench.trial.run` with these arguments in a new process -> its result."""
     command = [sys.executable, "-m", "bench.trial", json.dumps(arguments)]
     result = subprocess.run(
         command, cwd=ROOT, env=environment(threads), check=True, text=True, stdout=subprocess.PIPE
@@ -64,19 +65,21 @@ def _estimate(model: Settings, settings: Settings, batch_size: int, threads: int
 
 
 def _measure(
-    threads: int, model: Settings, batch_size: int, at_once: int | None, steps: int
+    threads: int, model: Settings, batch_size: int, micro_batch: int | None, steps: int
 ) -> list[Record]:
     """A record for each precision and strategy; times are of steps taken in turn."""
     records = []
     for precision in PRECISIONS:
-        settings = [_settings(precision, strategy, at_once) for strategy in STRATEGIES]
+        settings = [training_settings(precision, strategy, micro_batch) for strategy in STRATEGIES]
         # The first step loads the kernels.
-        seconds = _trial(
+        seconds = run_trial(
             threads, model=model, batch_size=batch_size, settings=settings, steps=steps + 1
         )["seconds"]
         for chosen, times in zip(settings, seconds, strict=True):
             ratios = [mine / none for mine, none in zip(times, seconds[0], strict=True)]
-            held = _trial(threads, model=model, batch_size=batch_size, settings=[chosen], steps=2)
+            held = run_trial(
+                threads, model=model, batch_size=batch_size, settings=[chosen], steps=2
+            )
             expected = _estimate(model, chosen, batch_size, threads)
             measured = held["pool"]["bytes_held"] + sum(held[name] for name in VECTORS)
             counted = expected.activations + sum(getattr(expected, name) for name in VECTORS)
@@ -100,10 +103,10 @@ def _mb(nbytes: float) -> str:
 
 
 def _example(threads: int, steps: int) -> list[Record]:
-    """The guide's example, all windows at once and in groups of the usual size."""
+    """The guide's example, in one pass and in micro-batches of the default size."""
     records = []
-    for at_once in (BATCH, None):
-        records += _measure(threads, EXAMPLE, BATCH, at_once, steps)
+    for micro_batch in (BATCH, None):
+        records += _measure(threads, EXAMPLE, BATCH, micro_batch, steps)
     rows = [
         [
             r["precision"],
@@ -121,7 +124,7 @@ def _example(threads: int, steps: int) -> list[Record]:
     heads = [
         "precision",
         "recompute",
-        "at once",
+        "micro-batch",
         *(name.replace("_", " ") for name in HELD),
         "peak",
         "estimate",
@@ -141,7 +144,7 @@ def _layers(threads: int, steps: int) -> list[Record]:
     records = _measure(threads, model, 4, 4, steps)
     rows = []
     for n, r in enumerate(records):
-        whole = records[n - n % len(STRATEGIES)]["activations"]  # of the first, which keeps all
+        whole = records[n - n % len(STRATEGIES)]["activations"]  # of the first: no recompute
         r["share_of_none"] = r["activations"] / whole
         rows.append(
             [
@@ -159,17 +162,17 @@ def _layers(threads: int, steps: int) -> list[Record]:
 
 
 def _limit(threads: int, _steps: int) -> list[Record]:
-    """The largest batch within LIMIT by estimate: a run of it, and one of a larger batch."""
+    """The largest batch that is estimated to fit in LIMIT: runs it, and a larger one."""
     records: list[Record] = []
     for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
-        settings = _settings(precision, strategy)
+        settings = training_settings(precision, strategy)
         config = ModelConfig(len(ALPHABET), **EXAMPLE)
         windows = max_micro_batch(config, TrainingConfig(**settings), LIMIT, threads)
         expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2
         run, more = (
-            _trial(
+            run_trial(
                 threads,
                 model=EXAMPLE,
                 batch_size=n,
@@ -205,15 +208,15 @@ def _limit(threads: int, _steps: int) -> list[Record]:
         for r in records
     ]
     heads = ["precision", "recompute", "windows", "x first", "it", "peak, MB", "a larger batch"]
-    _show(f"T512 4x128, the largest batch at once in {_mb(LIMIT)} MB", heads, rows)
+    _show(f"T512 4x128, the largest batch in one pass in {_mb(LIMIT)} MB", heads, rows)
     return records
 
 
 def _long(threads: int, _steps: int) -> list[Record]:
-    """One step over a long context, without a copy to go back to: there is nothing before it."""
-    model, settings = {**EXAMPLE, "block_size": LONG}, _settings("float16", "every_layer")
+    """One step over a long context, without a snapshot: there is no earlier step to restore."""
+    model, settings = {**EXAMPLE, "block_size": LONG}, training_settings("float16", "every_layer")
     settings["max_rollbacks"] = 0
-    record = _trial(threads, model=model, batch_size=1, settings=[settings], steps=1)
+    record = run_trial(threads, model=model, batch_size=1, settings=[settings], steps=1)
     held = record["pool"]["high_water_mark"]
     expected = _estimate(model, settings, 1, threads).total
     off = f"{(expected / record['peak'] - 1) * 100:+.1f} %"
@@ -240,9 +243,9 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> dict[str, li
     """Measures and prints the chosen parts; returns their records. Units: bytes, seconds."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     threads = int(str(machine["threads"]))
-    # Kernels are compiled by processes of their own, as at a user's first start.
+    # Separate processes compile the kernels, as a user's first start does.
     for precision in PRECISIONS:
-        settings = [_settings(precision, "every_layer")]
-        _trial(threads, model=EXAMPLE, batch_size=4, settings=settings, steps=1)
+        settings = [training_settings(precision, "every_layer")]
+        run_trial(threads, model=EXAMPLE, batch_size=4, settings=settings, steps=1)
     parts = options.only or list(PARTS)
     return {name: PARTS[name](threads, options.steps) for name in parts}

@@ -1,4 +1,4 @@
-"""The bench measures what it says, and refuses what it cannot; no times are asserted."""
+"""The bench measures what it claims, and refuses what it cannot; no times are asserted."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def bench(*arguments):
 def test_every_case_runs_and_agrees_with_its_peers(name):
     kernel = cases.KERNELS[name]
     case = kernel.build(*SMALL[kernel.axes])
-    assert kernels._worst_error(case) < case.allowed_error
+    assert kernels.worst_error(case) < case.allowed_error
     for contestant in (case.ours, case.numpy, case.torch):
         for _ in range(2):
             if contestant and contestant.prepare:
@@ -67,7 +67,7 @@ def test_a_non_finite_result_is_wrong():
         case.exact,
         case.nbytes,
     )
-    assert kernels._worst_error(broken) == float("inf")
+    assert kernels.worst_error(broken) == float("inf")
 
 
 def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
@@ -91,9 +91,9 @@ def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
     [
         (["kernels", "mattmul"], "no kernel named mattmul; there are matmul,"),
         (["kernels", "matmul", "--shapes", "3x4"], "one size for each of their axes"),
-        (["kernels", "--shapes", "3x4"], "--shapes needs kernels by name"),
-        (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is no shape"),
-        (["kernels", "matmul", "--json", "nowhere/record.json"], "nowhere is no directory"),
+        (["kernels", "--shapes", "3x4"], "--shapes needs the names of kernels"),
+        (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is not a shape"),
+        (["kernels", "matmul", "--json", "nowhere/r.json"], "nowhere is not a writable directory"),
         (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
         (["step", "--shapes", "2x8x16"], "--shapes needs B, T, C, layers and heads"),
         (["step", "--peers", "keras"], "--peers: keras is not installed"),
@@ -122,10 +122,8 @@ def test_a_step_is_compared_with_each_peer(tmp_path, peers):
     assert list(record["contestants"]) == ["ours", *([peers] if peers else [])]
     for contestant in record["contestants"].values():
         assert contestant["seconds"] > 0 and contestant["peak_bytes"] > 1e7
-        halves = "float16" in peers
-        assert contestant["worst_difference"] < (
-            step.AGREEMENT_16_BITS if halves else step.AGREEMENT
-        )
+        limit = step.AGREEMENT_16_BITS if "float16" in peers else step.AGREEMENT
+        assert contestant["worst_difference"] < limit
         assert len(contestant["losses"]) == step.COMPARED
     losses = record["contestants"]["ours"]["losses"]
     assert losses[-1] < losses[0]
@@ -158,7 +156,7 @@ def test_peers_whose_losses_differ_are_named():
 
 def test_the_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
-    # By hand: 6 a parameter and token; QK^T and PV forward, twice that backward, half of T x T.
+    # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
     assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
 
 
@@ -172,13 +170,13 @@ TINY = {"block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
 
 
 def test_a_trial_is_a_process_that_may_run_out_of_memory():
-    settings = [memory._settings("float32", "none", 3)]
-    whole = memory._trial(1, model=TINY, batch_size=3, settings=settings, steps=2)
+    settings = [memory.training_settings("float32", "none", 3)]
+    whole = memory.run_trial(1, model=TINY, batch_size=3, settings=settings, steps=2)
     assert len(whole["seconds"]) == 1 and len(whole["seconds"][0]) == 2
     assert whole["peak"] > 5e7 and whole["scratch"] > 0
     assert whole["weights"] == whole["gradients"] == whole["moments"] / 2
     capacity = whole["pool"]["high_water_mark"] - 1
-    refused = memory._trial(
+    refused = memory.run_trial(
         1, model=TINY, batch_size=3, settings=settings, steps=1, capacity=capacity
     )
     assert "out_of_memory" in refused
@@ -191,7 +189,7 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
         except MemoryError as error:
             return {"out_of_memory": str(error)}
 
-    monkeypatch.setattr(memory, "_trial", in_this_process)
+    monkeypatch.setattr(memory, "run_trial", in_this_process)
     monkeypatch.setattr(memory, "EXAMPLE", TINY)
     monkeypatch.setattr(memory, "PRECISIONS", ("float32", "float16"))
     monkeypatch.setattr(memory, "LONG", 64)
@@ -211,8 +209,8 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
         assert abs(r["error_of_held"]) < 0.05
         assert r["seconds"] > 0 and r["estimate"]["total"] > r["activations"]
     for r in records["layers"]:
-        most = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
-        assert 0 < r["share_of_none"] <= most
+        limit = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
+        assert 0 < r["share_of_none"] <= limit
     first, second = records["limit"]
     assert all(r["fits"] and r["larger_refused"] for r in (first, second))
     assert second["windows"] > 2 * first["windows"]
