@@ -172,9 +172,9 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def megabytes(nbytes: int) -> str:
-    """Bytes -> 1,234.5 MB, of a million bytes each."""
-    return f"{nbytes / 1e6:,.1f} MB"
+def format_bytes(nbytes: int) -> str:
+    """Bytes -> 1,234.5 MB of a million bytes each, or from 10 GB on 12.3 GB."""
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**10 else f"{nbytes / 1e6:,.1f} MB"
 
 
 def _quote(word: str) -> str:

@@ -129,7 +129,8 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
     if field.metadata["choices"]:
-        settings["choices"] = field.metadata["choices"]
+        # As plain strings: argparse shows the others as <Precision.FLOAT32: 'float32'>.
+        settings["choices"] = [str(choice) for choice in field.metadata["choices"]]
     else:
         settings["metavar"] = METAVARS.get(field.name, METAVARS_BY_TYPE[kind])
     group.add_argument(flag, type=kind, **settings)

@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 # Command -> its module in this package and a line of help. A module is imported only when its
 # command is given; it has `add_arguments(parser)` and `run(options) -> exit status`.
@@ -15,7 +15,7 @@ COMMANDS = {
     "generate": ("generate", "generate text with a trained model"),
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
     "schedule": ("schedule", "show the learning rate over a run"),
-    "verify": ("verify", "check the checkpoints of a run, and retrain from each to the next"),
+    "verify": ("verify", "check a run's checkpoints, and retrain from each to the next"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for these arguments: only the command that they name has its flags."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="smallmind",
         description="Train a small transformer on the CPU and generate text with it.",
     )
@@ -65,6 +65,17 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Prints its errors like those of the commands, wrapped on a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        from smallmind.cli.console import error_line
+
+        self.print_usage(sys.stderr)
+        error_line(f"{self.prog}: error: {message}")
+        self.exit(2)
 
 
 class _Version(argparse.Action):

@@ -95,7 +95,7 @@ class Distillation:
     def loss_and_gradients(
         self, model: TransformerModel, batch: Batch, scale: float = 1.0, share: float = 1.0
     ) -> float:
-        """model.loss_and_gradients for this loss. Adds share times the temperature's gradient too."""
+        """model.loss_and_gradients for this loss; adds share times the temperature's gradient."""
         pool, dtype = model.workspace.pool, model.workspace.dtype
 
         def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:

@@ -80,7 +80,7 @@ def first_loss(model: TransformerModel, batch: Batch) -> Check:
         "loss at the start",
         abs(loss - expected) <= slack,
         f"{loss:.3f} nats per token",
-        f"ln {model.config.vocab_size} = {expected:.3f}, give or take {slack:.2f}",
+        f"ln {model.config.vocab_size} = {expected:.3f} +/- {slack:.2f}",
     )
 
 
@@ -94,7 +94,7 @@ def every_gradient(model: TransformerModel, batch: Batch) -> Check:
     return Check(
         "gradient of every parameter",
         not wrong,
-        f"{wrong[0]}{others}" if wrong else f"{count} of {count} finite and not zero",
+        f"{wrong[0]}{others}" if wrong else f"{count} of {count} finite, nonzero",
         f"all {count}",
     )
 
