@@ -289,10 +289,10 @@ def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
 
 def change_initialisation(monkeypatch, name, place, value):
     """From now on every new model starts with this value in a parameter."""
-    right = TransformerModel.__init__
+    original = TransformerModel.__init__
 
     def init(model, *arguments, **settings):
-        right(model, *arguments, **settings)
+        original(model, *arguments, **settings)
         model.parameters[name][place] = value
 
     monkeypatch.setattr(TransformerModel, "__init__", init)
@@ -321,16 +321,16 @@ def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, m
 def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[training]\nenable_diagnostics = true\n")
     flags = [text, *SMALL, "--config", str(tmp_path / "run.toml")]
-    for number, (more, told) in enumerate((([], 1), (["--no-profile"], 0))):
+    for number, (more, count) in enumerate((([], 1), (["--no-profile"], 0))):
         assert main(["train", *flags, *more, "--out", str(tmp_path / str(number))]) == 0
-        assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == told
+        assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == count
 
 
 def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
-    for number, (flags, told) in enumerate(((HEALTH, 1), ([], 0))):
+    for number, (flags, count) in enumerate(((HEALTH, 1), ([], 0))):
         assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / str(number))]) == 0
         printed = capsys.readouterr().out
-        assert printed.count("Health: 4 checks, no problems") == told
+        assert printed.count("Health: 4 checks, no problems") == count
 
 
 def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(
@@ -364,10 +364,10 @@ def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, ca
     for line, name in zip(lines[-6:-1], names, strict=True):
         assert line[8:].startswith(name) and "; expected " in line
     assert lines[-1] == "All 5 checks passed: the run can start; nothing was written"
-    right = compiled.gelu_backward
+    original = compiled.gelu_backward
 
     def wrong(dx, *arguments):
-        right(dx, *arguments)
+        original(dx, *arguments)
         dx *= 1.01
 
     monkeypatch.setattr(compiled, "gelu_backward", wrong)
@@ -896,8 +896,8 @@ def test_estimate_names_flags_that_fit(capsys):
     assert estimate_of(capsys, *given, *more)[0] == 1
     words = {name: name.removeprefix("60 sequences per update, ").split() for name in rows}
     named = {words[name][-1]: (words[name][0], row.split()) for name, row in rows.items()}
-    passes, (_, windows, _, at_once) = named["passes"]
-    assert windows == "60" and int(passes) == -(-60 // int(at_once))
+    passes, (_, windows, _, micro_batch) = named["passes"]
+    assert windows == "60" and int(passes) == -(-60 // int(micro_batch))
     steps, flags = named["batches"]
     assert flags[4:] == ["--grad-accum-steps", steps] and int(flags[1]) * int(steps) == 60
 

@@ -74,27 +74,27 @@ def at_random_moments(root, kills):
     directory.mkdir()
     last = 0
 
-    def save_from(first, told):
+    def save_from(first, writer):
         durable.files = Quick()
         with closing(BackgroundSaver(directory, keep=2)) as saver:
             for step in range(first, sys.maxsize):
                 saver.save(checkpoint(step), best=step % 3 == 0)
-                os.write(told, b"%d\n" % step)
+                os.write(writer, b"%d\n" % step)
 
     for _ in range(kills):
-        hears, told = os.pipe()
-        child = start(save_from, last + 1, told)
-        os.close(told)
-        with os.fdopen(hears) as lines:
-            begun = [int(lines.readline()) for _ in range(2)]
+        reader, writer = os.pipe()
+        child = start(save_from, last + 1, writer)
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            started = [int(lines.readline()) for _ in range(2)]
             time.sleep(moments.uniform(0, 0.01))
             os.kill(child, signal.SIGKILL)
             assert killed(child)
-            begun += map(int, lines)
+            started += map(int, lines)
         found, skipped = newest(directory)
         assert not skipped
         # When a save starts, the previous one has ended; one more may have started unannounced.
-        assert_sound(found, {begun[-1] - 1, begun[-1], begun[-1] + 1})
+        assert_sound(found, {started[-1] - 1, started[-1], started[-1] + 1})
         last = found.step
     assert last >= kills
     return kills
@@ -132,8 +132,8 @@ def of_whole_runs(root, kills):
             done, deaths = done + died, deaths + died
             if died and (run / "config.json").exists():
                 found, skipped = newest(run)
-                told = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-                steps = [json.loads(line)["step"] for line in told if line.endswith(b"\n")]
+                logged = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+                steps = [json.loads(line)["step"] for line in logged if line.endswith(b"\n")]
                 lost = max(steps, default=0) - (found.step if found else 0)
                 # The save of the last interval may have been under way.
                 assert lost < 2 * STEPS_BETWEEN_SAVES and not skipped, (lost, skipped)

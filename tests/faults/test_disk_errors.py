@@ -75,8 +75,8 @@ def test_the_background_saver_reports_a_failure_and_tries_again(before, monkeypa
         failed = saver.wait()
         assert failed is None or (lasting and failed.errno == errno.ENOSPC)
         monkeypatch.setattr(durable, "files", Quick())
-        told = saver.save(checkpoint(50), best=True)
-        assert told is None  # first it retries step 40, which now succeeds
+        failure = saver.save(checkpoint(50), best=True)
+        assert failure is None  # first it retries step 40, which now succeeds
         saver.close()
         retried += failed is not None
         assert names(directory) >= {f"step-000000{step}.safetensors" for step in (30, 40, 50)}

@@ -119,10 +119,10 @@ def test_a_weight_in_16_bits_is_traced_to_its_layer(precision, value):
 
 def test_a_float16_overflow_in_the_backward_pass_is_not_an_anomaly(monkeypatch):
     training = small_training()
-    right = compiled.attention_backward
+    original = compiled.attention_backward
 
     def wrong(dqkv, *arguments):
-        right(dqkv, *arguments)
+        original(dqkv, *arguments)
         dqkv[0, 0] = np.array(INF, np.float16).view(np.uint16)
 
     monkeypatch.setattr(compiled, "attention_backward", wrong)

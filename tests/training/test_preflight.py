@@ -109,10 +109,10 @@ def test_non_finite_weights_fail_and_do_not_stop_the_checks():
 
 
 def test_a_non_finite_gradient_with_a_finite_loss_fails(monkeypatch):
-    right = compiled.embedding_backward
+    original = compiled.embedding_backward
 
     def wrong(dtoken_weight, *arguments):
-        right(dtoken_weight, *arguments)
+        original(dtoken_weight, *arguments)
         dtoken_weight[0, 0] = np.inf
 
     monkeypatch.setattr(compiled, "embedding_backward", wrong)
@@ -126,10 +126,10 @@ def test_a_kernel_whose_result_is_off_by_a_hundredth_fails(monkeypatch, name):
         (compiled, "compiled kernels against NumPy"),
         (reference, "gradient check"),
     ):
-        right = getattr(kernels, name)
+        original = getattr(kernels, name)
 
-        def wrong(out, *arguments, right=right):
-            right(out, *arguments)
+        def wrong(out, *arguments, original=original):
+            original(out, *arguments)
             out *= 1.01
 
         with monkeypatch.context() as patch:
@@ -138,11 +138,11 @@ def test_a_kernel_whose_result_is_off_by_a_hundredth_fails(monkeypatch, name):
 
 
 def test_an_optimizer_that_goes_uphill_memorises_nothing(monkeypatch):
-    right = compiled.adamw
+    original = compiled.adamw
 
     def wrong(parameters, gradients, *arguments):
         gradients *= -1
-        right(parameters, gradients, *arguments)
+        original(parameters, gradients, *arguments)
 
     monkeypatch.setattr(compiled, "adamw", wrong)
     assert set(failed(small_training())) == {"memorising"}
@@ -155,12 +155,12 @@ def test_a_gradient_off_by_a_thousandth_is_named(monkeypatch):
         value += 0.3 * random.standard_normal(value.shape)
     data = random.integers(0, 11, (2, 8))
     before = model.flat.data.copy()
-    right = model.loss_and_gradients
+    original = model.loss_and_gradients
     assert max(gradient_errors(model, data[:, :-1], data[:, 1:]).values()) < 1e-6
     np.testing.assert_array_equal(model.flat.data, before)
 
     def wrong(*batch):
-        loss = right(*batch)
+        loss = original(*batch)
         model.gradients["blocks.1.attention.qkv.bias"][...] *= 1.001
         return loss
 

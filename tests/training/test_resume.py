@@ -296,8 +296,8 @@ def test_a_state_that_could_not_be_saved_is_retried_unchanged(
     training = new_training()
     with BackgroundSaver(tmp_path, keep=99) as saver:
         records = list(training.steps(config, saver=saver))
-    told = [record.step for record in records if isinstance(record, SaveFailedRecord)]
-    assert told == [step + 1 for step in lost]
+    reported = [record.step for record in records if isinstance(record, SaveFailedRecord)]
+    assert reported == [step + 1 for step in lost]
     for path, fault in checkpoints.verify(tmp_path):
         saved = checkpoints.load(path)
         assert fault is None

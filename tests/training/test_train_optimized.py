@@ -32,15 +32,15 @@ def test_arguments_override_the_config(tmp_path):
         "val_batches": 1,
         "min_lr": 1e-5,
     }
-    training, told = small_training(), []
+    training, reported = small_training(), []
     config = TrainingConfig(steps=99, beta1=0.8, min_lr=1e-4)
     records = training.train_optimized(
-        checkpoint_dir=tmp_path / "saved", config=config, on_record=told.append, **given
+        checkpoint_dir=tmp_path / "saved", config=config, on_record=reported.append, **given
     )
     for name, value in given.items():
         assert getattr(training.config, name) == value, name
     assert training.config.beta1 == 0.8
-    assert records == told
+    assert records == reported
     assert [r.step for r in records if isinstance(r, StepRecord)] == [1, 2, 4, 6]
     assert [r.step for r in records if isinstance(r, EvaluationRecord)] == [4, 6]
     checkpoint, _ = checkpoints.newest(tmp_path / "saved")
