@@ -50,7 +50,8 @@ class ProgressDisplay:
     def show_health(self) -> None:
         """At the end: says that health was checked, if there was nothing to warn about."""
         if self.health_checks and not self.known:
-            self.console.line(f"Health: {self.health_checks} checks, no problems")
+            checks = "1 check" if self.health_checks == 1 else f"{self.health_checks} checks"
+            self.console.line(f"Health: {checks}, no problems")
 
     def show_step(self, record: StepRecord) -> None:
         """Loss, learning rate, speed and the time that is left."""

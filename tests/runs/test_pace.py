@@ -88,7 +88,7 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
     config = json.loads((out / "config.json").read_text())
     steps = config["training"]["steps"]
     assert 25 <= steps <= 29 and config["training"]["warmup_steps"] == 2
-    assert f"{steps} steps of 6000.0 ms fit in the 1" in printed
+    assert f"{steps} steps of 6000.0 ms fit in the remaining 1" in printed
     assert f"step {steps}/{steps}" in printed
     monkeypatch.setattr(pace, "measure", None)  # a resumed run times nothing
     (out / "model.safetensors").unlink()

@@ -412,7 +412,7 @@ def test_resume_skips_damaged_files_and_says_so(tmp_path, text, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "Skipping step-00000040.safetensors: " in printed
+    assert "Skipping step-00000040.safetensors:" in printed
     assert "Resuming after step 30" in printed
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
