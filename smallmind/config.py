@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from smallmind import parts
+
 __version__ = "0.2.0"
 FORMAT = 1  # of config.json
 
@@ -56,27 +58,20 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A field with its help text and allowed values.
 
     low <= value <= high, above < value < below, or one of choices. None is allowed where it is the
-    default.
+    default. `before` is what a file means that lacks the field; give it when the default changes.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
-    metadata = {"help": help, "limits": limits, "choices": choices}
+    before = default if before is dataclasses.MISSING else before
+    metadata = {"help": help, "limits": limits, "choices": choices, "before": before}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-SCHEDULES = (
-    "constant",
-    "cosine",
-    "one-cycle",
-    "linear",
-    "step",
-    "exponential",
-    "wsd",
-    "plateau",
-)
+SCHEDULES = tuple(parts.SCHEDULES)
 
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "low": ("at least", operator.ge),
@@ -147,6 +142,9 @@ class ModelConfig:
     dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
+    norm: str = setting("layernorm", "norm before each layer", choices=tuple(parts.NORMS))
+    mlp: str = setting("gelu", "perceptron of a block", choices=tuple(parts.MLPS))
+    positions: str = setting("learned", "how positions enter", choices=tuple(parts.POSITIONS))
 
     def __post_init__(self) -> None:
         _check(self)
@@ -197,6 +195,7 @@ class TrainingConfig:
     plateau_patience: int = setting(
         3, "evaluations without a lower loss before plateau decays", low=1
     )
+    optimizer: str = setting("adamw", "update rule", choices=tuple(parts.OPTIMIZERS))
     weight_decay: float = setting(0.1, "AdamW's weight decay, of matrices only", low=0.0)
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
     beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)
@@ -295,7 +294,7 @@ class RunConfig:
     """The run: text, batches, seed, machine, directory."""
 
     text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
-    tokenizer: str = setting("char", "what a token is", choices=("char", "byte"))
+    tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
     batch_size: int = setting(12, "windows of text per batch", low=1)
     seed: int = setting(
         1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
@@ -377,6 +376,15 @@ def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(name, name): value for name, value in fields.items()}
 
 
+def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
+    """The fields of a config of this kind, as any version wrote them -> the config.
+
+    TypeError, AttributeError or ValueError where they are something else.
+    """
+    before = {field.name: field.metadata["before"] for field in dataclasses.fields(kind)}
+    return kind(**{**before, **current_names(saved)})
+
+
 def check_format(saved: Mapping[str, Any]) -> None:
     """InputError where a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
@@ -409,13 +417,13 @@ class Settings:
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
         """The settings that `to_dict` of this or an earlier version returned.
 
-        Missing sections and fields take their defaults, which are what versions without them did.
+        Missing sections and fields take the values that versions without them used.
         InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
         something else.
         """
         check_format(saved)
         return cls(
-            **{name: kind(**current_names(saved.get(name, {}))) for name, kind in SECTIONS.items()}
+            **{name: from_saved(kind, saved.get(name, {})) for name, kind in SECTIONS.items()}
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,6 +8,25 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+NORMS = {"layernorm": "smallmind.nn.layernorm:LayerNorm"}
+
+MLPS = {"gelu": "smallmind.nn.mlp:MLP"}
+
+POSITIONS = {"learned": "smallmind.nn.embedding:Embedding"}
+
+OPTIMIZERS = {"adamw": "smallmind.optim.adamw:AdamW"}
+
+SCHEDULES = {
+    "constant": "smallmind.optim.schedule:Constant",
+    "cosine": "smallmind.optim.schedule:Cosine",
+    "one-cycle": "smallmind.optim.schedule:OneCycle",
+    "linear": "smallmind.optim.schedule:Linear",
+    "step": "smallmind.optim.schedule:Step",
+    "exponential": "smallmind.optim.schedule:Exponential",
+    "wsd": "smallmind.optim.schedule:WarmupStableDecay",
+    "plateau": "smallmind.optim.schedule:ReduceOnPlateau",
+}
+
 TOKENIZERS = {
     "char": "smallmind.text.char_tokenizer:CharTokenizer",
     "byte": "smallmind.text.byte_tokenizer:ByteTokenizer",

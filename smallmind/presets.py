@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import SECTIONS, InputError, check, check_format, current_names
+from smallmind.config import SECTIONS, InputError, check, check_format, current_names, from_saved
 
 Fields = dict[str, Any]
 
@@ -136,7 +136,7 @@ def _reusable_sections(config: Any) -> dict[str, Any]:
             raise ValueError(f"its {section} is not a section")
         sections[section] = {
             key: value
-            for key, value in current_names(fields).items()
+            for key, value in vars(from_saved(SECTIONS[section], fields)).items()
             if key not in OF_ONE_RUN and value is not None
         }
     return sections

@@ -17,7 +17,7 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     RunConfig,
-    current_names,
+    from_saved,
     micro_batch_sizes,
 )
 from smallmind.kernels.half import BFLOAT16, FLOAT16
@@ -256,7 +256,7 @@ class TransformerModel:
         if (format := metadata.get("format", FORMAT)) != FORMAT:
             raise InputError(f"{path} is {format!r}; this version reads {FORMAT!r}")
         try:
-            config = ModelConfig(**current_names(safetensors.from_json(metadata["config"])))
+            config = from_saved(ModelConfig, safetensors.from_json(metadata["config"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
         return cls.from_tensors(config, tensors, os.fspath(path), backend)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from smallmind import parts
 from smallmind.config import TrainingConfig
 
 ONE_CYCLE_START = 1 / 25  # of the peak
@@ -11,7 +12,8 @@ IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as l
 
 def schedule(config: TrainingConfig) -> "Schedule":
     """The schedule named by config, as it is before the first step."""
-    return CLASSES[config.schedule](config)
+    named: Schedule = parts.load(parts.SCHEDULES, config.schedule)(config)
+    return named
 
 
 class Schedule:
@@ -171,15 +173,3 @@ class ReduceOnPlateau(Schedule):
     def load_state(self, state: dict[str, Any]) -> None:
         self.best, self.waited = state["best"], state["waited"]
         self.reductions = state["reductions"]
-
-
-CLASSES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "cosine": Cosine,
-    "one-cycle": OneCycle,
-    "linear": Linear,
-    "step": Step,
-    "exponential": Exponential,
-    "wsd": WarmupStableDecay,
-    "plateau": ReduceOnPlateau,
-}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.config import DistillationConfig, InputError, ModelConfig, Settings, current_names
+from smallmind.config import DistillationConfig, InputError, ModelConfig, Settings, from_saved
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load_model
@@ -134,7 +134,7 @@ def read_teacher(config: DistillationConfig) -> Teacher | None:
     file = _model_file(config.teacher)
     try:
         fields = safetensors.from_json(safetensors.read_metadata(file)["config"])
-        model = ModelConfig(**current_names(fields))
+        model = from_saved(ModelConfig, fields)
     except (KeyError, TypeError) as error:
         raise InputError(f"{file} is not a model saved by smallmind: {error}") from None
     return Teacher(model, config.teacher_top_k if config.teacher_cache else None)

@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, current_names
+from smallmind.config import InputError, ModelConfig, from_saved
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import MODEL
 from smallmind.text.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     place = f"the checkpoint of step {saved.step}"
     tokenizer = tokenizer_of(saved)
     try:
-        config = ModelConfig(**current_names(saved.state["model"]))
+        config = from_saved(ModelConfig, saved.state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
     weights = {
