@@ -53,7 +53,7 @@ def test_stream_yields_piece_by_piece(trained):
         ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
         ({"temperature": float("nan")}, "temperature=nan must be finite and at least 0"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
-        ({"top_p": 0.0}, "top_p=0.0 must be at most 1.0 and above 0"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
     ],
 )
 def test_wrong_settings_are_refused(trained, settings, message):

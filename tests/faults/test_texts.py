@@ -128,7 +128,8 @@ def test_a_file_that_changes_under_a_run(tmp_path, monkeypatch, capsys, change):
 
 
 def test_a_text_far_longer_than_a_part_of_it_is_encoded_whole():
-    from smallmind.text.tokenizer import CHUNK, Tokenizer
+    from smallmind.text.char_tokenizer import CHUNK
+    from smallmind.text.tokenizer import Tokenizer
 
     text = "ab" * CHUNK + "c"
     tokenizer = Tokenizer(text)

@@ -358,7 +358,7 @@ def test_targets_of_another_shape_are_refused():
     ("settings", "message"),
     [
         ({"n_embd": 13}, "n_embd=13 must be a multiple of n_head=3, for example 12"),
-        ({"dropout": 1.0}, "dropout=1.0 must be at least 0.0 and below 1.0"),
+        ({"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"vocab_size": 11.0}, "vocab_size=11.0 must be a whole number"),
         ({"dropout": "x"}, "dropout='x' must be a number"),

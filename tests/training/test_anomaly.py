@@ -5,6 +5,7 @@ import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.kernels import compiled, reference
+from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.records import OverflowRecord
 
@@ -21,7 +22,7 @@ def small_training(**settings):
 def small_model(**settings):
     """A model after one pass, and the batch of that."""
     training = small_training(**settings)
-    batch = training.dataset.batch(0)
+    batch = draw(RandomWindows(training.data), 0)[:2]
     training.model.loss_and_gradients(*batch)
     return training.model, batch
 
