@@ -186,8 +186,11 @@ def test_what_is_no_config_file_is_said(tmp_path, toml):
         (toml("steps 4"), "run.toml is not TOML in UTF-8: Expected '='"),
         (tmp_path / "none.toml", "none.toml: No such file"),
         (tmp_path, f"cannot read {tmp_path}: "),
-        (tmp_path / "saved.json", "is not the config.json of a run: its training is not a section"),
-        (tmp_path / "list.json", "is not the config.json of a run: it has no section model"),
+        (
+            tmp_path / "saved.json",
+            "is not the config.json of a run: its 'training' is not a JSON object",
+        ),
+        (tmp_path / "list.json", "is not the config.json of a run: it has no section 'model'"),
         (tmp_path / "newer.json", "newer.json: a newer smallmind wrote it, in format 2"),
         (tmp_path / "cut.json", "is not the config.json of a run: Expecting"),
     ]:

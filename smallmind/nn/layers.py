@@ -1,6 +1,6 @@
-"""Which layers a model is made of. A new kind of norm, attention, MLP or embedding is added here.
+"""The layers that a model is made of. Add a new kind of norm, attention, MLP or embedding here.
 
-Each function takes the scope of the layer, whose config says which kind is wanted.
+Each function takes the scope of the layer, whose config says which kind to build.
 """
 
 from smallmind.nn.attention import Attention
@@ -17,17 +17,17 @@ def build_embedding(scope: Scope) -> Embedding:
 
 
 def build_norm(scope: Scope) -> LayerNorm:
-    """The norm before attention, MLP and head."""
+    """The norm before attention, before the MLP and before the head."""
     return LayerNorm(scope)
 
 
 def build_attention(scope: Scope) -> Attention:
-    """What mixes tokens."""
+    """The layer that mixes tokens."""
     return Attention(scope)
 
 
 def build_mlp(scope: Scope) -> MLP:
-    """What mixes the channels of a token."""
+    """The layer that mixes the channels of a token."""
     return MLP(scope)
 
 

@@ -1,4 +1,4 @@
-"""What a run asks of its optimizer, and the table of optimizers."""
+"""The interface of optimizers, and a table of them."""
 
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ class Optimizer(Protocol):
         """
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name: those that step updates in place."""
+        """The arrays that a resumed run needs, by name; `step` updates them in place."""
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""
@@ -42,5 +42,5 @@ OPTIMIZERS = {"adamw": AdamW}
 def make_optimizer(
     model: TransformerModel, config: TrainingConfig, name: str = "adamw"
 ) -> Optimizer:
-    """The optimizer of a run, as it is before the first step."""
+    """A new optimizer for model, as it is before the first step."""
     return OPTIMIZERS[name].from_config(model, config)
