@@ -14,7 +14,7 @@ EVERYTHING = """
     --plateau-patience 1 --val-every 5 --warmup-steps 2 --early-stopping-patience 2
     --early-stopping-min-delta 5 --save-every 4 --keep 9 --profile --check-gradient-health
     --diagnostic-interval 5 --learn-temperature --alpha 0.7
-""".split()
+"""
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -24,7 +24,7 @@ def test_all_features_work_in_one_run(tmp_path, capsys, precision, cached):
     text, teacher, run = (str(tmp_path / name) for name in ("cats.txt", "teacher", "run"))
     alone = ["--n-layer", "2", "--n-embd", "24", "--steps", "9", "--out", teacher]
     assert main(["train", text, *SHAPE, *alone]) == 0
-    flags = [*EVERYTHING, "--precision", precision, "--teacher", teacher, "--out", run]
+    flags = [*EVERYTHING.split(), "--precision", precision, "--teacher", teacher, "--out", run]
     flags += ["--teacher-cache", str(tmp_path / "cache")] if cached else []
     capsys.readouterr()
     assert main(["train", text, *SHAPE, *flags]) == 0
