@@ -13,7 +13,7 @@ from smallmind.text.stories import built_in_text, entropy_per_character, story_g
 
 DATA = Path(__file__).parents[2] / "data"
 
-# Each grammar stands beside its texts and their probabilities, written out with plain loops.
+# Each grammar is followed by its texts and their probabilities, written out with plain loops.
 
 PETS = """
 story: <hero><pet>{hero} had a {pet}. It <sound {pet}>, and {he} ran.\\n
