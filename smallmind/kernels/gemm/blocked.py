@@ -308,7 +308,7 @@ def _gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, w
         return
     # Depends on the shape alone, as it decides the blocks in which K is summed.
     packs_a = variant == TRANSPOSE_A and ceil_div(N, PANEL) >= PACK_A_FROM
-    # Strips may be short if b is packed in passing; they are long if packing takes time.
+    # Strips may be short if packing b is free; they are long if packing takes time.
     height = STRIP if variant == TRANSPOSE_B or packs_a else STRIP // 2
     for row in range(first, last, height):
         end = min(last, row + height)
