@@ -29,7 +29,7 @@ class Precision(enum.StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-    AUTO = "auto"  # bfloat16 where the CPU has instructions for it, else float32
+    AUTO = "auto"  # bfloat16 if the CPU has instructions for it, else float32
 
 
 class CheckpointStrategy(enum.StrEnum):
@@ -42,7 +42,7 @@ class CheckpointStrategy(enum.StrEnum):
 
 
 def segment_length(strategy: str, n_layer: int, interval: int) -> int:
-    """The number of blocks per segment, of which only the input is kept; n_layer: no recompute."""
+    """-> the number of blocks per segment, which keeps only its input; n_layer: no recompute."""
     if strategy == CheckpointStrategy.EVERY_LAYER:
         return 1
     if strategy == CheckpointStrategy.SQRT_LAYERS:
@@ -84,7 +84,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """value as a plain Python number, string or bool for this field.
 
-    InputError naming the field, the value and what is allowed where the value is not.
+    InputError naming the field, the value and what is allowed, if the value is not.
     """
     if value is None and field.default is None:
         return None
@@ -109,7 +109,7 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if not is_finite and limits["high"] is None and limits["below"] is None:
             words.insert(0, "finite")
         raise InputError(f"{shown} must be {' and '.join(words)}")
-    # A NumPy number would not go into JSON.
+    # JSON cannot hold NumPy's numbers.
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
@@ -119,12 +119,12 @@ def _number(limit: float) -> str:
 
 
 def check_field(config: type, name: str, value: Any) -> Any:
-    """value as `check` returns it for the field of this name."""
+    """value as `check` returns it for the field with this name."""
     return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
 
 
 def _check(config: Any) -> None:
-    """Checks and normalises every field; InputError for the first that is wrong."""
+    """Checks and normalises every field; InputError for the first invalid one."""
     for field in dataclasses.fields(config):
         value = check(field, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
@@ -156,13 +156,13 @@ class ModelConfig:
             )
 
 
-def micro_batch_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
+def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> list[int]:
     """windows in a batch, tokens per window -> the sizes of its micro-batches, nearly equal.
 
-    At most at_once windows each; by default 2048 tokens, above which nothing gets faster.
+    At most max_windows windows each; by default 2048 tokens, beyond which nothing gets faster.
     """
-    groups = math.ceil(windows / (at_once or max(1, 2048 // tokens)))
-    return [windows * (i + 1) // groups - windows * i // groups for i in range(groups)]
+    count = math.ceil(windows / (max_windows or max(1, 2048 // tokens)))
+    return [windows * (i + 1) // count - windows * i // count for i in range(count)]
 
 
 # Fields of TrainingConfig that observe a run without changing what it learns.
@@ -188,9 +188,9 @@ class TrainingConfig:
     lr_decay_factor: float = setting(
         0.5, "factor that step and plateau multiply the learning rate by", above=0.0, below=1.0
     )
-    lr_decay_every: int = setting(500, "steps between the decays of the schedule step", low=1)
+    lr_decay_every: int = setting(500, "steps between decays, for the schedule step", low=1)
     lr_decay_share: float = setting(
-        0.1, "share of the steps, at the end, over which wsd decays", low=0.0, high=1.0
+        0.1, "share of the steps, at the end, in which wsd decays", low=0.0, high=1.0
     )
     plateau_patience: int = setting(
         3, "evaluations without a lower loss before plateau decays", low=1
@@ -203,7 +203,7 @@ class TrainingConfig:
     max_grad_value: float = setting(
         0.0, "then clip each element of the gradient to this; 0: never", low=0.0
     )
-    grad_accum_steps: int = setting(1, "batches whose gradients make one update", low=1)
+    grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
@@ -223,7 +223,7 @@ class TrainingConfig:
         None, "storage of weights and activations; default: float32", choices=tuple(Precision)
     )
     micro_batch_size: int | None = setting(
-        None, "windows of a batch in memory at once; default: 2048 tokens' worth", low=1
+        None, "windows in memory at once; default: 2048 tokens' worth", low=1
     )
     enable_diagnostics: bool = setting(False, "report at the end where time and memory went")
     check_gradient_health: bool = setting(
@@ -231,17 +231,17 @@ class TrainingConfig:
     )
     diagnostic_interval: int = setting(100, "steps between health checks", low=1)
     detect_anomaly: bool = setting(
-        False, "stop at the first NaN or Inf and name its layer; slower steps"
+        False, "stop at the first NaN or Inf and name its layer; makes steps slower"
     )
     use_gradient_checkpointing: bool = setting(
         False, "keep fewer activations and recompute them in the backward pass"
     )
     checkpoint_strategy: str | None = setting(
         None,
-        "which activations to keep then; default: sqrt_layers",
+        "which activations to keep in that case; default: sqrt_layers",
         choices=tuple(CheckpointStrategy),
     )
-    checkpoint_interval: int = setting(3, "blocks per segment, for the strategy custom", low=1)
+    checkpoint_interval: int = setting(3, "blocks per segment, with the strategy custom", low=1)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -268,11 +268,11 @@ class TrainingConfig:
 
     @property
     def resolved_min_lr(self) -> float:
-        """min_lr, or a tenth of learning_rate where it is None."""
+        """min_lr, or a tenth of learning_rate if it is None."""
         return self.learning_rate / 10 if self.min_lr is None else self.min_lr
 
     def with_min_lr(self) -> "TrainingConfig":
-        """The same with min_lr as a number, as it is saved with a run."""
+        """The same config with min_lr as a number, as it is saved with a run."""
         return dataclasses.replace(self, min_lr=self.resolved_min_lr)
 
     @property
@@ -372,7 +372,7 @@ RENAMED = {"windows_at_once": "micro_batch_size"}
 
 
 def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by name, as any version wrote them -> the same under their current names."""
+    """Fields by name, as any version wrote them -> the same fields under their current names."""
     return {RENAMED.get(name, name): value for name, value in fields.items()}
 
 
@@ -386,7 +386,7 @@ def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
 
 
 def check_format(saved: Mapping[str, Any]) -> None:
-    """InputError where a newer version wrote this config. Version 0.1.0 wrote no format number."""
+    """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
     if not isinstance(number, int) or number > FORMAT:
         raise InputError(
@@ -427,13 +427,13 @@ class Settings:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The number of the format, and section -> field -> value; fit for JSON."""
+        """The format number, and section -> field -> value, JSON-able."""
         return {"format": FORMAT} | {
             name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
         }
 
     def replace(self, **fields: Any) -> "Settings":
-        """The same with other values for these fields, whichever config has them.
+        """The same settings with other values for these fields, whichever config has them.
 
         InputError for an unknown name or a value out of range.
         """
@@ -456,13 +456,13 @@ SECTIONS: dict[str, Any] = {
 
 
 def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields that a config of this kind has."""
+    """The fields that a config of this kind has."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in fields.items() if name in names}
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
-    """InputError for a name that no config has, with the most similar one."""
+    """InputError for a name that no config has, suggesting the most similar one."""
     known = [field.name for kind in SECTIONS.values() for field in dataclasses.fields(kind)]
     for name in fields:
         if name not in known:

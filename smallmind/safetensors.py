@@ -27,11 +27,16 @@ from smallmind.config import InputError
 # integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 DTYPES: dict[str, Any] = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "I64": "<i8", "I32": "<i4",
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": BFLOAT16,
+    "I64": "<i8",
+    "I32": "<i4",
     "U8": "u1",
-}  # fmt: skip
+}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is refused within a second
+MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is rejected within a second
 MAX_DIMENSIONS = 32
 BLANK = "0" * 64
 DIGEST = "smallmind.sha256"
@@ -134,7 +139,7 @@ def _explained(path: str | PathLike[str]) -> Iterator[None]:
     except MemoryError:
         raise InputError(f"{path} does not fit in memory") from None
     except ValueError as error:
-        raise InputError(f"{path} is not a sound safetensors file: {error}") from None
+        raise InputError(f"{path} is not a valid safetensors file: {error}") from None
 
 
 def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
@@ -188,17 +193,17 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
     header: dict[str, Any] = {
         "__metadata__": _metadata({DIGEST: BLANK, DIGEST_OF: DIGEST_NOTE, **metadata})
     }
-    place = 0
+    begin = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise InputError(
                 f"{name} is {tensor.dtype}, which the format lacks; convert it to one of "
                 f"{', '.join(NAMES.values())}"
             )
-        end = place + tensor.nbytes
+        end = begin + tensor.nbytes
         dtype, shape = NAMES[tensor.dtype], list(tensor.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
-        place = end
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin = end
     encoded = json.dumps(header, ensure_ascii=True).encode()
     encoded += b" " * (-len(encoded) % 8)
     if len(encoded) > MAX_HEADER:
@@ -218,7 +223,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if size < 8 or length > size - 8:
-        raise ValueError("it is truncated, or of another format")
+        raise ValueError("it is truncated or has another format")
     if length > MAX_HEADER:
         raise ValueError(f"its header has {length:,} bytes; at most {MAX_HEADER:,} are read")
     encoded = file.read(length)
@@ -235,7 +240,7 @@ def _metadata(table: Any) -> dict[str, str]:
 
 
 def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
-    """Removes the digest from metadata -> its digits; empty if the writer left it out."""
+    """Removes the digest from metadata -> its digits; empty if the writer added none."""
     digits, note = metadata.pop(DIGEST, ""), metadata.pop(DIGEST_OF, "")
     if not digits and (note or strict):
         raise ValueError("it has no SHA-256 of its contents")
@@ -245,13 +250,13 @@ def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
     """The tensors by offset. ValueError unless they fill `size` bytes without gap or overlap."""
     entries = sorted(_entry(name, described) for name, described in header.items())
-    place = 0
+    end = 0
     for entry in entries:
-        if entry.begin != place:
+        if entry.begin != end:
             raise ValueError("there are gaps or overlaps between its tensors")
-        place = entry.end
-    if place != size:
-        raise ValueError(f"it holds {size} bytes of tensors; its header describes {place}")
+        end = entry.end
+    if end != size:
+        raise ValueError(f"it holds {size} bytes of tensors; its header describes {end}")
     return entries
 
 

@@ -1,4 +1,4 @@
-"""Gradients against finite differences, by projection onto one random direction.
+"""Checks gradients against finite differences, by projection onto a random direction.
 
 For y = f(x) with backward pass J^T, <u, (f(x + h v) - f(x - h v)) / 2h> must equal <J^T u, v> for
 any u and v: two forward passes, whatever the size of x.

@@ -16,9 +16,9 @@ class Guarded:
         size = math.prod(shape)
         self.whole = np.full(size + 2 * WIDTH, GUARD, dtype)
         self.array = self.whole[WIDTH : WIDTH + size].reshape(shape)
-        nothing = np.nan if dtype == np.float32 else NAN_BITS
-        self.array[...] = nothing if values is None else values
+        nan = np.nan if dtype == np.float32 else NAN_BITS
+        self.array[...] = nan if values is None else values
 
     def assert_intact(self):
         assert (self.whole[:WIDTH] == GUARD).all(), "wrote before the array"
-        assert (self.whole[-WIDTH:] == GUARD).all(), "wrote behind the array"
+        assert (self.whole[-WIDTH:] == GUARD).all(), "wrote after the array"

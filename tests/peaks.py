@@ -1,18 +1,18 @@
-"""What a model rents at most: by the bytes of the arrays, not by whole buckets of the pool."""
+"""The peak of what a model rents, in bytes of arrays, not of whole buckets of the pool."""
 
 from smallmind.memory.tensor_pool import TensorPool
 
 
 def rented_at_the_peak(monkeypatch, model, action):
-    """Bytes that action(model) has rented at one time; all of them must be returned."""
+    """The most bytes that action(model) has rented at one time; it must return all of them."""
     pool = model.workspace.pool
-    held = most = 0
+    held = peak = 0
 
     def rent(n, dtype):
-        nonlocal held, most
+        nonlocal held, peak
         array = TensorPool.rent(pool, n, dtype)
         held += array.nbytes
-        most = max(most, held)
+        peak = max(peak, held)
         return array
 
     def return_(array, clear):
@@ -25,4 +25,4 @@ def rented_at_the_peak(monkeypatch, model, action):
         patch.setattr(pool, "return_", return_)
         action(model)
     assert held == 0
-    return most
+    return peak

@@ -1,4 +1,4 @@
-"""The bench measures what it says, and refuses what it cannot; no times are asserted."""
+"""The bench measures what it claims and refuses what it cannot; no times are asserted."""
 
 import json
 import subprocess
@@ -60,13 +60,17 @@ def test_a_result_that_is_not_finite_is_wrong():
     case = cases.KERNELS["matmul"].build(4, 4, 4)
     case.ours.run()
     broken = cases.Case(
-        cases.Contestant(lambda: case.results[0].fill(np.nan)), None, None, case.results,
-        case.exact, case.nbytes,
-    )  # fmt: skip
+        cases.Contestant(lambda: case.results[0].fill(np.nan)),
+        None,
+        None,
+        case.results,
+        case.exact,
+        case.nbytes,
+    )
     assert kernels._worst_error(broken) == float("inf")
 
 
-def test_the_table_and_the_record(tmp_path):
+def test_kernels_are_shown_in_a_table_and_recorded(tmp_path):
     file = tmp_path / "record.json"
     shown = bench(
         "kernels", "matmul", "--shapes", "64x64x64,1x64x64", "--rounds", "1", "--json", str(file)
@@ -96,7 +100,7 @@ def test_the_table_and_the_record(tmp_path):
         (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_line(arguments, message):
+def test_invalid_arguments_are_refused_in_one_line(arguments, message):
     refused = bench(*arguments)
     assert refused.returncode != 0
     assert message in refused.stderr
@@ -107,7 +111,7 @@ PEERS = [name for name in step.PEERS if name in step.installed()]
 
 
 @pytest.mark.parametrize("peers", ["", *PEERS])
-def test_a_step_beside_its_peers(tmp_path, peers):
+def test_a_step_is_measured_beside_its_peers(tmp_path, peers):
     file = tmp_path / "record.json"
     shown = bench(
         "step", "--shapes", "2x8x16x2x2", "--peers", peers, "--steps", "5", "--json", str(file)
@@ -118,41 +122,45 @@ def test_a_step_beside_its_peers(tmp_path, peers):
     assert list(record["contestants"]) == ["ours", *([peers] if peers else [])]
     for contestant in record["contestants"].values():
         assert contestant["seconds"] > 0 and contestant["peak_bytes"] > 1e7
-        halves = "float16" in peers
-        assert contestant["worst_difference"] < (
-            step.AGREEMENT_16_BITS if halves else step.AGREEMENT
-        )
+        allowed = step.AGREEMENT_16_BITS if "float16" in peers else step.AGREEMENT
+        assert contestant["worst_difference"] < allowed
         assert len(contestant["losses"]) == step.COMPARED
     losses = record["contestants"]["ours"]["losses"]
     assert losses[-1] < losses[0]
 
 
-def test_losses_that_are_not_ours_are_named():
+def test_losses_that_differ_from_ours_are_named():
     record = {
         "sizes": {"B": 3, "T": 5, "n_embd": 8, "n_layer": 2, "n_head": 1},
         "contestants": {
             name: {"worst_difference": difference}
             for name, difference in {
-                "ours": 0.0, "torch": 1.1e-3, "jax": 0.9e-3, "ours float16": 0.019,
-                "torch compile bfloat16": 0.021, "ours bfloat16": float("nan"),
+                "ours": 0.0,
+                "torch": 1.1e-3,
+                "jax": 0.9e-3,
+                "ours float16": 0.019,
+                "torch compile bfloat16": 0.021,
+                "ours bfloat16": float("nan"),
             }.items()
         },
-    }  # fmt: skip
+    }
     assert step.disagreements([record]) == [
         f"B3 T5 2x8 1 heads: {name}'s losses differ by {difference} from ours"
         for name, difference in (
-            ("torch", "1.1e-03"), ("torch compile bfloat16", "2.1e-02"), ("ours bfloat16", "nan"),
+            ("torch", "1.1e-03"),
+            ("torch compile bfloat16", "2.1e-02"),
+            ("ours bfloat16", "nan"),
         )
-    ]  # fmt: skip
+    ]
 
 
-def test_the_step_of_the_peers_job_is_counted():
+def test_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
-    # By hand: 6 a parameter and token; QK^T and PV forward, twice that backward, half of T x T.
+    # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
     assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
 
 
-def test_shapes_are_read():
+def test_shapes_and_threads_are_parsed():
     options = parse(["kernels", "matmul", "--shapes", "1x2x3,40x50x60", "--threads", "2"])
     assert options.shapes == [(1, 2, 3), (40, 50, 60)]
     assert options.threads == 2
@@ -161,7 +169,7 @@ def test_shapes_are_read():
 TINY = {"block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
 
 
-def test_a_trial_is_a_process_that_may_run_out_of_memory():
+def test_a_trial_may_run_out_of_memory():
     settings = [memory._settings("float32", "none", 3)]
     whole = memory._trial(1, model=TINY, batch_size=3, settings=settings, steps=2)
     assert len(whole["seconds"]) == 1 and len(whole["seconds"][0]) == 2
@@ -174,7 +182,7 @@ def test_a_trial_is_a_process_that_may_run_out_of_memory():
     assert "out_of_memory" in refused
 
 
-def test_memory_by_precision_and_strategy(monkeypatch, capsys):
+def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
     def in_this_process(_threads, **arguments):
         try:
             return trial.run(**arguments)
@@ -201,8 +209,8 @@ def test_memory_by_precision_and_strategy(monkeypatch, capsys):
         assert abs(r["error_of_held"]) < 0.05
         assert r["seconds"] > 0 and r["estimate"]["total"] > r["activations"]
     for r in records["layers"]:
-        most = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
-        assert 0 < r["share_of_none"] <= most
+        max_share = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
+        assert 0 < r["share_of_none"] <= max_share
     first, second = records["limit"]
     assert all(r["fits"] and r["larger_refused"] for r in (first, second))
     assert second["windows"] > 2 * first["windows"]
@@ -221,7 +229,7 @@ def test_faults_are_counted(capsys):
     assert "files made up or changed at random" in capsys.readouterr().out
 
 
-def test_a_fault_that_is_lost_is_counted(monkeypatch, capsys):
+def test_a_fault_that_goes_unnoticed_is_counted(monkeypatch, capsys):
     from bench import faults
 
     monkeypatch.setattr(faults, "load", lambda _: None)

@@ -50,7 +50,7 @@ def build_norm(scope: Scope) -> Norm:
 
 
 def build_attention(scope: Scope) -> Attention:
-    """What mixes tokens."""
+    """The layer that mixes tokens."""
     return Attention(scope)
 
 

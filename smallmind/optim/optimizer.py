@@ -27,7 +27,7 @@ class Optimizer(Protocol):
         """
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name: those that step updates in place."""
+        """The arrays that a resumed run needs, by name; `step` updates them in place."""
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""

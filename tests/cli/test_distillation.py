@@ -113,7 +113,7 @@ def test_what_cannot_teach_is_refused(root, tmp_path, capsys):
         ([cows, *teacher], "are not those of this text"),
         ([cats, "--teacher", str(tmp_path / "none")], "cannot read"),
         ([cats, "--teacher", str(tokenless)], "has no tokenizer in its metadata"),
-        ([cats, "--teacher", cats], "is not a sound safetensors file"),
+        ([cats, "--teacher", cats], "is not a valid safetensors file"),
         ([cats, "--temperature", "3"], "temperature=3.0 needs a teacher"),
         ([cats, "--learn-temperature"], "learn_temperature=True needs a teacher"),
         ([cats, *teacher, "--alpha", "2"], "alpha=2.0 must be at least 0 and at most 1"),
