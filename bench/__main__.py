@@ -1,7 +1,7 @@
-"""python -m bench COMMAND: kernels, step, start, memory, faults.
+"""python -m bench COMMAND: measures speed, memory and what runs survive.
 
-What decides which machine code runs is read from the environment by NumPy, Numba and PyTorch as
-they are imported, so the arguments are read first.
+NumPy, Numba and PyTorch read which machine code to use from the environment when they are imported,
+so the arguments are read first.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import psutil
 
 from bench.thread_pools import ThreadPools
 
-# What makes each package take the path of an instruction set. Numba would add the host's features
-# to those of a CPU that is named.
+# Environment that makes each package use an instruction set. Without NUMBA_CPU_FEATURES, Numba
+# would add the host's features to those of the named CPU.
 ISAS = {
     "haswell": {
         "NUMBA_CPU_NAME": "haswell",
@@ -49,7 +49,7 @@ def _shape(text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; write it as 768x128x384")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape: write 768x128x384")
     return shape
 
 
@@ -59,62 +59,87 @@ def _shapes(text: str) -> list[tuple[int, ...]]:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line -> options, imports of numerical packages still ahead."""
+    """The command line -> options, without importing numerical packages."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
-    kernels = commands.add_parser("kernels", help="each kernel against the machine's limit")
-    kernels.add_argument("names", nargs="*", metavar="KERNEL", help="which; all without")
-    kernels.add_argument("--shapes", type=_shapes, metavar="S,S", help="like 768x128x384,1x512x128")
-    kernels.add_argument("--rounds", type=_count, default=7, help="turns of each contestant")
-    kernels.add_argument("--plot", type=Path, metavar="FILE.png", help="GFLOP/s by shape")
+    kernels = commands.add_parser("kernels", help="compare each kernel with the machine's limit")
+    kernels.add_argument("names", nargs="*", metavar="KERNEL", help="default: all of them")
+    kernels.add_argument(
+        "--shapes", type=_shapes, metavar="S,S", help="such as 768x128x384,1x512x128"
+    )
+    kernels.add_argument(
+        "--rounds", type=_count, default=7, metavar="N", help="turns per contestant (7)"
+    )
+    kernels.add_argument("--plot", type=Path, metavar="FILE.png", help="plot GFLOP/s by shape")
 
-    step = commands.add_parser("step", help="a training step, beside those of other libraries")
+    step = commands.add_parser("step", help="compare a training step with other libraries")
     step.add_argument(
-        "--shapes", type=_shapes, metavar="S,S", help="like 12x64x128x4x4: B, T, C, layers, heads"
+        "--shapes",
+        type=_shapes,
+        metavar="S,S",
+        help="such as 12x64x128x4x4: B, T, C, layers, heads",
     )
     step.add_argument(
-        "--peers", type=lambda text: [word for word in text.split(",") if word], metavar="P,P",
-        help="of torch, torch compile, jax; all that are installed without",
-    )  # fmt: skip
-    step.add_argument("--steps", type=_count, default=60, help="that are timed")
+        "--peers",
+        type=lambda text: [word for word in text.split(",") if word],
+        metavar="P,P",
+        help="such as torch,jax; default: torch, torch compile and jax, if installed",
+    )
+    step.add_argument("--steps", type=_count, default=60, metavar="N", help="steps to time (60)")
 
-    start = commands.add_parser("start", help="compiling kernels, and loading them from the cache")
-    start.add_argument("--rounds", type=_count, default=3, help="later starts")
+    start = commands.add_parser("start", help="time compiling kernels and loading them from cache")
+    start.add_argument("--rounds", type=_count, default=3, metavar="N", help="later starts (3)")
 
-    memory = commands.add_parser("memory", help="what training holds, beside its estimate")
+    memory = commands.add_parser("memory", help="compare the memory of training with its estimate")
     memory.add_argument(
-        "--only", type=lambda text: text.split(","), metavar="P,P",
-        help="of example, layers, limit, long; all without",
-    )  # fmt: skip
-    memory.add_argument("--steps", type=_count, default=5, help="that are timed")
+        "--only",
+        type=lambda text: text.split(","),
+        metavar="P,P",
+        help="some of example, layers, limit, long; default: all",
+    )
+    memory.add_argument("--steps", type=_count, default=5, metavar="N", help="steps to time (5)")
 
-    faults = commands.add_parser("faults", help="what runs survive: kills, power, damage, fuzzing")
-    faults.add_argument("--kills", type=_count, default=1000, help="of saves; of runs a fifth")
-    faults.add_argument("--flips", type=_count, default=10_000, help="of single bits")
-    faults.add_argument("--minutes", type=float, default=10, help="of fuzzing")
-    faults.add_argument("--seed", type=_count, default=1, help="another one fuzzes other files")
+    faults = commands.add_parser("faults", help="count the faults that runs survive")
     faults.add_argument(
-        "--only", type=lambda text: text.split(","), metavar="P,P",
-        help="of operations, saves, runs, power, cuts, flips, fuzzing; all without",
-    )  # fmt: skip
+        "--kills",
+        type=_count,
+        default=1000,
+        metavar="N",
+        help="kills during saves, and a fifth as many during runs (1000)",
+    )
+    faults.add_argument(
+        "--flips", type=_count, default=10_000, metavar="N", help="bits to flip (10000)"
+    )
+    faults.add_argument(
+        "--minutes", type=float, default=10, metavar="X", help="minutes of fuzzing (10)"
+    )
+    faults.add_argument(
+        "--seed", type=_count, default=1, metavar="N", help="random seed of fuzzing (1)"
+    )
+    faults.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        metavar="P,P",
+        help=f"some of {', '.join(FAULTS)}; default: all",
+    )
 
     for command in (kernels, step, start, memory, faults):
-        command.add_argument("--threads", type=_count, help="one a core without")
+        command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
-        command.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser.parse_args(arguments)
 
 
 def _import_and_bind(threads: int) -> None:
-    """Imports the contestants of the kernels, each with its threads, and binds those.
+    """Imports the peers of the kernels and binds the threads that each of them starts.
 
-    NumPy and PyTorch come first: so they keep their own settings of OpenMP.
+    NumPy and PyTorch come first, so that they keep their own OpenMP settings.
     """
     pools = ThreadPools()
     import numpy as np
@@ -145,18 +170,16 @@ def main() -> None:
     os.environ.update(ISAS.get(options.isa, {}))
     for file in (options.json, getattr(options, "plot", None)):
         if file and not os.access(file.resolve().parent, os.W_OK):
-            sys.exit(
-                f"{file} cannot be written: {file.resolve().parent} is no directory to write to"
-            )
+            sys.exit(f"cannot write {file}: {file.resolve().parent} is not a writable directory")
     if getattr(options, "plot", None) and options.plot.suffix not in (".png", ".pdf", ".svg"):
         sys.exit(f"--plot {options.plot}: the name must end in .png, .pdf or .svg")
-    # Two threads of one core share its multipliers: by default there is one a core.
+    # Two threads of one core share its multipliers: the default is one per core.
     threads = options.threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
     os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
     if options.command == "kernels":
         _import_and_bind(threads)
     if options.command == "faults" and not importlib.util.find_spec("hypothesis"):
-        sys.exit('faults needs the tests: python -m pip install -e ".[test]"')
+        sys.exit('faults needs the test packages: python -m pip install -e ".[test]"')
     from bench import kernels, machine, memory, plot, start, step
 
     if options.command == "kernels":
@@ -166,7 +189,7 @@ def main() -> None:
         axes = {len(kernels.KERNELS[name].axes.split()) for name in options.names}
         for shape in options.shapes or []:
             if axes != {len(shape)}:
-                sys.exit("--shapes needs kernels by name, and one size for each of their axes")
+                sys.exit("--shapes needs the names of kernels, and one size for each of their axes")
     if options.command == "step":
         for shape in options.shapes or []:
             if len(shape) != 5 or shape[2] % shape[4]:
@@ -177,8 +200,11 @@ def main() -> None:
         sys.exit(f"--only: no part named {unknown[0]!r}; there are {', '.join(parts)}")
     described = machine.describe()
     commands: dict[str, Callable[..., Any]] = {
-        "kernels": kernels.run, "step": step.run, "start": start.run, "memory": memory.run,
-    }  # fmt: skip
+        "kernels": kernels.run,
+        "step": step.run,
+        "start": start.run,
+        "memory": memory.run,
+    }
     if options.command == "faults":
         from bench import faults
 
@@ -189,7 +215,7 @@ def main() -> None:
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
         plot.draw(results, options.plot)
-    # Only now: what was measured is kept.
+    # Only now, so that what was measured is kept.
     if options.command == "step" and (wrong := step.disagreements(results)):
         sys.exit("\n".join(wrong))
     if options.command == "faults" and any(row["lost"] for row in results):

@@ -1,4 +1,4 @@
-"""What is measured: the shapes of each kernel, its operands, its peers and its minimum cost.
+"""The cases that are measured: each kernel's shapes, operands, peers and minimum cost.
 
 A case's `flops` and `nbytes` are the minimum for any implementation: every input read once, every
 output written once.
@@ -103,8 +103,8 @@ def _case(
 ) -> Case:
     """The case of compiled.<name>(*outputs, *inputs), whose exact twin is reference.<name>.
 
-    Without `numpy` its NumPy peer is the reference in float32. Outputs that are added to or
-    rewritten start from what they hold now.
+    Without `numpy` the NumPy peer is the reference in float32. Outputs that are added to or
+    rewritten start from their current contents.
     """
     starts = [np.nan_to_num(output, copy=True) for output in outputs]
     fast, plain = getattr(compiled, name), getattr(reference, name)
@@ -138,9 +138,15 @@ def _bytes(*arrays: np.ndarray) -> int:
 # Products. The first eight are those of a training step (M tokens, K channels in, N out); then
 # sizes that are not multiples of anything, and few rows, as in generation.
 _STEP = [
-    (768, 128, 384), (768, 128, 512), (768, 512, 128), (2048, 128, 512), (8192, 128, 512),
-    (2048, 256, 1024), (4096, 384, 1536), (2048, 1024, 256),
-]  # fmt: skip
+    (768, 128, 384),
+    (768, 128, 512),
+    (768, 512, 128),
+    (2048, 128, 512),
+    (8192, 128, 512),
+    (2048, 256, 1024),
+    (4096, 384, 1536),
+    (2048, 1024, 256),
+]
 _AWKWARD = [(767, 127, 385), (2047, 129, 511), (8191, 65, 130), (8192, 64, 128)]
 _FEW = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
 _FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
@@ -237,7 +243,7 @@ def matmul_transpose_b_bfloat16(M: int, K: int, N: int) -> Case:
 
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])
 def matmul_gelu(M: int, K: int, N: int) -> Case:
-    # Sums of size 1, as after a layer norm: CPUs are slow where a sigmoid is denormal.
+    # Sums of size 1, as after a layer norm: CPUs are slow if a sigmoid is denormal.
     a, b, bias = _normal(M, K) / np.float32(math.sqrt(K)), _normal(K, N), _normal(N)
     activation, preactivation = aligned_empty((M, N)), aligned_empty((M, N))
     at, bt, biast = _tensors(a, b, bias)
@@ -275,7 +281,7 @@ def attention(B: int, H: int, T: int, D: int) -> Case:
 
 @kernel("B H T D", _HEADS)
 def attention_backward(B: int, H: int, T: int, D: int) -> Case:
-    """Forward and backward together, as PyTorch has no backward alone."""
+    """Forward and backward together, as PyTorch cannot run backward alone."""
     qkv, dout = _normal(B * T, 3 * H * D), _shifted(B * T, H * D)
     out, logsumexp = aligned_empty((B * T, H * D)), aligned_empty((B, H, T))
     dqkv = aligned_empty(qkv.shape)
@@ -319,7 +325,7 @@ def _torch_heads(x: np.ndarray, count: int, B: int, H: int, T: int) -> list:
     return [head.contiguous() for head in heads]
 
 
-# The rest is bound by memory: shapes of a step, in cache, and one larger than any cache.
+# The rest are limited by memory: shapes of a step, which fit in the cache, and one that does not.
 _ROWS = [(768, 128), (8192, 128), (2048, 384), (262144, 128)]
 _WIDE = [(768, 512), (8192, 512), (2048, 1536), (65536, 512)]
 
@@ -387,7 +393,7 @@ def cross_entropy(R: int, V: int) -> Case:
     start *= 3
     logits, losses = _copy(start), aligned_empty(R)
     targets = np.random.default_rng(0).integers(0, V, R).astype(np.int32)
-    # The gradient in the place of the logits, as in training in float32.
+    # The gradient overwrites the logits, as in float32 training.
     case = _case("cross_entropy", [losses, logits], [logits, targets, 1 / R], 2 * logits.nbytes)
     ours, theirs = case.ours, aligned_empty((R, V))
     case.ours = Contestant(ours.run, lambda: np.copyto(logits, start))

@@ -7,7 +7,7 @@ from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.simd import LANES, dot_pairs, fma, lane_sum, load, store
 from smallmind.kernels.codegen.threads import threads
 
-_CHAINS = 12  # independent sums: more than latency times width of the multipliers of any CPU
+_CHAINS = 12  # independent sums: at least latency times number of the multipliers of any CPU
 _ROUNDS = 100_000
 
 

@@ -28,16 +28,19 @@ from tests.faults.disk import Quick, assert_sound, checkpoint
 
 Counts = tuple[int, int]  # tried, lost
 SEEDS = 300  # states that a disk may be in after each loss of power
-EXAMPLES = 1000  # between two looks at the clock
+EXAMPLES = 1000  # between two checks of the time
 
 
 def _killed(what: str, number: int) -> Counts:
-    """Children are killed in a process of their own, which ends with an error at the first loss."""
+    """Kills children from a separate process, which exits with an error at the first loss."""
     with tempfile.TemporaryDirectory() as directory:
         result = subprocess.run(
-            [sys.executable, "-m", "tests.faults.killed", directory, what, str(number)], cwd=ROOT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, check=True, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.faults.killed", directory, what, str(number)],
+            cwd=ROOT,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            check=True,
+            stdout=subprocess.PIPE,
+        )
     return int(result.stdout), 0
 
 
@@ -99,14 +102,17 @@ def _fuzzing(minutes: float, first: int) -> Counts:
         for number in itertools.count():
 
             @settings(
-                max_examples=EXAMPLES, deadline=None, database=None,
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
                 suppress_health_check=list(HealthCheck),
-            )  # fmt: skip
+            )
             @seed(1_000_000 * first + number)
             @given(
-                header=test_hostile_files.headers, data=st.binary(max_size=16),
+                header=test_hostile_files.headers,
+                data=st.binary(max_size=16),
                 change=test_hostile_files.changes,
-            )  # fmt: skip
+            )
             def read(header: object, data: bytes, change: tuple[list[int], list[int]]) -> None:
                 nonlocal tried
                 tried += 2
@@ -120,27 +126,26 @@ def _fuzzing(minutes: float, first: int) -> Counts:
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
-    """Tries the faults, prints and returns a row for each: how many were tried, and lost."""
+    """Injects the faults; prints and returns a row for each: how many were tried, and lost."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     parts: dict[str, tuple[str, Callable[[], Counts]]] = {
         "operations": (
-            "killed at every file operation of a save", lambda: _killed("operations", 0)
+            "killed at every file operation of a save",
+            lambda: _killed("operations", 0),
         ),
-        "saves": (
-            "killed at random moments of saves", lambda: _killed("saves", options.kills)
-        ),
+        "saves": ("killed at random moments of saves", lambda: _killed("saves", options.kills)),
         "runs": (
             "killed at random moments of whole runs",
             lambda: _killed("runs", -(-options.kills // 5)),
         ),
         "power": ("power lost at every operation of saves", _power),
-        "cuts": ("a file cut at each length", _cuts),
-        "flips": ("a bit flipped", lambda: _flips(options.flips)),
+        "cuts": ("file cut at each length", _cuts),
+        "flips": ("bit flipped", lambda: _flips(options.flips)),
         "fuzzing": (
             "files made up or changed at random",
             lambda: _fuzzing(options.minutes, options.seed),
         ),
-    }  # fmt: skip
+    }
     rows: list[dict[str, object]] = []
     for name in options.only or parts:
         fault, attempt = parts[name]

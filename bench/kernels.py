@@ -1,4 +1,4 @@
-"""python -m bench kernels: every kernel against the machine's limit, NumPy and PyTorch."""
+"""python -m bench kernels: each kernel compared with the machine's limit, NumPy and PyTorch."""
 
 import argparse
 import gc
@@ -22,9 +22,9 @@ HEADINGS = (
 
 
 def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
-    """Checks one case and times it beside its peers and its limits. Units: seconds, 1/s."""
+    """Checks one case and times it together with its peers and limits. Units: seconds, 1/s."""
     case = kernel.build(*shape)
-    error = _worst_error(case)
+    error = worst_error(case)
     if not error < case.allowed_error:
         name = "x".join(map(str, shape))
         raise SystemExit(f"{kernel.name} {name} is wrong: error {error:.1e} against float64")
@@ -52,8 +52,8 @@ def _one_thread() -> Iterator[None]:
         set_threads(count)
 
 
-def _worst_error(case: Case) -> float:
-    """Runs ours once; the largest error of any output relative to its largest element."""
+def worst_error(case: Case) -> float:
+    """Runs ours once -> the largest error of any output, relative to its largest element."""
     if case.ours.prepare:
         case.ours.prepare()
     expected = case.exact()
@@ -132,7 +132,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
             try:
                 record = measure(kernel, shape, options.rounds)
             except KeyboardInterrupt:
-                print("interrupted: the measurements so far are kept")
+                print("Interrupted; the measurements so far are kept")
                 return records
             records.append(record)
             rows.append(_row(record))

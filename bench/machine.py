@@ -1,4 +1,4 @@
-"""The record of the machine and the versions that a figure was taken with."""
+"""The machine and the versions that figures were measured with."""
 
 import importlib.metadata
 import os

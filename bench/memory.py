@@ -1,6 +1,6 @@
-"""python -m bench memory: what training holds by precision and recompute, beside its estimate.
+"""python -m bench memory: the memory of training by precision and recompute, and its estimate.
 
-Every figure is that of a process of its own.
+Every figure is measured in a separate process.
 """
 
 import argparse
@@ -30,21 +30,28 @@ STRATEGIES = ("none", "every_layer", "sqrt_layers")
 LIMIT = 10**9  # bytes
 VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
 HELD = (
-    "weights", "working_weights", "activations", "gradients", "moments", "snapshot", "scratch",
-)  # fmt: skip
+    "weights",
+    "working_weights",
+    "activations",
+    "gradients",
+    "moments",
+    "snapshot",
+    "scratch",
+)
 
 
-def _settings(precision: str, strategy: str, at_once: int | None = None) -> Settings:
+def training_settings(precision: str, strategy: str, micro_batch: int | None = None) -> Settings:
+    """The fields of TrainingConfig that are compared."""
     return {
         "precision": precision,
         "use_gradient_checkpointing": strategy != "none",
         "checkpoint_strategy": strategy,
-        "micro_batch_size": at_once,
+        "micro_batch_size": micro_batch,
     }
 
 
-def _trial(threads: int, **arguments: Any) -> Record:
-    """The arguments of `bench.trial.run` -> what it returns."""
+def run_trial(threads: int, **arguments: Any) -> Record:
+    """Calls `bench.trial.run` with these arguments in a new process -> its result."""
     command = [sys.executable, "-m", "bench.trial", json.dumps(arguments)]
     result = subprocess.run(
         command, cwd=ROOT, env=environment(threads), check=True, text=True, stdout=subprocess.PIPE
@@ -58,25 +65,28 @@ def _estimate(model: Settings, settings: Settings, batch_size: int, threads: int
 
 
 def _measure(
-    threads: int, model: Settings, batch_size: int, at_once: int | None, steps: int
+    threads: int, model: Settings, batch_size: int, micro_batch: int | None, steps: int
 ) -> list[Record]:
     """A record for each precision and strategy; times are of steps taken in turn."""
     records = []
     for precision in PRECISIONS:
-        settings = [_settings(precision, strategy, at_once) for strategy in STRATEGIES]
+        settings = [training_settings(precision, strategy, micro_batch) for strategy in STRATEGIES]
         # The first step loads the kernels.
-        seconds = _trial(
+        seconds = run_trial(
             threads, model=model, batch_size=batch_size, settings=settings, steps=steps + 1
         )["seconds"]
         for chosen, times in zip(settings, seconds, strict=True):
             ratios = [mine / none for mine, none in zip(times, seconds[0], strict=True)]
-            held = _trial(threads, model=model, batch_size=batch_size, settings=[chosen], steps=2)
+            held = run_trial(
+                threads, model=model, batch_size=batch_size, settings=[chosen], steps=2
+            )
             expected = _estimate(model, chosen, batch_size, threads)
             measured = held["pool"]["bytes_held"] + sum(held[name] for name in VECTORS)
             counted = expected.activations + sum(getattr(expected, name) for name in VECTORS)
             records.append(
                 {
-                    **chosen, **held,
+                    **chosen,
+                    **held,
                     "activations": held["pool"]["high_water_mark"],
                     "seconds": statistics.median(times[1:]),
                     "times_none": statistics.median(ratios[1:]),
@@ -84,7 +94,7 @@ def _measure(
                     "error": expected.total / held["peak"] - 1,
                     "error_of_held": counted / measured - 1,
                 }
-            )  # fmt: skip
+            )
     return records
 
 
@@ -93,23 +103,35 @@ def _mb(nbytes: float) -> str:
 
 
 def _example(threads: int, steps: int) -> list[Record]:
-    """The guide's example, all windows at once and in groups of the usual size."""
+    """The guide's example, in one pass and in micro-batches of the default size."""
     records = []
-    for at_once in (BATCH, None):
-        records += _measure(threads, EXAMPLE, BATCH, at_once, steps)
+    for micro_batch in (BATCH, None):
+        records += _measure(threads, EXAMPLE, BATCH, micro_batch, steps)
     rows = [
         [
-            r["precision"], r["checkpoint_strategy"], r["micro_batch_size"] or "default",
+            r["precision"],
+            r["checkpoint_strategy"],
+            r["micro_batch_size"] or "default",
             *(_mb(r[name]) for name in HELD),
-            _mb(r["peak"]), _mb(r["estimate"]["total"]), f"{r['error'] * 100:+.1f} %",
-            f"{r['seconds'] * 1e3:.0f}", f"{r['times_none']:.2f}",
+            _mb(r["peak"]),
+            _mb(r["estimate"]["total"]),
+            f"{r['error'] * 100:+.1f} %",
+            f"{r['seconds'] * 1e3:.0f}",
+            f"{r['times_none']:.2f}",
         ]
         for r in records
-    ]  # fmt: skip
+    ]
     heads = [
-        "precision", "recompute", "at once", *(name.replace("_", " ") for name in HELD), "peak",
-        "estimate", "off", "ms", "x none",
-    ]  # fmt: skip
+        "precision",
+        "recompute",
+        "micro-batch",
+        *(name.replace("_", " ") for name in HELD),
+        "peak",
+        "estimate",
+        "off",
+        "ms",
+        "x none",
+    ]
     worst = max(abs(r["error_of_held"]) for r in records)
     _show(f"B{BATCH} T512 4x128, MB", heads, rows)
     print(f"The estimate of vectors and pool is at most {worst * 100:.1f} % off")
@@ -122,61 +144,79 @@ def _layers(threads: int, steps: int) -> list[Record]:
     records = _measure(threads, model, 4, 4, steps)
     rows = []
     for n, r in enumerate(records):
-        whole = records[n - n % len(STRATEGIES)]["activations"]  # of the first, which keeps all
+        whole = records[n - n % len(STRATEGIES)]["activations"]  # of the first: no recompute
         r["share_of_none"] = r["activations"] / whole
         rows.append(
             [
-                r["precision"], r["checkpoint_strategy"], _mb(r["activations"]),
-                f"{r['share_of_none'] * 100:.1f} %", f"{r['seconds'] * 1e3:.0f}",
+                r["precision"],
+                r["checkpoint_strategy"],
+                _mb(r["activations"]),
+                f"{r['share_of_none'] * 100:.1f} %",
+                f"{r['seconds'] * 1e3:.0f}",
                 f"{r['times_none']:.2f}",
             ]
-        )  # fmt: skip
+        )
     heads = ["precision", "recompute", "activations, MB", "of none", "ms", "x none"]
     _show("B4 T512 16x128", heads, rows)
     return records
 
 
 def _limit(threads: int, _steps: int) -> list[Record]:
-    """The largest batch within LIMIT by estimate: a run of it, and one of a larger batch."""
+    """The largest batch that is estimated to fit in LIMIT: runs it, and a larger one."""
     records: list[Record] = []
     for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
-        settings = _settings(precision, strategy)
+        settings = training_settings(precision, strategy)
         config = ModelConfig(len(ALPHABET), **EXAMPLE)
         windows = max_micro_batch(config, TrainingConfig(**settings), LIMIT, threads)
         expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2
         run, more = (
-            _trial(
-                threads, model=EXAMPLE, batch_size=n,
-                settings=[{**settings, "micro_batch_size": n}], steps=2, capacity=capacity,
+            run_trial(
+                threads,
+                model=EXAMPLE,
+                batch_size=n,
+                settings=[{**settings, "micro_batch_size": n}],
+                steps=2,
+                capacity=capacity,
             )
             for n in (windows, larger)
-        )  # fmt: skip
-        records.append({
-            "precision": precision, "checkpoint_strategy": strategy, "limit": LIMIT,
-            "capacity": capacity, "windows": windows, "fits": "peak" in run,
-            "peak": run.get("peak", 0), "larger": larger,
-            "larger_refused": "out_of_memory" in more,
-        })  # fmt: skip
+        )
+        records.append(
+            {
+                "precision": precision,
+                "checkpoint_strategy": strategy,
+                "limit": LIMIT,
+                "capacity": capacity,
+                "windows": windows,
+                "fits": "peak" in run,
+                "peak": run.get("peak", 0),
+                "larger": larger,
+                "larger_refused": "out_of_memory" in more,
+            }
+        )
     rows = [
         [
-            r["precision"], r["checkpoint_strategy"], r["windows"],
-            f"{r['windows'] / records[0]['windows']:.2f}", "runs" if r["fits"] else "is refused",
-            _mb(r["peak"]), f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
+            r["precision"],
+            r["checkpoint_strategy"],
+            r["windows"],
+            f"{r['windows'] / records[0]['windows']:.2f}",
+            "runs" if r["fits"] else "is refused",
+            _mb(r["peak"]),
+            f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
         ]
         for r in records
-    ]  # fmt: skip
+    ]
     heads = ["precision", "recompute", "windows", "x first", "it", "peak, MB", "a larger batch"]
-    _show(f"T512 4x128, the largest batch at once in {_mb(LIMIT)} MB", heads, rows)
+    _show(f"T512 4x128, the largest batch in one pass in {_mb(LIMIT)} MB", heads, rows)
     return records
 
 
 def _long(threads: int, _steps: int) -> list[Record]:
-    """One step over a long context, without a copy to go back to: there is nothing before it."""
-    model, settings = {**EXAMPLE, "block_size": LONG}, _settings("float16", "every_layer")
+    """One step over a long context, without a snapshot: there is no earlier step to restore."""
+    model, settings = {**EXAMPLE, "block_size": LONG}, training_settings("float16", "every_layer")
     settings["max_rollbacks"] = 0
-    record = _trial(threads, model=model, batch_size=1, settings=[settings], steps=1)
+    record = run_trial(threads, model=model, batch_size=1, settings=[settings], steps=1)
     held = record["pool"]["high_water_mark"]
     expected = _estimate(model, settings, 1, threads).total
     off = f"{(expected / record['peak'] - 1) * 100:+.1f} %"
@@ -187,8 +227,11 @@ def _long(threads: int, _steps: int) -> list[Record]:
 
 
 PARTS: dict[str, Callable[[int, int], list[Record]]] = {
-    "example": _example, "layers": _layers, "limit": _limit, "long": _long,
-}  # fmt: skip
+    "example": _example,
+    "layers": _layers,
+    "limit": _limit,
+    "long": _long,
+}
 
 
 def _show(title: str, heads: list[str], rows: list[list[Any]]) -> None:
@@ -200,9 +243,9 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> dict[str, li
     """Measures and prints the chosen parts; returns their records. Units: bytes, seconds."""
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     threads = int(str(machine["threads"]))
-    # Kernels are compiled by processes of their own, as at a user's first start.
+    # Separate processes compile the kernels, as a user's first start does.
     for precision in PRECISIONS:
-        settings = [_settings(precision, "every_layer")]
-        _trial(threads, model=EXAMPLE, batch_size=4, settings=settings, steps=1)
+        settings = [training_settings(precision, "every_layer")]
+        run_trial(threads, model=EXAMPLE, batch_size=4, settings=settings, steps=1)
     parts = options.only or list(PARTS)
     return {name: PARTS[name](threads, options.steps) for name in parts}

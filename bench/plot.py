@@ -1,4 +1,4 @@
-"""The rates of a record by shape, as a picture: ours, NumPy's, PyTorch's and the limit."""
+"""A plot of the rates in a record by shape: ours, NumPy's, PyTorch's and the limit."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ CONTESTANTS = {"ours": "o", "NumPy": "s", "PyTorch": "^"}
 
 
 def draw(records: list[dict[str, Any]], file: Path) -> None:
-    """Writes one panel a kernel: GFLOP/s where arithmetic is counted, else GB/s."""
+    """Draws one panel per kernel: GFLOP/s if arithmetic is counted, GB/s otherwise."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""python -m bench start: how long the first start compiles, and how long a later one loads."""
+"""python -m bench start: how long compiling takes at the first start, and loading at later ones."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import tempfile
 
 from tabulate import tabulate
 
-# A training step uses every kernel; its own milliseconds do not count.
+# A training step uses every kernel; the time of a second step is subtracted.
 PROGRAM = """
 import json, time
 begin = time.perf_counter()

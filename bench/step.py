@@ -1,7 +1,7 @@
 """python -m bench step: a training step of smallmind compared with those of other libraries.
 
-Every contestant is its own process, trains the same model from the same weights on the same
-batches, and runs a few steps in turn.
+Every contestant is a separate process that trains the same model from the same weights on the same
+batches. They take turns of a few steps.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class _Process:
-    """A contestant that answers commands."""
+    """A contestant in a separate process that answers commands."""
 
     def __init__(self, name: str, path: str, threads: int) -> None:
         self.name = name
@@ -115,7 +115,7 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "job.npz")
         job.write(path, sizes, dict(model.parameters), built_in_text().encode())
-        # Another process compiles the kernels, as a user's first start does.
+        # A separate process compiles the kernels, as a user's first start does.
         first_start = _Process("ours", path, threads)
         first_start.ask(run=[0, 1])
         first_start.close()
@@ -181,7 +181,7 @@ def show(record: dict[str, Any]) -> None:
         "of FMA",
         "time / ours",
         "peak MB",
-        "ours / it",
+        "ours / this",
         f"loss after {COMPARED}",
         "differs",
     ]

@@ -1,4 +1,4 @@
-"""Gives every contestant the same cores."""
+"""Binds the threads of every contestant to the same cores."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ class ThreadPools:
     """The threads that each package has started, to be bound to CPUs.
 
     To save power, systems may put two threads that sleep between calls on one core and leave the
-    other idle: a contestant then runs at half its speed, by chance. When bound, the n-th thread of
+    other idle: a contestant then randomly runs at half its speed. When bound, the n-th thread of
     every pool runs on the n-th CPU. Only Linux supports binding; elsewhere this does nothing.
     """
 
@@ -28,7 +28,7 @@ class ThreadPools:
         if not hasattr(os, "sched_setaffinity"):
             return
         cpus = _one_of_each_core_first(sorted(os.sched_getaffinity(0)))
-        # Not the CPU of the main thread, which works too.
+        # Without the CPU of the main thread, which computes too.
         others = cpus[1:] or cpus
         for pool in self.pools:
             for place, thread in enumerate(pool):
@@ -41,7 +41,7 @@ class ThreadPools:
 
 
 def _one_of_each_core_first(cpus: list[int]) -> list[int]:
-    """cpus, those that share a core with an earlier one last."""
+    """The CPUs, with those that share a core with an earlier one last."""
     first, others, cores = [], [], set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

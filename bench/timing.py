@@ -29,7 +29,7 @@ class Times:
     """Seconds per call."""
 
     median: float
-    spread: float  # between the quarters: (third quartile - first) / median
+    spread: float  # interquartile range over median
     minimum: float
     calls: int
 
@@ -48,7 +48,7 @@ def take_in_turn(contestants: dict[str, Contestant], rounds: int) -> dict[str, T
 def wait_for_idle_threads() -> None:
     """Pauses until no thread of this process is busy.
 
-    Those of OpenBLAS and of PyTorch spin for up to 100 ms after a call, which would slow down the
+    Threads of OpenBLAS and PyTorch spin for up to 100 ms after a call, which would slow down the
     next contestant.
     """
     for _ in range(MAX_PAUSES):

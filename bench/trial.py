@@ -1,4 +1,4 @@
-"""python -m bench.trial JSON: some steps of training, a process of its own so that its memory is.
+"""python -m bench.trial JSON: some training steps in a separate process, to measure its memory.
 
 The JSON holds the arguments of `run`; the answer is JSON too.
 """
@@ -15,7 +15,7 @@ from smallmind.kernels.codegen.scratch import scratch_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.memory.tracker import peak_resident_bytes
 
-ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # as many as Shakespeare has
+ALPHABET = "".join(map(chr, range(ord("0"), ord("0") + 65)))  # 65, as in Shakespeare
 
 
 def run(

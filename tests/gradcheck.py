@@ -1,4 +1,4 @@
-"""Checks gradients against finite differences, by projection onto a random direction.
+"""Gradients checked against finite differences, along one random direction.
 
 For y = f(x) with backward pass J^T, <u, (f(x + h v) - f(x - h v)) / 2h> must equal <J^T u, v> for
 any u and v: two forward passes, whatever the size of x.
@@ -26,7 +26,7 @@ def numerical(f, arrays, index, direction):
 
 
 def assert_gradients(f, gradients, arrays, seeds=(0, 1, 2), tolerance=1e-6):
-    """f(*arrays) -> scalar in float64; gradients: its gradient for each of arrays."""
+    """f(*arrays) -> scalar in float64; gradients holds its gradient for each of arrays."""
     for index, (array, gradient) in enumerate(zip(arrays, gradients, strict=True)):
         assert gradient.shape == array.shape
         for seed in seeds:

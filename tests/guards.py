@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 GUARD = 12345
-NAN_BITS = 0x7FFF  # not a number in float16 and in bfloat16
+NAN_BITS = 0x7FFF  # NaN in float16 and in bfloat16
 WIDTH = 64  # elements on either side
 
 
@@ -21,4 +21,4 @@ class Guarded:
 
     def assert_intact(self):
         assert (self.whole[:WIDTH] == GUARD).all(), "wrote before the array"
-        assert (self.whole[-WIDTH:] == GUARD).all(), "wrote after the array"
+        assert (self.whole[-WIDTH:] == GUARD).all(), "wrote past the array"

@@ -1,4 +1,4 @@
-"""The peak of what a model rents, in bytes of arrays, not of whole buckets of the pool."""
+"""The peak memory that a model rents, in bytes of arrays rather than whole buckets of the pool."""
 
 from smallmind.memory.tensor_pool import TensorPool
 

@@ -1,4 +1,4 @@
-"""The bench measures what it claims and refuses what it cannot; no times are asserted."""
+"""The bench measures what it claims, and refuses what it cannot; no times are asserted."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def bench(*arguments):
 def test_every_case_runs_and_agrees_with_its_peers(name):
     kernel = cases.KERNELS[name]
     case = kernel.build(*SMALL[kernel.axes])
-    assert kernels._worst_error(case) < case.allowed_error
+    assert kernels.worst_error(case) < case.allowed_error
     for contestant in (case.ours, case.numpy, case.torch):
         for _ in range(2):
             if contestant and contestant.prepare:
@@ -56,7 +56,7 @@ def test_a_wrong_result_is_not_timed():
         kernels.measure(wrong, (4, 4, 4), rounds=1)
 
 
-def test_a_result_that_is_not_finite_is_wrong():
+def test_a_non_finite_result_is_wrong():
     case = cases.KERNELS["matmul"].build(4, 4, 4)
     case.ours.run()
     broken = cases.Case(
@@ -67,10 +67,10 @@ def test_a_result_that_is_not_finite_is_wrong():
         case.exact,
         case.nbytes,
     )
-    assert kernels._worst_error(broken) == float("inf")
+    assert kernels.worst_error(broken) == float("inf")
 
 
-def test_kernels_are_shown_in_a_table_and_recorded(tmp_path):
+def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
     file = tmp_path / "record.json"
     shown = bench(
         "kernels", "matmul", "--shapes", "64x64x64,1x64x64", "--rounds", "1", "--json", str(file)
@@ -91,16 +91,16 @@ def test_kernels_are_shown_in_a_table_and_recorded(tmp_path):
     [
         (["kernels", "mattmul"], "no kernel named mattmul; there are matmul,"),
         (["kernels", "matmul", "--shapes", "3x4"], "one size for each of their axes"),
-        (["kernels", "--shapes", "3x4"], "--shapes needs kernels by name"),
-        (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is no shape"),
-        (["kernels", "matmul", "--json", "nowhere/record.json"], "nowhere is no directory"),
+        (["kernels", "--shapes", "3x4"], "--shapes needs the names of kernels"),
+        (["kernels", "matmul", "--shapes", "3x0x4"], "'3x0x4' is not a shape"),
+        (["kernels", "matmul", "--json", "nowhere/r.json"], "nowhere is not a writable directory"),
         (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
         (["step", "--shapes", "2x8x16"], "--shapes needs B, T, C, layers and heads"),
         (["step", "--peers", "keras"], "--peers: keras is not installed"),
         (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(arguments, message):
+def test_wrong_arguments_are_refused_in_one_line(arguments, message):
     refused = bench(*arguments)
     assert refused.returncode != 0
     assert message in refused.stderr
@@ -111,7 +111,7 @@ PEERS = [name for name in step.PEERS if name in step.installed()]
 
 
 @pytest.mark.parametrize("peers", ["", *PEERS])
-def test_a_step_is_measured_beside_its_peers(tmp_path, peers):
+def test_a_step_is_compared_with_each_peer(tmp_path, peers):
     file = tmp_path / "record.json"
     shown = bench(
         "step", "--shapes", "2x8x16x2x2", "--peers", peers, "--steps", "5", "--json", str(file)
@@ -122,14 +122,14 @@ def test_a_step_is_measured_beside_its_peers(tmp_path, peers):
     assert list(record["contestants"]) == ["ours", *([peers] if peers else [])]
     for contestant in record["contestants"].values():
         assert contestant["seconds"] > 0 and contestant["peak_bytes"] > 1e7
-        allowed = step.AGREEMENT_16_BITS if "float16" in peers else step.AGREEMENT
-        assert contestant["worst_difference"] < allowed
+        limit = step.AGREEMENT_16_BITS if "float16" in peers else step.AGREEMENT
+        assert contestant["worst_difference"] < limit
         assert len(contestant["losses"]) == step.COMPARED
     losses = record["contestants"]["ours"]["losses"]
     assert losses[-1] < losses[0]
 
 
-def test_losses_that_differ_from_ours_are_named():
+def test_peers_whose_losses_differ_are_named():
     record = {
         "sizes": {"B": 3, "T": 5, "n_embd": 8, "n_layer": 2, "n_head": 1},
         "contestants": {
@@ -154,13 +154,13 @@ def test_losses_that_differ_from_ours_are_named():
     ]
 
 
-def test_operations_of_a_step_are_counted():
+def test_the_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
     # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
     assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
 
 
-def test_shapes_and_threads_are_parsed():
+def test_shapes_are_parsed():
     options = parse(["kernels", "matmul", "--shapes", "1x2x3,40x50x60", "--threads", "2"])
     assert options.shapes == [(1, 2, 3), (40, 50, 60)]
     assert options.threads == 2
@@ -169,14 +169,14 @@ def test_shapes_and_threads_are_parsed():
 TINY = {"block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
 
 
-def test_a_trial_may_run_out_of_memory():
-    settings = [memory._settings("float32", "none", 3)]
-    whole = memory._trial(1, model=TINY, batch_size=3, settings=settings, steps=2)
+def test_a_trial_is_a_process_that_may_run_out_of_memory():
+    settings = [memory.training_settings("float32", "none", 3)]
+    whole = memory.run_trial(1, model=TINY, batch_size=3, settings=settings, steps=2)
     assert len(whole["seconds"]) == 1 and len(whole["seconds"][0]) == 2
     assert whole["peak"] > 5e7 and whole["scratch"] > 0
     assert whole["weights"] == whole["gradients"] == whole["moments"] / 2
     capacity = whole["pool"]["high_water_mark"] - 1
-    refused = memory._trial(
+    refused = memory.run_trial(
         1, model=TINY, batch_size=3, settings=settings, steps=1, capacity=capacity
     )
     assert "out_of_memory" in refused
@@ -189,7 +189,7 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
         except MemoryError as error:
             return {"out_of_memory": str(error)}
 
-    monkeypatch.setattr(memory, "_trial", in_this_process)
+    monkeypatch.setattr(memory, "run_trial", in_this_process)
     monkeypatch.setattr(memory, "EXAMPLE", TINY)
     monkeypatch.setattr(memory, "PRECISIONS", ("float32", "float16"))
     monkeypatch.setattr(memory, "LONG", 64)
@@ -209,8 +209,8 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
         assert abs(r["error_of_held"]) < 0.05
         assert r["seconds"] > 0 and r["estimate"]["total"] > r["activations"]
     for r in records["layers"]:
-        max_share = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
-        assert 0 < r["share_of_none"] <= max_share
+        limit = {"none": 1, "every_layer": 0.3, "sqrt_layers": 0.5}[r["checkpoint_strategy"]]
+        assert 0 < r["share_of_none"] <= limit
     first, second = records["limit"]
     assert all(r["fits"] and r["larger_refused"] for r in (first, second))
     assert second["windows"] > 2 * first["windows"]
@@ -229,7 +229,7 @@ def test_faults_are_counted(capsys):
     assert "files made up or changed at random" in capsys.readouterr().out
 
 
-def test_a_fault_that_goes_unnoticed_is_counted(monkeypatch, capsys):
+def test_a_lost_checkpoint_is_counted(monkeypatch, capsys):
     from bench import faults
 
     monkeypatch.setattr(faults, "load", lambda _: None)

@@ -1,8 +1,8 @@
-"""python -m bench.peers NAME JOB: a contestant, in its own process to measure its memory.
+"""python -m bench.peers NAME JOB: a contestant in a separate process, to measure its memory.
 
 Reads commands from stdin, one JSON object per line, and answers each with a line:
-`{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes; ours
-also `{"python": true}` -> seconds per step, `{"ceiling": true}` -> multiply-adds per second.
+`{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes. Ours
+also answers `{"python": true}` -> seconds per step, `{"ceiling": true}` -> operations per second.
 """
 
 import json
@@ -27,8 +27,8 @@ def _build(name: str, work: Job) -> Step:
         return jax_model.build(work)
     from bench.peers import torch_model
 
-    halves = name.endswith("bfloat16")
-    return torch_model.build(work, compiled=name.startswith("torch compile"), halves=halves)
+    bfloat16 = name.endswith("bfloat16")
+    return torch_model.build(work, compiled=name.startswith("torch compile"), bfloat16=bfloat16)
 
 
 def _run(step: Step, first: int, count: int) -> dict[str, list[float]]:

@@ -53,7 +53,7 @@ def build(work: Job) -> Step:
         m = {name: beta1 * m[name] + (1 - beta1) * x for name, x in g.items()}
         v = {name: beta2 * v[name] + (1 - beta2) * x**2 for name, x in g.items()}
 
-        def moved(name: str) -> Any:
+        def updated(name: str) -> Any:
             x = w[name]
             if x.ndim == 2:
                 x = x * (1 - job.LEARNING_RATE * job.WEIGHT_DECAY)
@@ -61,7 +61,7 @@ def build(work: Job) -> Step:
             direction = m[name] / (1 - beta1**count) / (jnp.sqrt(corrected) + job.EPSILON)
             return x - job.LEARNING_RATE * direction
 
-        return {name: moved(name) for name in w}, m, v, value
+        return {name: updated(name) for name in w}, m, v, value
 
     jitted = jax.jit(update, donate_argnums=(0, 1, 2))
     w = {name: jnp.asarray(value) for name, value in work.weights.items()}

@@ -18,7 +18,7 @@ def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
 
 
 def ceiling(_: Job) -> float:
-    """The most operations per second that the threads of this process reach."""
+    """The peak operations per second of the threads of this process."""
     times = take_in_turn({"ceiling": Contestant(multiply_add)}, rounds=5)["ceiling"]
     return multiply_add() / times.median
 

@@ -45,8 +45,8 @@ class Model(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def build(work: Job, compiled: bool, halves: bool) -> Step:
-    """halves: by autocast to bfloat16."""
+def build(work: Job, compiled: bool, bfloat16: bool) -> Step:
+    """The step, if compiled by torch.compile, if bfloat16 with autocast."""
     model = Model(work.sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -68,7 +68,7 @@ def build(work: Job, compiled: bool, halves: bool) -> Step:
 
     def step(index: int) -> float:
         ids, targets = (torch.from_numpy(array) for array in work.batch(index))
-        with torch.autocast("cpu", torch.bfloat16, enabled=halves):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = forward(ids, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), job.MAX_GRAD_NORM)

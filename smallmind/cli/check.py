@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """A line per check and the verdict -> exit status."""
+    """Prints a line per check and the verdict -> exit status."""
     settings = settings_of(options)
     if settings.distillation.teacher:  # no cache is written for a run that is only checked
         distillation = dataclasses.replace(settings.distillation, teacher_cache=None)

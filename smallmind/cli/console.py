@@ -22,29 +22,29 @@ MARGIN = "  | "  # of quoted text
 class Console:
     """Prints to a stream that may be a terminal, a file or a pipe, in any encoding.
 
-    Where the stream takes no more, such as a file on a full disk, OSError is raised: at once, or,
-    for a patient console, by `check`, so that the work can continue.
+    If the stream cannot be written to, such as a file on a full disk, OSError is raised: at once,
+    or with `defer_errors` by `check`, so that the work can continue until then.
     """
 
-    def __init__(self, stream: TextIO | None = None, patient: bool = False) -> None:
-        # sys.stdout is None where the output was closed before the program started.
+    def __init__(self, stream: TextIO | None = None, defer_errors: bool = False) -> None:
+        # sys.stdout is None if the output was closed before the program started.
         self.stream = stream or sys.stdout or _null_stream()
         if hasattr(self.stream, "reconfigure"):
             # A sample may have characters that this console cannot show.
             self.stream.reconfigure(errors="replace")
         self.is_terminal = self.stream.isatty()
         self.has_reader = True  # until the other end of a pipe is closed
-        self.patient = patient
+        self.defer_errors = defer_errors
         self.failure: OSError | None = None
         self._live_width = 0
 
     def check(self) -> None:
-        """Raises the OSError of a patient console that could not print something."""
+        """Raises the deferred OSError, if something could not be printed."""
         if self.failure:
             raise self.failure
 
     def line(self, text: str = "", indent: str = INDENT) -> None:
-        """A line that stays; a long one is wrapped at words, and continues after indent."""
+        """A line that stays; a long one is wrapped at words and continues after indent."""
         self._clear()
         self._write(wrap(text, line_width(), indent) + "\n")
 
@@ -66,16 +66,16 @@ class Console:
         self._write(" \\\n".join(lines) + "\n")
 
     def live(self, text: str) -> None:
-        """A line that the next one replaces, without what does not fit; only on a terminal."""
+        """A line that the next one replaces, cut to the width of the terminal."""
         width = max(1, shutil.get_terminal_size().columns - 1)
         while len(text) > width and "  " in text.strip():
-            text = text.rstrip().rpartition("  ")[0]  # the last of the values in it
+            text = text.rstrip().rpartition("  ")[0]  # without its last value
         text = text[:width]
         self._write("\r" + text.ljust(min(self._live_width, width)))
         self._live_width = len(text)
 
     def piece(self, text: str) -> None:
-        """Part of a text, shown as it is; control characters do not reach a terminal."""
+        """Part of a text, printed as it is, except that no control character reaches a terminal."""
         self._clear()
         self._write(_printable(text) if self.is_terminal else text)
 
@@ -91,7 +91,7 @@ class Console:
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
         """Rows of a name and values, the last column right-aligned, in a box under a title.
 
-        Where they are too wide, the widest column is wrapped.
+        If they are too wide, the widest column is wrapped.
         """
         # Takes time to import, which --help does not need.
         from tabulate import tabulate
@@ -103,7 +103,7 @@ class Console:
         self._write(f"{title}\n{table}\n")
 
     def drawing(self, text: str) -> None:
-        """Lines that are laid out already."""
+        """Lines that are already laid out."""
         self._clear()
         self._write(text.rstrip() + "\n")
 
@@ -125,25 +125,25 @@ class Console:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             if not isinstance(error, BrokenPipeError):
                 self.failure = error
-                if not self.patient:
+                if not self.defer_errors:
                     raise
 
 
 @contextmanager
 def announcing_compilation(console: Console, backend: str = "numba") -> Iterator[None]:
-    """Within the block, console says so when kernels have to be compiled."""
+    """Within the block, console says so if kernels have to be compiled."""
     if backend != "numba":
         yield
         return
     from smallmind.runs import threads
 
-    words = "Compiling kernels for this CPU, once: about 15 seconds ..."
-    with threads.announcing_compilation(lambda: console.line(words)):
+    message = "Compiling kernels for this CPU, once: about 15 seconds ..."
+    with threads.announcing_compilation(lambda: console.line(message)):
         yield
 
 
 def error_line(text: str) -> None:
-    """An error on the standard error output: one line, which is only wrapped on a terminal."""
+    """Prints an error to standard error: one line, which is only wrapped on a terminal."""
     stream = sys.stderr or _null_stream()
     if stream.isatty():
         text = "\n".join(
@@ -158,7 +158,7 @@ def line_width() -> int:
 
 
 def wrap(text: str, width: int, indent: str = INDENT) -> str:
-    """A line broken at spaces where it is longer than width; words are never broken."""
+    """Breaks a line that is longer than width at spaces; words are never broken."""
     lines = []
     for line in text.split("\n"):
         lines += [line] if len(line) <= width else _wrapper(width, indent).wrap(line)
@@ -172,13 +172,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def megabytes(nbytes: int) -> str:
-    """Bytes -> 1,234.5 MB, of a million bytes each."""
-    return f"{nbytes / 1e6:,.1f} MB"
+def format_bytes(nbytes: int) -> str:
+    """Bytes -> 1,234.5 MB of a million bytes each, or from 10 GB on 12.3 GB."""
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**10 else f"{nbytes / 1e6:,.1f} MB"
 
 
 def _quote(word: str) -> str:
-    """A word for a shell; double quotes, where they are enough, are also right on Windows."""
+    """A word quoted for a shell, if possible with double quotes, which also work on Windows."""
     return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)
 
 
@@ -189,7 +189,7 @@ def _wrapper(width: int, indent: str = "") -> textwrap.TextWrapper:
 
 
 def _fit(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The same with the widest column wrapped where all together are wider than a line."""
+    """The rows, with the widest column wrapped if together they are wider than a line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widest = widths.index(max(widths))
     width = max(20, WIDTH - 1 - sum(w + 3 for w in widths) + widths[widest])
@@ -216,7 +216,7 @@ def _null_stream() -> TextIO:
 
 
 def _printable(text: str) -> str:
-    """text with a mark in place of control characters, which could change the terminal."""
+    """The text with a mark in place of control characters, which could change the terminal."""
     return "".join(
         "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t\r" else c for c in text
     )

@@ -1,4 +1,4 @@
-"""Tables of everything that is known before the first step."""
+"""Tables of what is known about a run before its first step."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe(console: Console, run: "Run") -> None:
-    """The model, the data, the teacher and the run, and where its files go."""
+    """Prints the model, the data, the teacher and the run, and where its files go."""
     _describe_model(console, run.training.model)
     _describe_data(console, run)
     if run.training.distillation:
@@ -96,6 +96,6 @@ def _describe_run(console: Console, run: "Run") -> None:
 
 
 def shorten(name: str, width: int = 40) -> str:
-    """A name with dots in its middle where it is longer than width."""
+    """A name, with dots in its middle if it is longer than width."""
     half = (width - 3) // 2
     return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"

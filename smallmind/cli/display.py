@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smallmind.runs.session import Run
     from smallmind.training.loop import Training
 
-PLAIN_EVERY = 10  # records between lines where no line can be rewritten
+PLAIN_EVERY = 10  # records per line, if the output is not a terminal
 # Shares of the steps and of the time above which advice is given.
 MAX_CLIPPED = 0.1
 MAX_EVALUATING = 0.2
@@ -31,24 +31,24 @@ MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """One line that is rewritten on a terminal; a line every few records elsewhere."""
+    """The progress of a run: one live line on a terminal, a line every few records elsewhere."""
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
         self.steps = steps
-        self.token = token  # what one is, such as "char"
+        self.token = token  # what to call one, such as "char"
         self.step_records = 0
         self.first: StepRecord | None = None
         self.health_checks = 0
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
     def show(self, record: Record) -> None:
-        """Shows a record of a kind in the table SHOW; others are for the metrics only."""
+        """Shows a record whose kind is in SHOW; others are only for the metrics."""
         if show := SHOW.get(type(record)):
             show(self, record)
 
     def show_health(self) -> None:
-        """At the end: that health was checked, where there was nothing to warn about."""
+        """At the end: says that health was checked, if there was nothing to warn about."""
         if self.health_checks and not self.known:
             self.console.line(f"Health: {self.health_checks} checks, no problems")
 
@@ -81,7 +81,7 @@ class ProgressDisplay:
         usual = "" if average is None else f" from an average of {average:.4f}"
         self.console.warning(
             f"Step {record.spike_step}: the loss {problem}{usual}. Rolled back to step "
-            f"{record.step}; continuing at {record.lr_factor:g} of the learning rate, without "
+            f"{record.step}; continuing at {record.lr_factor:g} times the learning rate, without "
             "that batch."
         )
 
@@ -106,7 +106,7 @@ class ProgressDisplay:
         )
 
     def show_health_record(self, record: HealthRecord) -> None:
-        """Each finding once per run; of similar ones the first few and how many more."""
+        """Each finding once per run; of several similar ones, the first few and their number."""
         self.health_checks += 1
         new = [f for f in record.findings if (f.name, f.problem) not in self.known]
         self.known |= {(finding.name, finding.problem) for finding in new}
@@ -135,7 +135,7 @@ SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
 
 
 def show_costs(console: Console, training: "Training") -> None:
-    """The share of time in evaluations and of clipped gradients, and advice where it is large."""
+    """The share of time in evaluations and of clipped gradients, with advice if it is large."""
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
     if evaluating:
@@ -158,7 +158,7 @@ def show_costs(console: Console, training: "Training") -> None:
 
 
 def show_result(console: Console, run: "Run") -> None:
-    """The loss on the whole held-out part, and for the stories how far it is from their entropy."""
+    """The loss on the whole held-out part, and for the stories its distance to their entropy."""
     training = run.training
     held_out = training.data.held_out
     characters = len(training.tokenizer.decode(held_out))

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="distinct tokens; default: those of the text",
     )
     group.add_argument(
-        "--memory", type=parse_size, metavar="SIZE", help="800MB or 1.5GiB; default: what is free"
+        "--memory", type=parse_size, metavar="SIZE", help="such as 800MB; default: what is free"
     )
     group.add_argument(
         "--target-batch", type=int, default=64, metavar="N", help="windows per update (64)"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The parts of the memory, and what fits -> exit status: 0 the run fits, 1 it does not."""
+    """Prints the parts of the memory and what fits -> exit status: 0 it fits, 1 it does not."""
     settings = settings_of(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def parse_size(text: str) -> int:
-    """800MB or 1.5GiB -> bytes. ArgumentTypeError where it is not a size."""
+    """800MB or 1.5GiB -> bytes. ArgumentTypeError if it is not a size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?i?B)", text.strip(), re.IGNORECASE)
     nbytes = int(float(match[1]) * UNITS.get(match[2].upper(), 0)) if match else 0
     if not nbytes:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """A table of the loss and what follows from it."""
+    """Prints a table of the loss and what follows from it."""
     from smallmind.cli.describe import shorten
     from smallmind.cli.display import floor_of_stories, format_perplexity
     from smallmind.runs.assembly import read_source

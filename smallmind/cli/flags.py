@@ -84,7 +84,7 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
 
 
 def fields_of(options: argparse.Namespace) -> Fields:
-    """What the flags, --config, --preset and --size set together."""
+    """The fields that the flags, --config, --preset and --size set together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     return resolve(options.size, options.preset, options.config, flags)
 
@@ -99,7 +99,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
 
 def observing_of(options: argparse.Namespace) -> Fields:
-    """The flags that only observe a run; a resumed run may have others."""
+    """The flags that only observe a run, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in OBSERVING}
     if options.profile_wide or options.profile_json:
         flags["enable_diagnostics"] = True
@@ -113,7 +113,7 @@ def generation_of(options: argparse.Namespace) -> GenerationConfig:
 
 
 def check_writable(flag: str, file: Path) -> None:
-    """InputError where the file that a flag names cannot be written."""
+    """InputError if the file that a flag names cannot be written."""
     if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
         raise InputError(f"{flag}: cannot write {file}; name a file in a writable directory")
 
@@ -131,7 +131,8 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     if isinstance(kind, types.UnionType):
         kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
     if field.metadata["choices"]:
-        settings["choices"] = field.metadata["choices"]
+        # As plain strings: argparse shows the others as <Precision.FLOAT32: 'float32'>.
+        settings["choices"] = [str(choice) for choice in field.metadata["choices"]]
     else:
         settings["metavar"] = METAVARS.get(field.name, METAVARS_BY_TYPE[kind])
     group.add_argument(flag, type=kind, **settings)

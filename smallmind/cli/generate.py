@@ -15,14 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="source",
         required=True,
         metavar="DIR",
-        help="directory of the run; or the file of a model or a checkpoint",
+        help="directory of the run, or a model or checkpoint file",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
     add_config_flags(parser, GenerationConfig)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the prompt and, piece by piece, what the model writes after it."""
+    """Prints the prompt and, piece by piece, the text that the model continues it with."""
     config = generation_of(options)
     from smallmind.generation import stream
     from smallmind.runs.loading import load

@@ -5,7 +5,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from smallmind.cli.console import Console, megabytes
+from smallmind.cli.console import Console, format_bytes
 from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
 
 if TYPE_CHECKING:
@@ -34,43 +34,45 @@ def make_plan(
 
 
 def measure_text(text: str, tokenizer: "Tokenizer") -> "TextSize":
-    """What a text takes in memory, and how many tokens it has."""
+    """The bytes that a text takes in memory, and its number of tokens."""
     from smallmind.training.memory_estimate import TextSize
 
     return TextSize(sys.getsizeof(text), len(tokenizer.encode(text)))
 
 
 def check_memory(console: Console, plan: "Plan") -> None:
-    """InputError, with advice, if the run does not fit; a warning if it hardly does."""
+    """InputError, with advice, if the run does not fit; a warning if it barely does."""
     from smallmind.memory.available import available_bytes
 
     free, total = available_bytes(), plan.estimate.total
     if total > free:
         fitting = [change for change in plan.changes_to_fit(free) if change.total <= free]
-        advice = " or ".join(f"{flags(c.settings)} ({megabytes(c.total)})" for c in fitting)
+        advice = " or ".join(f"{flags(c.settings)} ({format_bytes(c.total)})" for c in fitting)
         raise InputError(
-            f"this run needs {megabytes(total)} of memory and {megabytes(free)} are free; "
-            + (f"give {advice}" if advice else "no setting makes it fit: free some memory")
+            f"this run needs {format_bytes(total)} of memory and {format_bytes(free)} is free; "
+            + (f"use {advice}" if advice else "no setting makes it fit: free some memory")
         )
     if total > NEARLY * free:
-        console.warning(f"This run needs {megabytes(total)} of the {megabytes(free)} free.")
+        console.warning(f"This run needs {format_bytes(total)} of the {format_bytes(free)} free.")
 
 
 def show_estimate(console: Console, plan: "Plan", memory: int | None, target: int) -> int:
-    """The memory that the plan takes, in parts, and what fits -> exit status."""
+    """Prints the memory that the plan takes, in parts, and what fits -> exit status."""
     from smallmind.memory.available import available_bytes
 
     available, estimate = memory or available_bytes(), plan.estimate
     parts = [
-        [name.replace("_", " ").replace("program", "the program itself"), megabytes(nbytes)]
+        [name.replace("_", " ").replace("program", "the program itself"), format_bytes(nbytes)]
         for name, nbytes in vars(estimate).items()
         if name != "preparation" and (nbytes or name not in ("teacher", "text"))
     ]
-    console.table("Memory", [*parts, ["total", megabytes(estimate.total)]])
+    console.table("Memory", [*parts, ["total", format_bytes(estimate.total)]])
     fits = estimate.total <= available
     verdict = "It fits" if fits else "It does not fit"
     kind = "allowed" if memory else "free"
-    console.line(f"{verdict}: {megabytes(estimate.total)} needed, {megabytes(available)} {kind}.")
+    console.line(
+        f"{verdict}: {format_bytes(estimate.total)} needed, {format_bytes(available)} {kind}."
+    )
     _show_what_fits(console, plan, available, target)
     return 0 if fits else 1
 
@@ -93,10 +95,12 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
     together = plan.changed(batch_size=target).max_micro_batch(memory)
     if together:
         passes = math.ceil(target / together)
-        rows.append(row(f"{update}, {passes} passes", target, together))
+        count = "1 pass" if passes == 1 else f"{passes} passes"
+        rows.append(row(f"{update}, {count}", target, together))
     batch = max(n for n in range(1, min(largest, target) + 1) if target % n == 0)
     steps = target // batch
-    rows.append(row(f"{update}, {steps} batches", batch, batch, grad_accum_steps=steps))
+    count = "1 batch" if steps == 1 else f"{steps} batches"
+    rows.append(row(f"{update}, {count}", batch, batch, grad_accum_steps=steps))
     console.table("What fits", rows)
     console.line(
         "A batch goes through the model in micro-batches of --micro-batch-size\n"
@@ -108,12 +112,16 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
 def _show_changes(console: Console, plan: "Plan", memory: int) -> None:
     """What would make one sequence fit, or bring it closer."""
     console.line("Not even one sequence fits.")
-    rows = [
-        [flags(change.settings), "fits" if change.total <= memory else "", megabytes(change.total)]
-        for change in plan.changes_to_fit(memory)
-    ]
+    changes = plan.changes_to_fit(memory)
+    rows = [[flags(change.settings), format_bytes(change.total)] for change in changes]
+    if any(change.total <= memory for change in changes):
+        verdicts = ["fits" if change.total <= memory else "" for change in changes]
+        rows = [
+            [settings, verdict, total]
+            for (settings, total), verdict in zip(rows, verdicts, strict=True)
+        ]
     if rows:
-        console.table("It would need", rows)
+        console.table("Memory needed with other settings", rows)
 
 
 def flags(settings: dict[str, Any]) -> str:

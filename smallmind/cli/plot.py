@@ -1,4 +1,4 @@
-"""Curves as a picture. Needs matplotlib, which the rest of the package does without."""
+"""Plots of curves. Needs matplotlib, which the rest of the package does not."""
 
 import importlib.util
 import math
@@ -8,11 +8,11 @@ from pathlib import Path
 from smallmind.config import InputError
 
 SUFFIXES = (".png", ".pdf", ".svg")
-COLUMNS = 4  # panels beside each other
+COLUMNS = 4  # panels side by side
 
 
 def check_plot(file: Path) -> None:
-    """InputError where matplotlib is missing or could not draw into such a file."""
+    """InputError if matplotlib is missing or cannot write this kind of file."""
     if not importlib.util.find_spec("matplotlib"):
         raise InputError("--plot needs matplotlib: python -m pip install matplotlib")
     if file.suffix not in SUFFIXES:
@@ -22,7 +22,7 @@ def check_plot(file: Path) -> None:
 def draw_curves(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, file: Path
 ) -> None:
-    """Name -> xs and ys. Writes a panel a curve, since equal ones would hide each other."""
+    """Name -> xs and ys. Draws one panel per curve, as equal curves would hide each other."""
     from matplotlib.figure import Figure
 
     columns = min(COLUMNS, len(curves))

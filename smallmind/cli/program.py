@@ -4,7 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 # Command -> its module in this package and a line of help. A module is imported only when its
 # command is given; it has `add_arguments(parser)` and `run(options) -> exit status`.
@@ -15,7 +15,7 @@ COMMANDS = {
     "generate": ("generate", "generate text with a trained model"),
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
     "schedule": ("schedule", "show the learning rate over a run"),
-    "verify": ("verify", "check the checkpoints of a run, and retrain from each to the next"),
+    "verify": ("verify", "check a run's checkpoints, and retrain from each to the next"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 
     SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
-    where the run does not fit in memory, `verify` where a checkpoint is wrong.
+    if the run does not fit in memory, `verify` if a checkpoint is wrong.
     """
     options = make_parser(sys.argv[1:] if arguments is None else arguments).parse_args(arguments)
     from smallmind.cli.console import error_line
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of these arguments: of all commands, only the one they name has its flags."""
-    parser = argparse.ArgumentParser(
+    """The parser for these arguments: only the command that they name has its flags."""
+    parser = _Parser(
         prog="smallmind",
         description="Train a small transformer on the CPU and generate text with it.",
     )
@@ -67,8 +67,19 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Prints its errors like those of the commands, wrapped on a terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        from smallmind.cli.console import error_line
+
+        self.print_usage(sys.stderr)
+        error_line(f"{self.prog}: error: {message}")
+        self.exit(2)
+
+
 class _Version(argparse.Action):
-    """argparse's own takes the version itself, whose module --help does not need."""
+    """Unlike argparse's own action, imports the version only when asked for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from smallmind.config import __version__

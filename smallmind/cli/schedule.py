@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         choices=SCHEDULES,
         default=argparse.SUPPRESS,
-        help="one of them; default: all side by side",
+        help="show only this one; default: all side by side",
     )
     add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
     add_source_flags(parser)
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if "steps" not in fields and (config.epochs or fields.get("minutes")):
         raise InputError("the number of steps follows from epochs or minutes here: give --steps")
     if not config.steps:
-        raise InputError("steps=0 must be at least 1, or there is no learning rate to show")
+        raise InputError("steps=0 must be at least 1: there is no learning rate to show")
     if options.plot:
         from smallmind.cli.plot import check_plot
 
@@ -97,7 +97,7 @@ def _steps(schedules: "dict[str, Schedule]", config: TrainingConfig) -> list[int
 
 
 def _split(names: list[str], last: int) -> list[list[str]]:
-    """The names in as few tables as fit in a line each, with about equally many."""
+    """The names, split evenly into as few tables as fit the width."""
     rate = len("1.0e-03")
 
     def width(part: list[str]) -> int:

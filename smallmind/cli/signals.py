@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def ending_on_signals() -> AbstractContextManager[None]:
-    """Within the block SIGTERM and SIGHUP end the command as exceptions do: files are closed."""
+    """Within the block, SIGTERM and SIGHUP end the command as exceptions do: files are closed."""
 
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -23,10 +23,10 @@ def ending_on_signals() -> AbstractContextManager[None]:
 
 @contextmanager
 def stopping_on_signals(run: "Run") -> Iterator[list[int]]:
-    """Within the block Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
 
     The list then holds the number of the signal. A second signal ends the process at once, and so
-    does the first one as long as there is nothing to save.
+    does the first one while there is nothing to save yet.
     """
     received: list[int] = []
 

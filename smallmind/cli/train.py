@@ -27,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="DIR",
-        help="resume the run in DIR; no other flags needed; auto: the newest in runs that has not "
-        "ended",
+        help="resume the run in DIR; no other flags needed; auto: the newest unfinished run in "
+        "runs/",
     )
     add_training_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains, and shows how -> exit status."""
+    """Trains and shows the progress -> exit status."""
     start = time.perf_counter()
     if options.profile_json:
         check_writable("--profile-json", Path(options.profile_json))
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
     from smallmind.runs.session import Run
 
-    console = Console(patient=True)
+    console = Console(defer_errors=True)
     with announcing_compilation(console, settings.run.backend):
         created = Run.create(settings)
         try:
@@ -69,7 +69,7 @@ def _resume(options: argparse.Namespace) -> int:
         raise InputError("--resume takes all settings from the run; leave out the other flags")
     from smallmind.runs.session import Run
 
-    console = Console(patient=True)
+    console = Console(defer_errors=True)
     opened = Run.unfinished() if options.resume == "auto" else Run.open(options.resume)
     threads = {"threads": options.threads} if "threads" in options else {}
     opened.check_text()
@@ -77,7 +77,7 @@ def _resume(options: argparse.Namespace) -> int:
     try:
         newest = opened.newest()
     finally:
-        for file, reason in opened.passed_over:
+        for file, reason in opened.skipped_checkpoints:
             console.warning(f"Skipping {file.name}: {reason}")
     step = newest.step if newest else 0
     if opened.is_finished:
@@ -86,12 +86,12 @@ def _resume(options: argparse.Namespace) -> int:
         return 0
     with announcing_compilation(console, opened.settings.run.backend):
         _build(console, opened)
-        resuming = f"Resuming after step {step}" if step else "Starting again: no checkpoint yet"
+        resuming = f"Resuming after step {step}" if step else "Starting over: no checkpoint yet"
         return _train(console, opened, options, resuming)
 
 
 def _build(console: Console, run: "Run") -> None:
-    """Builds the model, unless it would not fit in memory; says what takes long."""
+    """Builds the model, unless it would not fit in memory; announces what takes long."""
     from smallmind.cli.memory import check_memory, make_plan
     from smallmind.runs.assembly import read_teacher
     from smallmind.training.memory_estimate import TextSize
@@ -112,8 +112,8 @@ def _fit(console: Console, run: "Run", end: float) -> None:
     pace, left = run.fit_steps(end)
     config = run.settings.training
     console.line(
-        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the {left:.0f} seconds that "
-        f"are left, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
+        f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
+        f"seconds, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
         f"{pace.end:.1f} s at the end; {config.warmup_steps} of the steps are warmup"
     )
 
@@ -168,7 +168,7 @@ def _show_steps(console: Console, run: "Run") -> int:
 
 @contextmanager
 def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Iterator[None]:
-    """Around training: shows and writes at the end what was measured, if asked to."""
+    """Wraps training: shows and writes what was measured at the end, if profiling is on."""
     if not run.settings.training.enable_diagnostics:
         yield
         return

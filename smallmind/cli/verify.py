@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """A line per verdict -> exit status: 0 all is well, 1 it is not."""
+    """Prints a line per verdict -> exit status: 0 all is well, 1 something is wrong."""
     from smallmind.runs.session import Run
     from smallmind.runs.verification import Verdict
     from smallmind.training.records import StepRecord

@@ -1,1 +1,1 @@
-"""A run on disk: created, opened, resumed, verified."""
+"""A run on disk: create, open, resume, load and verify it."""

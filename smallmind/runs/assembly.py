@@ -1,4 +1,4 @@
-"""From settings to a training that is ready to start: text, tokenizer, teacher and model."""
+"""From settings to a Training that is ready to start: text, tokenizer, teacher and model."""
 
 import dataclasses
 import hashlib
@@ -31,9 +31,9 @@ class Source(NamedTuple):
 
 
 def read_source(text: str | PathLike[str] | None) -> Source:
-    """A path, a text itself, or None for the built-in stories -> the text.
+    """A path, a text itself, or None for the built-in stories -> the text and its name.
 
-    A string with a line break, or longer than 1000 characters, is a text itself. InputError where a
+    A string with a line break, or of more than 1000 characters, is a text itself. InputError if a
     file cannot be read.
     """
     if text is None:
@@ -44,7 +44,7 @@ def read_source(text: str | PathLike[str] | None) -> Source:
 
 
 def is_literal(text: str | PathLike[str] | None) -> bool:
-    """Whether a string is a text itself and not the path of one."""
+    """Whether a string is a text itself rather than the path of one."""
     return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)
 
 
@@ -54,16 +54,16 @@ def digest(text: str) -> str:
 
 
 def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset:
-    """The dataset that settings describe. InputError where the text is too short."""
+    """The dataset that settings describe. InputError if the text is too short."""
     run = settings.run
     return Dataset.from_text(text, tokenizer, settings.model.block_size, run.batch_size, run.seed)
 
 
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
-    """The same with everything that follows from text and machine as a number.
+    """The settings with everything that follows from the text and the machine filled in.
 
-    These are vocab_size, steps where epochs are set, min_lr and threads. InputError where the
-    machine has fewer threads.
+    That is vocab_size, steps if epochs are set, min_lr and threads. InputError if the machine has
+    fewer threads.
     """
     run, training = settings.run, settings.training
     if training.epochs:
@@ -78,7 +78,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
 
 
 def absolute_paths(settings: Settings) -> Settings:
-    """The same with paths that are valid from any working directory; `out` stays as given."""
+    """The settings with paths that are valid from any directory; `out` stays as given."""
     fields = {
         "text": settings.run.text,
         "teacher": settings.distillation.teacher,
@@ -90,10 +90,10 @@ def absolute_paths(settings: Settings) -> Settings:
 
 
 def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Training:
-    """The training that resolved settings describe; kernels run on their threads from now on.
+    """The training that resolved settings describe; kernels run on its threads from now on.
 
-    Where the teacher is to be cached and no cache exists, the teacher runs over the text now.
-    InputError where the teacher does not fit the text.
+    If a teacher cache is set and does not exist, the teacher runs over the text now. InputError if
+    the teacher does not fit the text.
     """
     run = settings.run
     use_threads(run)
@@ -108,7 +108,7 @@ def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> T
 def load_distillation(
     config: DistillationConfig, backend: str, tokenizer: Tokenizer
 ) -> Distillation | None:
-    """The teacher, loaded; None where there is none. InputError where its tokens are others."""
+    """The teacher, or None if none is set. InputError if its tokens are not the tokenizer's."""
     if not config.teacher:
         return None
     teacher, teacher_tokenizer = load_model(_model_file(config.teacher), backend)

@@ -21,12 +21,12 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
-TEXT = "text.txt"  # where the text was not a file
-MAX_CONFIG_BYTES = 1_000_000  # ours have 2,000
+TEXT = "text.txt"  # written if the text was not a file
+MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 
 
 class SavedConfig(NamedTuple):
-    """What config.json holds: settings, and hashes of what the run depends on besides."""
+    """What config.json holds: settings, and hashes of the other things a run depends on."""
 
     settings: Settings
     text_sha256: str
@@ -34,7 +34,7 @@ class SavedConfig(NamedTuple):
 
 
 def default_directory(name: str) -> Path:
-    """runs/<date>-<name>, with a number appended where that exists."""
+    """runs/<date>-<name>, with a number appended if that exists."""
     base = Path("runs") / f"{datetime.date.today().isoformat()}-{name}"
     path, number = base, 2
     while path.exists():
@@ -44,7 +44,7 @@ def default_directory(name: str) -> Path:
 
 
 class RunDirectory:
-    """A directory with the resolved config, the metrics, the model and its samples."""
+    """The directory of a run: its resolved config, metrics, model and samples."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,7 +53,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Makes the directory. InputError where it holds a run already, or is not writable."""
+        """Makes the directory. InputError if it already holds a run or is not writable."""
         directory = cls(path)
         try:
             if any((path / name).exists() for name in (CONFIG, METRICS, MODEL, SAMPLES)):
@@ -73,7 +73,7 @@ class RunDirectory:
         return directory
 
     def discard(self) -> None:
-        """Removes what a run without a model has left, and directories that `create` made."""
+        """Removes the files of a run without a model, and the directories that `create` made."""
         for name in (CONFIG, METRICS):
             (self.path / name).unlink(missing_ok=True)
         for directory in self._created:
@@ -94,7 +94,7 @@ class RunDirectory:
         durable.write(self.path / CONFIG, [text.encode()])
 
     def load_config(self) -> SavedConfig:
-        """What save_config of this or an earlier version wrote. InputError where there is none."""
+        """Reads what save_config wrote, in any version. InputError if there is none."""
         file = self.path / CONFIG
         try:
             with durable.open_regular(file) as opened:
@@ -115,7 +115,7 @@ class RunDirectory:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the lines of the metrics that are not on disk yet. OSError where that fails."""
+        """Writes the metrics that are not on disk yet. OSError if that fails."""
         with open(self.path / METRICS, "ab", buffering=0) as file:
             while self._unwritten:
                 self._unwritten = self._unwritten[file.write(self._unwritten) :]
@@ -140,7 +140,7 @@ class RunDirectory:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line of the metrics; infinity where the line is damaged."""
+    """The step of a line of the metrics; infinity if the line is damaged."""
     try:
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Handling signals for a while, as an interrupt during a run of training."""
+"""Signal handlers for the length of a block, such as one for Ctrl-C during training."""
 
 import signal
 import threading
@@ -9,9 +9,9 @@ from typing import Any
 
 @contextmanager
 def handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Within the block, handle is called on these signals; only in the main thread."""
+    """Within the block, handle is called on these signals. Only works in the main thread."""
     before = {}
-    if threading.current_thread() is threading.main_thread():  # Python allows it in no other
+    if threading.current_thread() is threading.main_thread():  # others may not set handlers
         before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
@@ -24,7 +24,7 @@ def handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None
 def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """Within the block, the first Ctrl-C calls stop; a second one raises KeyboardInterrupt.
 
-    Where the program handles Ctrl-C itself, nothing changes.
+    If the program has its own handler for Ctrl-C, that one stays.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

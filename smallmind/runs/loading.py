@@ -20,8 +20,8 @@ Loaded = tuple[TransformerModel, Tokenizer]
 def load(path: str | PathLike[str], backend: str = "numba") -> Loaded:
     """The directory of a run, a checkpoint or a model file -> its model and tokenizer.
 
-    From a run: the final model, or the newest checkpoint where it has not ended yet. InputError
-    where there is none.
+    From a run: the final model, or the newest checkpoint if it has not ended yet. InputError if
+    there is none.
     """
     path = Path(path)
     if not path.exists():
@@ -38,7 +38,7 @@ def load_from_run(
 ) -> Loaded:
     """The model and tokenizer of a run: "newest", "best" or the checkpoint of a step.
 
-    None: the final model, or "newest" where there is none yet. InputError where there is no such
+    None is the final model, or "newest" if there is none yet. InputError if there is no such
     checkpoint.
     """
     if not directory.is_dir():
@@ -46,16 +46,16 @@ def load_from_run(
     if which is None and (directory / MODEL).exists():
         return load_model(directory / MODEL, backend)
     if which in (None, "newest"):
-        found, passed_over = checkpoint.newest(directory)
+        found, skipped = checkpoint.newest(directory)
         if found is None:
-            reasons = "".join(f"; {reason}" for _, reason in passed_over)
+            reasons = "".join(f"; {reason}" for _, reason in skipped)
             raise InputError(f"{directory} has neither a model nor a sound checkpoint{reasons}")
         return load_checkpoint(found, backend)
     return load_checkpoint(checkpoint.load(_checkpoint_file(directory, which)), backend)
 
 
 def load_model(path: Path, backend: str = "numba") -> Loaded:
-    """The model and tokenizer in a model file. InputError where it does not hold both."""
+    """The model and tokenizer in a model file. InputError if it does not hold both."""
     model = TransformerModel.load(path, backend)
     metadata = safetensors.read_metadata(path)
     try:
@@ -84,7 +84,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
-    """The tokenizer that a checkpoint was made with. InputError where it has none."""
+    """The tokenizer that a checkpoint was made with. InputError if it has none."""
     try:
         return Tokenizer.from_state(saved.state["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One process at a time in the directory of a run."""
+"""A lock that lets one process at a time use the directory of a run."""
 
 import os
 import stat
@@ -14,15 +14,15 @@ except ImportError:  # Windows
     import msvcrt
 
 NAME = ".lock"
-# Windows does not let others read a locked byte: lock one far behind the process number.
+# Windows does not let others read a locked byte: lock one far past the process number.
 LOCKED_BYTE = 2**30
 
 
 class RunLock:
-    """Locks a run's directory until `release`, the end of the `with` block, or of the process.
+    """Locks a run's directory until `release`, or the end of the `with` block or the process.
 
-    InputError naming the other process where one holds the lock. The system itself releases the
-    lock of a process that dies; a forked child shares the lock of its parent.
+    InputError naming the other process if one holds the lock. The system releases the lock of a
+    process that dies; a forked child shares the lock of its parent.
     """
 
     def __init__(self, directory: str | PathLike[str]) -> None:
@@ -59,7 +59,7 @@ class RunLock:
             except BaseException:
                 os.close(file)
                 raise
-            # The previous holder has removed the file meanwhile: the lock has no name.
+            # The previous holder has removed the file since: nobody else would see this lock.
             os.close(file)
 
     def _lock(self, file: int) -> None:
@@ -77,7 +77,7 @@ class RunLock:
 
 
 def lock_file(file: int) -> None:
-    """Locks an open file. BlockingIOError or PermissionError where another process holds it."""
+    """Locks an open file. BlockingIOError or PermissionError if another process holds it."""
     if os.name == "nt":
         os.lseek(file, LOCKED_BYTE, os.SEEK_SET)
         try:
@@ -89,7 +89,7 @@ def lock_file(file: int) -> None:
 
 
 def _flags() -> int:
-    # Neither waits for a pipe nor follows a link in its place.
+    # Does not wait if the file is a pipe, nor follow it if it is a link.
     optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
     return os.O_RDWR | os.O_CREAT | sum(getattr(os, name, 0) for name in optional)
 

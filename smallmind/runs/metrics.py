@@ -29,7 +29,7 @@ class MetricsTable:
     unreadable: list[int]
 
     def to_csv(self) -> str:
-        """Comma-separated with a header; a cell is empty where a row has no value."""
+        """Comma-separated, with a header; a cell is empty if its row has no value."""
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -44,9 +44,9 @@ def _cell(value: Any) -> Any:
 
 
 def read_metrics(run: Path) -> MetricsTable:
-    """The metrics in the directory of a run. InputError where there are none.
+    """The metrics in the directory of a run. InputError if there are none.
 
-    Where two records of a step have the same column, the later one counts: a run that rolled back
+    If two records of a step have the same column, the later one counts: a run that rolled back
     wrote these steps again.
     """
     try:
@@ -66,14 +66,14 @@ def read_metrics(run: Path) -> MetricsTable:
     if not rows:
         raise InputError(f"{run / METRICS} has no records yet; train the run first")
     in_order = [rows[step] for step in sorted(rows)]
-    # Fields that only another version knows come last.
+    # Fields that only other versions write come last.
     names = dict.fromkeys([*FIELDS, *sorted(set().union(*in_order))])
     columns = [name for name in names if any(name in row for row in in_order)]
     return MetricsTable(columns, in_order, unreadable)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """A line of the metrics as a dictionary with a step; None where it is cut or damaged."""
+    """A line of the metrics as a dictionary with a step; None if it is cut or damaged."""
     try:
         record = json.loads(line)
     except ValueError:

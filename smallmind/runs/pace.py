@@ -17,8 +17,8 @@ from smallmind.training.records import StepRecord
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least
-MAX_SECONDS = 5.0  # of timing, once these are done
-SHARE = 0.05  # of the whole time, the same
+MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
+MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 WARMUP_SHARE = 10  # the warmup takes at most a tenth of the steps
 SAMPLE_TOKENS = 40  # of the sample that is timed
@@ -34,7 +34,7 @@ class Pace:
     end: float  # once, after the last step
 
     def total(self, config: TrainingConfig) -> float:
-        """A run of config.steps in which every evaluation is the best so far, and is saved."""
+        """The time of config.steps if every evaluation is the best so far and therefore saved."""
         steps, val_every, save_every = config.steps, config.val_every, config.save_every
         evaluations = steps // val_every + 1 if val_every else 0
         saves = 1 + sum(steps // every for every in {val_every, save_every} if every)
@@ -51,11 +51,11 @@ def measure(
 ) -> Pace:
     """The pace of a run of about `seconds` that saves to directory.
 
-    It ends with an evaluation of the whole held-out part and a sample of `sample_tokens` tokens.
-    Some steps are trained; model and training are restored.
+    The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
+    tokens. Trains some steps, and restores model and training afterwards.
     """
     with training.preserved():
-        step = _step(training, config, min(MAX_SECONDS, SHARE * seconds))
+        step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
         training.spikes.keep(training.state())  # as a run does before it saves
         with tempfile.TemporaryDirectory(dir=directory) as scratch, _timed() as saving:
             save(scratch, training.state(), best=True)
@@ -78,9 +78,9 @@ def measure(
 
 
 def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
-    """The config with as many steps as fit, and a warmup of at most a tenth of them.
+    """The config with the number of steps that fit, at most a tenth of them warmup.
 
-    InputError where not even one fits.
+    InputError if not even one fits.
     """
 
     def fits(steps: int) -> bool:
@@ -102,7 +102,7 @@ def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingCon
 
 
 def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
-    """Trains -> seconds per step."""
+    """Trains for about `seconds` -> seconds per step."""
     config = dataclasses.replace(
         config,
         steps=10**9,

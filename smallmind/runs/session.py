@@ -56,9 +56,9 @@ class Run:
         self.settings = config.settings.replace(out=str(directory.path))
         self.directory = directory
         self.sample: str | None = None
-        self.passed_over: list[tuple[Path, str]] = []  # damaged checkpoints, and what is wrong
+        self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self._config = config
-        self._newest: RunState | None = None  # read, and not used yet
+        self._newest: RunState | None = None  # once read, until training uses it
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.path)!r})"
@@ -79,8 +79,8 @@ class Run:
         more than 1000 characters), which is written to text.txt in the directory; without it the
         model learns from built-in stories. `out` is by default runs/<date>-<text>.
 
-        InputError where a setting is unknown or out of range, the text cannot be read or is too
-        short, or the directory holds a run already. Then nothing is left behind.
+        InputError if a setting is unknown or out of range, the text cannot be read or is too
+        short, or the directory already holds a run. Then nothing is left behind.
         """
         settings = (settings or Settings()).replace(**fields)
         if text is not None and not assembly.is_literal(text):
@@ -96,7 +96,7 @@ class Run:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
-        # Or the properties would read and encode the text again.
+        # Otherwise the cached properties would read and encode the text again.
         run.__dict__["text"] = source.text
         run.__dict__["data"] = data
         run._save_config()
@@ -104,7 +104,7 @@ class Run:
 
     @classmethod
     def open(cls, directory: str | PathLike[str]) -> "Run":
-        """The run in a directory. InputError where there is none."""
+        """The run in a directory. InputError if there is none."""
         opened = RunDirectory(Path(directory))
         config = opened.load_config()
         recorded, own = config.settings.run.text, opened.path / TEXT
@@ -115,7 +115,7 @@ class Run:
 
     @classmethod
     def unfinished(cls, parent: str | PathLike[str] = "runs") -> "Run":
-        """The newest run below parent that has not ended yet. InputError where there is none."""
+        """The newest run below parent that has not ended yet. InputError if there is none."""
         configs = sorted(Path(parent).glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
         for config in reversed(configs):
             try:
@@ -133,7 +133,7 @@ class Run:
 
     @functools.cached_property
     def text(self) -> str:
-        """The text. InputError where it is no longer the one that the run was created with."""
+        """The text. InputError if it is no longer the one that the run was created with."""
         text = assembly.read_source(self.settings.run.text).text
         if not self.is_own_text(text):
             raise InputError(
@@ -142,7 +142,7 @@ class Run:
         return text
 
     def check_text(self) -> None:
-        """InputError where the text has changed since the run was created, or cannot be read."""
+        """InputError if the text has changed since the run was created, or cannot be read."""
         assert self.text
 
     def is_own_text(self, text: str) -> bool:
@@ -150,12 +150,12 @@ class Run:
         return assembly.digest(text) == self._config.text_sha256
 
     def newest(self) -> RunState | None:
-        """The newest sound checkpoint; None where nothing has been saved yet.
+        """The newest sound checkpoint; None if nothing has been saved yet.
 
-        Damaged ones are skipped and listed in `passed_over`. InputError where all are damaged.
+        Damaged ones are skipped and listed in `skipped_checkpoints`. InputError if all are damaged.
         """
         newest = self._read_newest()
-        if self.passed_over and not newest:
+        if self.skipped_checkpoints and not newest:
             raise InputError(
                 f"no checkpoint in {self.path} is sound: restore one from a copy, or remove them "
                 "all to start the run again"
@@ -183,7 +183,7 @@ class Run:
     def training(self) -> Training:
         """Model, data and teacher, built on first use; the state is loaded when training starts.
 
-        InputError where the text or the teacher has changed.
+        InputError if the text or the teacher has changed.
         """
         data, tokenizer = self.data, self._tokenizer()
         training = assembly.build_training(self.settings, data, tokenizer)
@@ -195,7 +195,7 @@ class Run:
         """Sets the number of steps so that the run ends at `end`, in time.perf_counter's seconds.
 
         Times a few steps, which have no effect -> the pace measured, and the seconds that were left
-        then. InputError where not even one step fits.
+        then. InputError if not even one step fits.
         """
         config, now = self.settings.training, time.perf_counter()
         measured = pace.measure(self.training, config, end - now, self.path, SAMPLE_TOKENS)
@@ -210,9 +210,9 @@ class Run:
 
         Ctrl-C ends training after the current batch and saves everything, for `resume`; a second
         one raises KeyboardInterrupt, and the run resumes from its last checkpoint. With the setting
-        `minutes`, a few steps are timed first. InputError where the run has been trained already,
-        or another process is training it; OSError where the last checkpoint cannot be saved;
-        FloatingPointError where the loss diverges and rolling back does not help.
+        `minutes`, a few steps are timed first. InputError if the run has been trained already,
+        or another process is training it; OSError if the last checkpoint cannot be saved;
+        FloatingPointError if the loss diverges and rolling back does not help.
         """
         newest = self.newest()
         if newest:
@@ -226,7 +226,7 @@ class Run:
     def resume(self, on_record: OnRecord | None = None, **changes: Any) -> list[Record]:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
-        Starts again where there is no checkpoint; a run that is finished returns no records.
+        Starts over if there is no checkpoint; returns no records if the run is finished.
         `changes` are those that `change` allows. Errors as in `train`.
         """
         self.change(**changes)
@@ -272,7 +272,7 @@ class Run:
                     for record in records:
                         self.directory.log(record)
                 finally:
-                    self._newest = None  # there are newer ones
+                    self._newest = None  # training has saved newer ones
             self._finish()
 
     def load(
@@ -280,16 +280,16 @@ class Run:
     ) -> tuple[TransformerModel, Tokenizer]:
         """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
 
-        Without it, the final model, or the newest checkpoint where the run has not ended yet.
-        InputError where there is no such checkpoint.
+        Without it, the final model, or the newest checkpoint if the run has not ended yet.
+        InputError if there is no such checkpoint.
         """
         return loading.load_from_run(self.path, checkpoint, backend)
 
     def evaluate(self, text: str | PathLike[str] | None = None) -> Evaluation:
         """How well the model that `load()` returns predicts a text.
 
-        `text` is a path or a text as in `create`, and all of it counts; without it, or where it is
-        the run's own, only the held-out part does.
+        `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
+        run's own text, only the held-out part counts.
         """
         model, tokenizer = self.load()
         content = self.text if text is None else assembly.read_source(text).text
@@ -299,7 +299,7 @@ class Run:
         return evaluation.evaluate(model, tokens, len(tokenizer.decode(tokens)))
 
     def metrics(self) -> MetricsTable:
-        """The metrics, one row per step. InputError where nothing has been logged yet."""
+        """The metrics, one row per step. InputError if nothing has been logged yet."""
         return read_metrics(self.path)
 
     def verify(
@@ -308,7 +308,7 @@ class Run:
         """Checks every checkpoint, and that retraining from each reproduces the next.
 
         `digests_only` leaves out the retraining. `on_record` gets every Verdict at once, and the
-        records of the retraining. InputError where nothing has been saved yet.
+        records of the retraining. InputError if nothing has been saved yet.
         """
         if digests_only:
             findings = verify_run(self.path)
@@ -338,11 +338,11 @@ class Run:
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:
-            self._newest, self.passed_over = checkpoint.newest(self.path)
+            self._newest, self.skipped_checkpoints = checkpoint.newest(self.path)
         return self._newest
 
     def _tokenizer(self) -> Tokenizer:
-        """The tokenizer as a checkpoint has it, or made from the text where there is none."""
+        """The tokenizer of the newest checkpoint, or one made from the text if there is none."""
         newest = self._read_newest()
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)

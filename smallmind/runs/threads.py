@@ -1,6 +1,6 @@
 """How many threads a run uses, and what to do when its kernels have to be compiled.
 
-Numba is only imported where a function needs it: the command line's help does without.
+Numba is only imported in the functions that need it: the command line's help does not.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ from smallmind.config import InputError, RunConfig
 
 
 def choose_threads(run: RunConfig) -> int:
-    """The number of threads that run asks for, or one per core; binds those to their cores.
+    """The number of threads that are set, or one per core, which are then bound to their cores.
 
-    InputError where this machine runs fewer.
+    InputError if this machine runs fewer.
     """
     if run.backend != "numba":
         return 1
@@ -29,7 +29,7 @@ def choose_threads(run: RunConfig) -> int:
 
 
 def use_threads(run: RunConfig) -> None:
-    """Kernels run on the threads that `choose_threads` returns from now on."""
+    """Runs kernels on the threads that `choose_threads` returns, from now on."""
     count = choose_threads(run)
     if run.backend == "numba":
         from smallmind.kernels.codegen.threads import set_threads

@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a run are sound, and follow from each other. Writes nothing."""
+"""Checks that the checkpoints of a run are sound, and follow from each other. Writes nothing."""
 
 import hashlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from smallmind.training.state import RunState
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was checked, and one line that says what is wrong with it, or None."""
+    """The name of what was checked, and one line that says what is wrong with it, or None."""
 
     name: str
     fault: str | None

@@ -1,1 +1,1 @@
-"""The loop that trains a model, and what it leaves on disk."""
+"""The loop that trains a model, and everything around it: state, evaluation, health, memory."""

@@ -25,11 +25,11 @@ FORMAT = "smallmind checkpoint 1"
 def save(
     directory: str | PathLike[str], state: RunState, keep: int = 3, best: bool = False
 ) -> None:
-    """Writes a run's checkpoint, with `best` also as the best one, then removes older ones.
+    """Writes a run's checkpoint, if `best` also as the best one, then removes all but `keep`.
 
-    The newest `keep` stay. Checkpoints of later steps are removed: a run that resumed from an
-    earlier step has left them behind. OSError where the disk refuses it, FloatingPointError where
-    a tensor has NaN or Inf; the files that were there then stay.
+    Checkpoints of later steps are removed too: they are left over from before the run resumed at an
+    earlier step. OSError if the disk refuses it, FloatingPointError if a tensor has NaN or Inf; the
+    existing files then stay.
     """
     if broken := state.first_non_finite():
         raise FloatingPointError(f"{broken} has NaN or Inf: not saved, the last checkpoint stays")
@@ -50,17 +50,17 @@ def save(
 
 
 def load(path: str | PathLike[str]) -> RunState:
-    """The state that `save` wrote. InputError where the file is damaged or not a checkpoint."""
+    """Reads the state that `save` wrote. InputError if the file is damaged or not a checkpoint."""
     path = Path(path)
     tensors, metadata = safetensors.read(path, strict=True)
     if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} is not a checkpoint that this version reads, {FORMAT!r}")
+        raise InputError(f"{path} is not a checkpoint that this version reads ({FORMAT!r})")
     try:
         step, state = int(metadata["step"]), safetensors.from_json(metadata["state"])
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
     if step < 0 or not isinstance(state, dict) or path.name not in (_name(step), BEST):
-        raise InputError(f"{path} is not the checkpoint that its name says")
+        raise InputError(f"{path} does not hold the checkpoint that its name promises")
     return RunState(step, tensors, state)
 
 
@@ -91,10 +91,12 @@ def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
 def new_directory(directory: str | PathLike[str]) -> Path:
     """Creates the directory of a new run if it does not exist.
 
-    InputError where it already holds checkpoints; OSError where it cannot be created.
+    InputError if it already holds checkpoints; OSError if it cannot be created.
     """
     if found := _files(_folder(directory)):
-        raise InputError(f"{found[0].parent} holds checkpoints of another run; choose another")
+        raise InputError(
+            f"{found[0].parent} holds checkpoints of another run; choose another directory"
+        )
     Path(directory).mkdir(parents=True, exist_ok=True)
     return Path(directory)
 
@@ -103,10 +105,10 @@ class Saver(Protocol):
     """Where a run saves its state."""
 
     def save(self, state: RunState, best: bool) -> Exception | None:
-        """Starts to save a state, with `best` also as the best one -> why the last save failed.
+        """Starts saving a state, if `best` also as the best one -> why the last save failed.
 
-        On return the state may change, unless it is a Snapshot: that one must not change until
-        `wait` has returned None or another state is saved.
+        Once this returns, the state may change, unless it is a Snapshot: that must not change
+        until `wait` has returned None or another state is saved.
         """
 
     def wait(self) -> Exception | None:
@@ -119,9 +121,8 @@ class Saver(Protocol):
 class BackgroundSaver:
     """Saves checkpoints of the run in `directory` while the run continues.
 
-    `failure` is why the last save failed, None if it succeeded. A failed save is tried again
-    by the next call. If the program ends during a save, that save finishes first. As a context
-    manager it closes itself.
+    `failure` is why the last save failed, or None. The next call tries a failed save again. If the
+    program ends during a save, that save finishes first. As a context manager it closes itself.
     """
 
     def __init__(self, directory: str | PathLike[str], keep: int = 3) -> None:

@@ -14,7 +14,7 @@ class StepClock:
         self.restart(progress)
 
     def restart(self, progress: RunProgress) -> None:
-        """Measures for this progress from now on; steps not reported yet are dropped."""
+        """Measures for this progress from now on; steps that were not reported yet are dropped."""
         self._progress = progress
         self._tick = time.perf_counter()
         self._seconds, self._steps, self._windows = 0.0, 0, 0
@@ -29,7 +29,7 @@ class StepClock:
         """Seconds per step and windows per second since the last call, without evaluations."""
         seconds, steps, windows = self._seconds, self._steps, self._windows
         self._seconds, self._steps, self._windows = 0.0, 0, 0
-        if seconds <= 0:  # the system clock was set back
+        if seconds <= 0:  # shorter than a tick of the clock
             return 0.0, 0.0
         return seconds / steps, windows / seconds
 

@@ -30,11 +30,11 @@ class Distillation:
     With learn_temperature the temperature is a parameter too, updated at the run's learning rate.
     See temperature.py.
 
-    With a cache, a file, the teacher runs once over the training text, unless the file exists, and
-    is then released; from then on its `top_k` largest logits per token are read. See
-    teacher_cache.py.
+    `cache` names a file. If it does not exist, the teacher runs once over the training text to
+    create it. The teacher is then released, and its `top_k` largest logits per token are read from
+    the file. See teacher_cache.py.
 
-    The teacher runs in float32, without dropout. InputError where a setting is out of range.
+    The teacher runs in float32, without dropout. InputError if a setting is out of range.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Distillation:
     def prepare(self, model: TransformerModel, dataset: Dataset) -> None:
         """Opens the cache, creating it first if it does not exist.
 
-        InputError where model, dataset and teacher, or the cache, do not belong together.
+        InputError if model, dataset and teacher, or the cache, do not belong together.
         """
         if self.vocab_size != model.config.vocab_size:
             raise InputError(
                 f"the teacher has {self.vocab_size} tokens, the student "
-                f"vocab_size={model.config.vocab_size}; take a teacher of the same vocabulary"
+                f"vocab_size={model.config.vocab_size}; use a teacher with the same vocabulary"
             )
         if self.teacher:
             _check_teacher(self.teacher, model, dataset)
@@ -89,13 +89,13 @@ class Distillation:
 
     @property
     def stride(self) -> int:
-        """What the starts of the windows are multiples of: a cache holds only some windows."""
+        """Windows must start at multiples of this: a cache holds only some windows."""
         return self.cache.block_size if self.cache else 1
 
     def loss_and_gradients(
         self, model: TransformerModel, batch: Batch, scale: float = 1.0, share: float = 1.0
     ) -> float:
-        """model.loss_and_gradients of this loss; adds share times the temperature's gradient."""
+        """model.loss_and_gradients for this loss; adds share times the temperature's gradient."""
         pool, dtype = model.workspace.pool, model.workspace.dtype
 
         def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:
@@ -159,7 +159,7 @@ def _check_teacher(teacher: TransformerModel, model: TransformerModel, dataset: 
     if teacher.config.block_size < dataset.block_size:
         raise InputError(
             f"the teacher sees {teacher.config.block_size} tokens, a window has "
-            f"block_size={dataset.block_size}; lower it, or take a teacher that sees more"
+            f"block_size={dataset.block_size}; lower it, or use a teacher that sees more"
         )
     if teacher.workspace.dtype != model.workspace.dtype:
         raise InputError("teacher and student differ in dtype; build both with the same one")

@@ -16,7 +16,7 @@ from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunPro
 class Evaluation:
     """Mean loss in nats per token over `tokens` predictions that spell `characters` characters.
 
-    In `correct` of them the model ranked the right token first.
+    `correct` counts the predictions in which the model ranked the right token first.
     """
 
     loss: float
@@ -131,7 +131,7 @@ def evaluate_parts(
 
 
 def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
-    """Whether the step that a run has reached is still to be evaluated."""
+    """Whether the step that a run has reached still has to be evaluated."""
     step = progress.step
     if not step or not config.val_every or progress.evaluated == step:
         return False
@@ -141,7 +141,7 @@ def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
 def count_evaluation(
     config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
 ) -> EarlyStopRecord | None:
-    """Enters an evaluation into progress -> a record if it ends the run."""
+    """Counts an evaluation in progress -> a record if it ends the run."""
     best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
     is_lower = best is None or loss < best - config.early_stopping_min_delta
     progress.evaluated = record.step

@@ -26,7 +26,7 @@ NOT_FINITE = ("nan", "inf")
 SPARSE = 0.9  # share of zeros
 SILENT = 1e-4  # |gelu(x)| of a hidden unit: less than at x = -4
 MIN_RATIO, MAX_RATIO = 1e-5, 1e-1  # update to weight; about 1e-3 is normal
-CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64 for a model of any size
+CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
 MATRICES = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
@@ -73,7 +73,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _problem(gradients: np.ndarray, role: Role | None) -> tuple[str, str]:
-    """The keyword and the message of the first problem that applies; two empty strings if none."""
+    """The keyword and the message of the first problem found, or two empty strings."""
     nans = sum(np.count_nonzero(np.isnan(chunk)) for chunk in _chunks(gradients))
     if nans:
         return "nan", f"{nans:,} of {gradients.size:,} gradients are NaN"
@@ -115,7 +115,7 @@ def _statistics(gradients: np.ndarray) -> str:
 
 
 def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Finding]:
-    """The problems of a model's gradients, which are those of loss_scale times the loss."""
+    """The problems of a model's gradients, which belong to loss_scale times the loss."""
     findings = []
     for spec in model.flat.specs:
         gradient = model.gradients[spec.name]
@@ -134,29 +134,29 @@ def not_finite(model: TransformerModel) -> list[Finding]:
 def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) -> list[Finding]:
     """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
 
-    One forward pass, without dropout. Keeps one number per unit.
+    Runs one forward pass, without dropout. Keeps one number per unit.
     """
-    loudest: dict[str, np.ndarray] = {}
+    peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer
 
     def wrap(name: str, kernel: Kernel) -> Kernel:
         if name != "matmul_gelu":
             return kernel
 
-        def listening(activation: np.ndarray, *arguments: Any) -> None:
+        def measured(activation: np.ndarray, *arguments: Any) -> None:
             kernel(activation, *arguments)
             layer = model.workspace.layer
             numbers = to_float32(activation)
-            loud = np.maximum(numbers.max(axis=0), -numbers.min(axis=0))
-            loudest[layer] = np.maximum(loud, loudest.get(layer, 0))
+            peak = np.maximum(numbers.max(axis=0), -numbers.min(axis=0))
+            peaks[layer] = np.maximum(peak, peaks.get(layer, 0))
 
-        return listening
+        return measured
 
     with model.workspace.wrapped_kernels(wrap):
         model.losses(ids, targets)
     return [
-        Finding(layer, "dead", _dead_message(int(silent), loud.size))
-        for layer, loud in loudest.items()
-        if (silent := np.count_nonzero(loud < SILENT))
+        Finding(layer, "dead", _dead_message(int(silent), peak.size))
+        for layer, peak in peaks.items()
+        if (silent := np.count_nonzero(peak < SILENT))
     ]
 
 
@@ -167,7 +167,7 @@ def _dead_message(dead: int, units: int) -> str:
 def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Parameters before an update -> norm of the update over norm of the parameter, by name.
 
-    Leaves out parameters that were zero; empty if nothing was updated at all.
+    Leaves out parameters that were zero; empty if nothing was updated.
     """
     ratios = {}
     for name, old in before.items():
@@ -182,8 +182,8 @@ def _check_ratios(
 ) -> list[Finding]:
     """The matrices that an update changes too much or too little.
 
-    lr_share: of the peak learning rate; near zero of a schedule a weight need not move. Vectors are
-    left out: biases begin at zero, and any update is large beside that.
+    lr_share is the learning rate as a share of its peak: when a schedule is near zero, a weight
+    need not move. Vectors are left out: biases start at zero, next to which any update is large.
     """
     findings = []
     for name, ratio in ratios.items():
@@ -205,9 +205,8 @@ def checked_update(
     batch: tuple[np.ndarray, np.ndarray],
     scaler: LossScaler | None = None,
 ) -> Iterator[list[HealthRecord]]:
-    """Around an update: a list that at the end holds the record of the step, if it has one.
-
-    The first step and every diagnostic_interval-th have one, unless a gradient is not finite.
+    """Wraps an update. The list that it yields holds the step's record at the end, if there is one:
+    for the first step and every diagnostic_interval-th, unless a gradient is not finite.
     """
     records: list[HealthRecord] = []
     due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
@@ -233,7 +232,7 @@ def checked_update(
 def instrument(
     model: TransformerModel, config: TrainingConfig, profiler: TrainingProfiler
 ) -> Iterator[None]:
-    """Within the block the model is profiled and checked as config says."""
+    """Within the block, the model is profiled and checked as config says."""
     with ExitStack() as stack:
         if config.enable_diagnostics:
             stack.enter_context(profiler.watch(model))

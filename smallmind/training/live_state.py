@@ -1,4 +1,4 @@
-"""What the steps of a run change: captured as a RunState, and restored from one."""
+"""Everything that the steps of a run change: captured as a RunState, and restored from one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, split_snapshot, with_snapshot
 
-# Parts of a state that are the same all through a run, and what to call another one.
+# Parts of a state that never change during a run, and what an error calls a different one.
 FIXED = {
     "model": "a different model",
     "data": "a different batch size or seed",
@@ -60,14 +60,14 @@ class LiveState:
         return self.scaler.scale if self.scaler else 1.0
 
     def capture_model(self) -> RunState:
-        """What outlasts a run: weights, dropout counter, learnt temperature. Copies nothing."""
+        """What stays when a run ends: weights, dropout counter, temperature. Copies nothing."""
         tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}
         temperature = self.distillation and self.distillation.state()
         state = {"passes": self.model.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
 
     def capture(self) -> RunState:
-        """The whole state but for the snapshot. Its tensors are the live ones, not copies."""
+        """The whole state except the snapshot. Its tensors are the live ones, not copies."""
         tokenizer, distillation = self.data.tokenizer, self.distillation
         model = self.capture_model()
         moments = self.optimizer.tensors()
@@ -90,7 +90,7 @@ class LiveState:
         return RunState(model.step, {**model.tensors, **tensors}, state)
 
     def capture_all(self) -> RunState:
-        """The whole state, with the snapshot where that is of an earlier step."""
+        """The whole state, including the snapshot if that is of an earlier step."""
         return with_snapshot(self.capture(), self.spikes.good)
 
     def load_model(self, state: RunState) -> None:
@@ -103,7 +103,7 @@ class LiveState:
             self.distillation.load_state(state.state["temperature"])
 
     def load(self, state: RunState) -> None:
-        """Restores what capture returned, but for what is known about spikes."""
+        """Restores what capture returned, except what is known about spikes."""
         self.load_model(state)
         for name, value in self.optimizer.tensors().items():
             value[...] = state.tensors[f"optimizer.{name}"]
@@ -115,7 +115,7 @@ class LiveState:
         self.progress = dataclasses.replace(progress, seconds=dict(progress.seconds))
 
     def resume(self, state: RunState) -> None:
-        """Restores a state, its snapshot included. InputError where it is another run's."""
+        """Restores a state and its snapshot. InputError if it belongs to another run."""
         place, here = f"the checkpoint of step {state.step}", self.capture()
         now, good = split_snapshot(state)
         saved_parts = _fixed_parts(now.state)
@@ -147,7 +147,7 @@ def _completed(kind: type, saved: Any) -> Any:
     try:
         config = from_saved(kind, saved)
     except (TypeError, AttributeError, ValueError):
-        return saved  # not a config: it differs from every one
+        return saved  # not a config: it equals none
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in OBSERVING}
 
 

@@ -43,19 +43,19 @@ SNAPSHOT_EVERY = 100  # steps
 
 
 class Stopped(Exception):
-    """The run is to end before the next batch."""
+    """Raised to end the run before its next batch."""
 
 
 class Training:
     """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
 
     A text is divided by Dataset, which holds out its last tenth; batch_size windows of block_size
-    tokens are drawn by seed. With distillation the model also learns from a teacher, and the loss
-    of a step is that of Distillation. Every snapshot_every steps the state is copied in memory, to
+    tokens are drawn by seed. With distillation the model also learns from a teacher, and steps
+    minimise the loss of Distillation. Every snapshot_every steps the state is copied in memory, to
     return to if the loss spikes.
 
-    InputError where the text is shorter than a window or has characters that the tokenizer does not
-    know, or the teacher does not fit the model.
+    InputError if the text is shorter than a window or has characters that the tokenizer does not
+    know, or if the teacher does not fit the model.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Training:
 
     @property
     def dataset(self) -> Dataset:
-        """The data, under its older name."""
+        """The same as `data`, which is the newer name."""
         return self.data
 
-    # The current run, or the last one.
+    # State of the current run, or of the last one.
 
     @property
     def config(self) -> TrainingConfig:
@@ -133,19 +133,19 @@ class Training:
     ) -> Generator[Record, None, None]:
         """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
 
-        With a state, the run resumes there and continues bit for bit. A saver is given the state
-        whenever one is due; when the steps end, the last one is saved. The caller may stop at any
-        record; with `until` the run stops after that step.
+        With a state, the run resumes there and continues bit for bit. A saver gets the state
+        whenever a save is due, and at the end. The caller may stop at any record; with `until` the
+        run stops after that step.
 
         With `check_gradient_health` there is a HealthRecord at the first step and every
         `diagnostic_interval` steps; with `enable_diagnostics`, a report in `profiler`.
 
-        A loss spike restores an earlier state, at half the learning rate and without that batch,
-        and yields a RollbackRecord.
+        After a loss spike the run continues from an earlier state, at half the learning rate and
+        without that batch, and yields a RollbackRecord.
 
-        FloatingPointError where `max_rollbacks` did not help, where only the gradient is not
-        finite, or in float16 where no loss scale keeps it finite; the weights are then those before
-        that step. InputError where the state is another run's.
+        FloatingPointError if `max_rollbacks` rollbacks did not help, if only the gradient is not
+        finite, or in float16 if no loss scale keeps it finite; the weights are then those from
+        before that step. InputError if the state belongs to another run.
         """
         self._begin(config)
         if state:
@@ -162,7 +162,7 @@ class Training:
             yield from self._steps(sampler, buffers, until, saver)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
-        """The same with the number of steps that its epochs take, if it has any."""
+        """The config with the number of steps that its epochs take, if it has any."""
         if not config.epochs:
             return config
         steps = Epochs(self.data, config.grad_accum_steps).steps
@@ -177,12 +177,12 @@ class Training:
         return self._run.capture_all()
 
     def load_state(self, state: RunState) -> None:
-        """Restores a state of the current run's config. InputError where it is another run's."""
+        """Restores a state of the current run. InputError if it belongs to another run."""
         self._run.resume(state)
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Restores model and run at the end of the block, whatever was trained in it."""
+        """Restores the model and the run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
         precision, recompute = model.precision, model.recompute_plan
         micro_batch_size = model.micro_batch_size
@@ -199,7 +199,7 @@ class Training:
             self._clear_gradients()
 
     def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
-        """`batches` fixed batches of both parts, or with 0 all held-out text; None: stopped."""
+        """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
         with self.model.workspace.profile("Evaluate"), suppress(Stopped):
             return evaluate_parts(step, self.model, self.data, batches, self._check_stop)
         return None
@@ -225,9 +225,9 @@ class Training:
     ) -> list[Record]:
         """Trains as config says, overridden by the other arguments -> all records.
 
-        `checkpoint_dir` gets a directory `checkpoints`, for `training.checkpoint.newest`; without
-        it nothing is saved. on_record is called with each record at once. InputError where
-        checkpoint_dir already holds checkpoints; OSError where the last one cannot be saved.
+        Checkpoints are saved to `checkpoint_dir/checkpoints`, for `training.checkpoint.newest`;
+        without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. InputError
+        if the directory already holds checkpoints; OSError if the last one cannot be saved.
         """
         given: dict[str, Any] = {
             "steps": steps,
@@ -258,7 +258,7 @@ class Training:
         return LiveState(config, self.model, self.data, self.distillation)
 
     def _begin(self, config: TrainingConfig) -> None:
-        """Sets model and run up for a config, whose open settings are resolved here."""
+        """Sets up the model and a new run for a config, and resolves its open settings."""
         config, model = self.with_step_count(config).with_min_lr(), self.model
         strategy, interval = config.recompute, config.checkpoint_interval
         model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
@@ -311,7 +311,7 @@ class Training:
                 yield self._roll_back(step, loss)
                 clock.restart(run.progress)
                 continue
-            # Where several processes train, they would sum model.flat.grad here.
+            # To train on several processes, sum model.flat.grad over them here.
             yield from self._update(step, loss, sampler.windows_in_step(step), buffers, clock)
             yield from self._after_step(clock, saver)
         yield from self._finish(saver)
@@ -319,7 +319,7 @@ class Training:
     def _update(
         self, step: int, loss: float, windows: int, buffers: Batch, clock: StepClock
     ) -> Iterator[Record]:
-        """Updates the parameters from their gradients, and reports it."""
+        """Updates the parameters from their gradients, and reports the step."""
         run, config, progress = self._run, self.config, self.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
@@ -361,7 +361,7 @@ class Training:
         )
 
     def _after_step(self, clock: StepClock, saver: Saver | None) -> Iterator[Record]:
-        """Evaluates, keeps and saves the state, each where it is due."""
+        """Evaluates, takes a snapshot and saves, each if it is due."""
         config, progress = self.config, self.progress
         with clock.evaluating():
             yield from self._evaluation()
@@ -370,7 +370,7 @@ class Training:
         step = progress.step
         best = progress.best_step == progress.evaluated == step
         is_save_due = best or bool(config.save_every and step % config.save_every == 0)
-        # A run that resumes from a saved state has it as its snapshot: so must this one.
+        # A run that resumes from a saved state has it as its snapshot, so this run needs it too.
         broken = None
         if is_save_due or step % self.snapshot_every == 0:
             broken = self._keep_state(saver)
@@ -380,7 +380,7 @@ class Training:
             yield from self._save(saver, best)
 
     def _evaluation(self) -> Iterator[Record]:
-        """Evaluates if it is due, and reports it and whether it ends the run."""
+        """Evaluates if due -> the record, and another one if the run ends."""
         config, progress = self.config, self.progress
         if not evaluation_is_due(config, progress):
             return
@@ -395,7 +395,7 @@ class Training:
         """Whether a loss must not lead to an update."""
         if self.config.max_rollbacks:
             return self.spikes.is_spike(loss)
-        return not math.isfinite(loss) and not self.scaler  # which skips the update itself
+        return not math.isfinite(loss) and not self.scaler  # a scaler skips the update itself
 
     def _roll_back(self, step: int, loss: float) -> RollbackRecord:
         """Restores the last good state after the loss of a step."""
@@ -413,7 +413,7 @@ class Training:
         return RollbackRecord(good.step, step, spike_loss, average, run.spikes.lr_factor)
 
     def _keep_state(self, saver: Saver | None) -> str | None:
-        """Takes a snapshot -> the first tensor that is not finite, for which it is not taken."""
+        """Takes a snapshot, unless a tensor is not finite -> the name of the first such tensor."""
         if not self.config.max_rollbacks:
             return None
         # A saver may still write the last snapshot, or fail and try it again later.
@@ -421,7 +421,7 @@ class Training:
         return self._run.spikes.keep(self._run.capture(), overwrite=failure is None)
 
     def _save(self, saver: Saver, best: bool) -> Iterator[Record]:
-        """Has the state saved: its snapshot, where it has just been taken."""
+        """Saves the state, from the snapshot if that has just been taken."""
         step, good = self.progress.step, self.spikes.good
         self._saved = step
         state = good if good and good.step == step else self.state()
@@ -429,7 +429,7 @@ class Training:
             yield SaveFailedRecord(step, str(failure))
 
     def _finish(self, saver: Saver | None) -> Iterator[Record]:
-        """Saves the last state, unless that has been done."""
+        """Saves the last state, unless it is saved already."""
         progress, good = self.progress, self.spikes.good
         is_end = progress.ended or progress.step >= self.config.steps
         is_kept = good is not None and good.step == progress.step
@@ -438,7 +438,7 @@ class Training:
         if saver and progress.step > self._saved:
             state = self.state()
             self._saved = state.step
-            # While this waits nothing changes the state: it is saved without a copy.
+            # Nothing changes the state while this waits, so it is saved without a copy.
             failure = saver.save(Snapshot(state.step, state.tensors, state.state), False)
             if failure:
                 yield SaveFailedRecord(state.step, str(failure))
@@ -449,7 +449,7 @@ class Training:
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:
-    """InputError where windows or tokens are not what a model takes."""
+    """InputError if the windows are too long or the tokens too many for the model."""
     if block_size > model.config.block_size:
         raise InputError(
             f"block_size={block_size} must be at most the model's, {model.config.block_size}"

@@ -20,8 +20,8 @@ from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import evaluate
 from smallmind.training.teacher_cache import TeacherCache
 
-# Python, NumPy, Numba and the compiled kernels, which come from the cache. Measured as the peak of
-# small runs less everything that is counted here; 16 bits load other kernels of about that size.
+# Python, NumPy, Numba and the compiled kernels, loaded from the cache. Measured as the peak of
+# small runs less everything that is counted here; 16 bits load other kernels of the same size.
 PROGRAM = 119 * 2**20
 
 
@@ -50,10 +50,10 @@ class MemoryEstimate:
     gradients: int
     moments: int
     snapshot: int  # of weights and moments: for rollbacks, and for saving in the background
-    activations: int  # everything in the pool: kept for the backward pass, gradients, batches
+    activations: int  # everything in the pool: also their gradients and the batches
     scratch: int  # of kernels, all threads
     teacher: int = 0  # its weights; its activations are in the pool
-    text: int = 0  # and its tokens
+    text: int = 0  # the text and its tokens
     program: int = PROGRAM
     preparation: int = 0  # before training, while a teacher whose logits are cached is loaded
 
@@ -117,7 +117,7 @@ def max_micro_batch(
     teacher: Teacher | None = None,
     text: TextSize | None = None,
 ) -> int:
-    """The largest batch that fits in memory if it goes through the model at once; 0: none."""
+    """The largest batch that fits in memory if it passes through the model at once, or 0."""
 
     def fits(windows: int) -> bool:
         config = replace(training, micro_batch_size=windows)
@@ -152,24 +152,24 @@ class _DryRun:
 
     @property
     def held(self) -> int:
-        """Bytes that the pool holds by now."""
+        """Bytes that the pool holds so far."""
         return self.pool.statistics().bytes_held
 
     def train(self, data: Dataset) -> None:
-        """A batch of every size that a run on these data has."""
+        """Trains on a batch of every size that a run on this data has."""
         epochs, batches = self.training.epochs, self.training.grad_accum_steps
         sampler = make_sampler(data, epochs, batches)
         rest = sampler.windows % data.batch_size if isinstance(sampler, Epochs) else 0
         self.train_batch(sampler.max_batch_size, rest)
 
     def train_batch(self, windows: int, rest: int = 0) -> None:
-        """A batch of windows and, if rest is not 0, a smaller one in the same buffers."""
+        """Trains on a batch of windows and, if rest is not 0, a smaller one in the same buffers."""
         T = self.model.config.block_size
         shape = windows, T
         with self.pool.borrow(shape, np.int32) as ids, self.pool.borrow(shape, np.int32) as targets:
             for batch_size in (windows, rest) if rest else (windows,):
                 sizes = micro_batch_sizes(batch_size, T, self.training.micro_batch_size)
-                # A pass returns all that it rents, so that more of one size change nothing.
+                # A pass returns everything it rents: another one of the same size adds nothing.
                 for size in set(sizes):
                     self.model.micro_batch_size = size
                     self._pass(Batch(ids[:size], targets[:size], np.zeros(size, np.int64)))
@@ -182,7 +182,7 @@ class _DryRun:
             self.model.loss_and_gradients(batch.ids, batch.targets)
 
     def evaluate(self, data: Dataset) -> None:
-        """A batch of each shape that the evaluations during and after training have."""
+        """Evaluates a batch of each shape that evaluations during and after training have."""
         T = data.block_size
         if self.training.val_every:
             lengths = {T}
@@ -210,7 +210,7 @@ def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -
 
 
 class _CacheWithoutFile(TeacherCache):
-    """Logits of nothing."""
+    """A teacher cache that has shapes and no contents."""
 
     def __init__(self, vocab_size: int, block_size: int, top_k: int) -> None:
         self.path = "a dry run"
@@ -221,7 +221,7 @@ class _CacheWithoutFile(TeacherCache):
 
 
 def _scratch(model: ModelConfig, threads: int) -> int:
-    """Of the kernel that needs the most: the backward pass of attention, or a product."""
+    """The scratch memory of the kernel with the most: attention's backward pass, or a product."""
     T, D = model.block_size, model.n_embd // model.n_head
     attention = 7 * T * D + 96 * T
     product = 200 * 1024

@@ -18,7 +18,7 @@ RECOMPUTE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Change:
-    """Fields of the configs with other values, and the bytes that the run then takes."""
+    """New values for fields of the configs, and the bytes that the run would then take."""
 
     settings: dict[str, Any]
     total: int
@@ -36,12 +36,12 @@ class Plan:
 
     @property
     def estimate(self) -> MemoryEstimate:
-        """The memory that it takes."""
+        """The memory that the run takes."""
         threads, batch_size = self.run.threads or 1, self.run.batch_size
         return estimate(self.model, self.training, batch_size, threads, self.teacher, self.text)
 
     def changed(self, **settings: Any) -> "Plan":
-        """The same with other values of these fields, whichever of the configs has them."""
+        """The plan with new values for these fields, whichever config has them."""
 
         def replace(config: Any) -> Any:
             names = {field.name for field in dataclasses.fields(config)} & settings.keys()
@@ -51,13 +51,14 @@ class Plan:
         return dataclasses.replace(self, model=model, training=training, run=run)
 
     def change(self, **settings: Any) -> Change:
-        """What a change to these settings gives."""
+        """The change to these settings, with the memory that it leads to."""
         return Change(settings, self.changed(**settings).estimate.total)
 
     def max_micro_batch(self, memory: int) -> int:
         """The largest micro-batch of this batch that fits in memory; 0: not even one sequence.
 
-        Only sizes that divide the batch evenly: a pool keeps arrays for each size.
+        Considers the sizes that split the batch into equal parts, apart from a smaller last one: a
+        pool keeps arrays for each size.
         """
         batch = self.run.batch_size
         sizes = {math.ceil(batch / passes) for passes in range(1, batch + 1)}
@@ -66,11 +67,11 @@ class Plan:
         return next((change.settings["micro_batch_size"] for change in fitting), 0)
 
     def changes_to_fit(self, memory: int) -> list[Change]:
-        """What makes the run fit, or brings it closer; the least costly change comes first."""
+        """Changes that make the run fit, or bring it closer; the least costly one comes first."""
         largest = self.max_micro_batch(memory)
         if largest:
             return [self.change(micro_batch_size=largest)]
-        changes = [self.change(micro_batch_size=1, **settings) for settings in self._frugal()]
+        changes = [self.change(micro_batch_size=1, **settings) for settings in self._savings()]
         for name, multiple in (("block_size", 1), ("n_embd", self.model.n_head)):
             smaller = (
                 self.change(micro_batch_size=1, **{name: n})
@@ -79,8 +80,8 @@ class Plan:
             changes += [change for change in smaller if change.total <= memory][:1]
         return changes
 
-    def _frugal(self) -> list[dict[str, Any]]:
-        """16 bits, recompute, both: those that the run does not use yet."""
+    def _savings(self) -> list[dict[str, Any]]:
+        """Settings that save memory and are not used yet: 16 bits, recompute, both."""
         is_float32 = self.training.requested_precision == Precision.FLOAT32
         may_halve = is_float32 and self.run.backend == "numba"
         settings = [FLOAT16_SETTINGS] if may_halve else []
@@ -90,7 +91,7 @@ class Plan:
         return settings
 
     def _halved_sizes(self, name: str, multiple: int) -> Iterator[int]:
-        """A size of the model halved again and again, rounded down to a multiple."""
+        """A size of the model, halved again and again and rounded down to a multiple."""
         size = getattr(self.model, name)
         while size >= 2 * multiple:
             size = size // 2 // multiple * multiple

@@ -21,7 +21,7 @@ SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
 MEMORISED = 0.1  # nats per token
 MEMORISING_STEPS, WARMUP = 100, 10
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
-H = 1e-5  # of finite differences
+H = 1e-5  # step of finite differences
 GRADIENT_ERROR = 1e-6  # relative, in float64
 KERNEL_ERROR = 1e-3  # relative, in float32
 
@@ -39,7 +39,7 @@ class Check:
 def preflight(training: Training) -> Iterator[Check]:
     """Checks a model and its text before a run, one check after another; both stay unchanged.
 
-    Takes the time of some hundred steps with 128 tokens, and memory for another model.
+    Takes the time of a few hundred steps of 128 tokens, and memory for another model.
     """
     model = training.model
     with training.preserved():
@@ -58,7 +58,7 @@ def preflight(training: Training) -> Iterator[Check]:
 def copy_model(
     model: TransformerModel, backend: str | None = None, dropout: float | None = None
 ) -> TransformerModel:
-    """A float32 model with the same weights, perhaps for another back end or dropout."""
+    """A float32 model with the same weights, optionally with another back end or dropout."""
     settings = dataclasses.asdict(model.config)
     if dropout is not None:
         settings["dropout"] = dropout
@@ -80,7 +80,7 @@ def first_loss(model: TransformerModel, batch: Batch) -> Check:
         "loss at the start",
         abs(loss - expected) <= slack,
         f"{loss:.3f} nats per token",
-        f"ln {model.config.vocab_size} = {expected:.3f}, give or take {slack:.2f}",
+        f"ln {model.config.vocab_size} = {expected:.3f} +/- {slack:.2f}",
     )
 
 
@@ -94,20 +94,20 @@ def every_gradient(model: TransformerModel, batch: Batch) -> Check:
     return Check(
         "gradient of every parameter",
         not wrong,
-        f"{wrong[0]}{others}" if wrong else f"{count} of {count} finite and not zero",
+        f"{wrong[0]}{others}" if wrong else f"{count} of {count} finite, nonzero",
         f"all {count}",
     )
 
 
 def distinct_samples(dataset: Dataset) -> Batch:
-    """Windows of the training text, cut to 16 tokens, no two of which begin with the same token.
+    """Windows of the training text, cut to 16 tokens, each with a different first token.
 
     Each token then follows from those before it, so that all can be memorised.
     """
     T = min(SAMPLE_TOKENS, dataset.block_size)
     sampler = RandomWindows(dataset)
     starts: dict[int, int] = {}  # by first token
-    for number in range(-(-4 * SAMPLES // dataset.batch_size)):
+    for number in range(math.ceil(4 * SAMPLES / dataset.batch_size)):
         for start in sampler.starts(number):
             if len(starts) < SAMPLES:
                 starts.setdefault(int(dataset.train[start]), int(start))
@@ -132,7 +132,7 @@ def memorise(model: TransformerModel, samples: Batch) -> Check:
 
 
 def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, float]:
-    """-> the steps until the samples were memorised, or all of them, and the loss after them."""
+    """Trains until the samples are memorised, or for MEMORISING_STEPS -> steps, and the loss."""
     optimizer = AdamW(model, weight_decay=0.0)
     for step in range(MEMORISING_STEPS):
         loss = model.loss_and_gradients(samples.ids, samples.targets)
@@ -164,10 +164,10 @@ def gradient_check(config: ModelConfig) -> Check:
 
 
 def small_config(config: ModelConfig) -> ModelConfig:
-    """The same biases, weight tying and dropout, in sizes at which a pass takes a millisecond.
+    """The same biases, weight tying and dropout, small enough for a pass to take a millisecond.
 
-    Enough channels that dropout never drops all those of a token: a norm of zeros is so steep that
-    finite differences mean nothing.
+    Has enough channels that dropout never drops all those of a token: a norm of zeros is so steep
+    that finite differences mean nothing.
     """
     n_head = min(config.n_head, 3)
     return dataclasses.replace(
@@ -193,8 +193,8 @@ def gradient_errors(
 ) -> dict[str, float]:
     """Relative error of the gradient of each parameter of a float64 model, along one direction.
 
-    By central differences, (loss(p + h v) - loss(p - h v)) / 2h against <gradient, v>: two passes
-    per parameter, whatever its size. All use the dropout masks of the model's next pass.
+    Compares the central difference (loss(p + h v) - loss(p - h v)) / 2h with <gradient, v>: two
+    passes per parameter, whatever its size. All use the dropout masks of the model's next pass.
     """
     passes = model.passes
 

@@ -26,7 +26,7 @@ MAX_EVENTS = 1_000_000  # of a trace: more are too many for a browser
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """One operation in one place of the scopes. Units: nanoseconds, bytes."""
+    """One operation at one place among the nested scopes. Units: nanoseconds, bytes."""
 
     name: str
     path: tuple[str, ...]  # the scopes around it, outermost first, and its name
@@ -55,7 +55,7 @@ class _Node:
 
 
 class _Stack(threading.local):
-    """The scopes that a thread is in, outermost first, below a root without a name."""
+    """The scopes that a thread is in, outermost first, after a root without a name."""
 
     def __init__(self, profiler: "TrainingProfiler") -> None:
         self.nodes = [_Node("")]
@@ -99,7 +99,7 @@ _NOTHING = nullcontext()
 
 
 class TrainingProfiler:
-    """Measures scopes, which may be nested.
+    """Measures named scopes, which may be nested.
 
         profiler = TrainingProfiler()
         with profiler.profile("Forward"):
@@ -120,12 +120,12 @@ class TrainingProfiler:
         self._stack = _Stack(self)
 
     def profile(self, name: str, bytes: int = 0) -> AbstractContextManager[None]:
-        """A context manager; `bytes`: what the scope reads and writes, to report a rate."""
+        """A context manager; `bytes` is what the scope reads and writes, to report a rate."""
         return _Scope(self, name, bytes) if self.enabled else _NOTHING
 
     @contextmanager
     def watch(self, model: TransformerModel) -> Iterator[None]:
-        """Within the block the model's passes, its optimizer and every kernel are measured."""
+        """Within the block, the model's passes, its optimizer and every kernel are measured."""
         workspace = model.workspace
         profile = workspace.profile
         if not self.enabled:
@@ -139,7 +139,7 @@ class TrainingProfiler:
             workspace.profile = profile
 
     def _profiled(self, name: str, kernel: Kernel) -> Kernel:
-        """The kernel in a scope of its name, with the bytes of its arrays."""
+        """The kernel, measured in a scope of its name, with the bytes of its arrays."""
 
         @functools.wraps(kernel)
         def profiled(*arguments: Any, **named: Any) -> Any:
@@ -197,7 +197,7 @@ class TrainingProfiler:
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Writes every scope in the Chrome trace format, for chrome://tracing or ui.perfetto.dev.
 
-        ValueError where the profiler does not keep events.
+        ValueError if the profiler does not keep events.
         """
         if self._events is None:
             raise ValueError("a trace needs TrainingProfiler(keep_events=True)")
@@ -223,7 +223,7 @@ class TrainingProfiler:
 
 
 def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]) -> None:
-    """Appends the rows below nodes that are in the same place of their threads' trees."""
+    """Appends the rows below nodes at the same place in the trees of their threads."""
     places: dict[str, list[_Node]] = {}
     for parent in parents:
         for child in list(parent.children.values()):
@@ -233,7 +233,7 @@ def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]
         count = sum(node.count for node in nodes)
         inside = sum(child.total for node in nodes for child in node.children.values())
         here = (*path, nodes[0].name)
-        if count:  # else it is still open
+        if count:  # otherwise it is still open
             rows.append(
                 ProfileRow(
                     name=nodes[0].name,

@@ -7,16 +7,16 @@ from smallmind.training.state import RunState, Snapshot, StateCopy
 
 FACTOR = 3.0  # a loss above this multiple of the moving average is a spike
 DECAY = 0.95  # of the moving average
-# Nats per token. A model that has memorised its text is at a hundredth of this, and one surprising
-# batch at many times its average: noise, not a spike.
+# Nats per token. A model that has memorised its text has a hundredth of this, and a surprising
+# batch many times that average: noise, not a spike.
 MIN_AVERAGE = 0.1
 
 
 class Spikes:
     """Detects loss spikes, and keeps the last good state of a run to restore.
 
-    A run may be rolled back `max_rollbacks` times, each of which halves the learning rate again;
-    with 0 no state is kept.
+    A run may be rolled back `max_rollbacks` times; each time halves the learning rate again. With 0
+    no state is kept.
     """
 
     def __init__(self, max_rollbacks: int) -> None:
@@ -34,13 +34,13 @@ class Spikes:
         return self.average is not None and loss > FACTOR * max(self.average, MIN_AVERAGE)
 
     def observe(self, loss: float) -> None:
-        """Takes the loss of each update."""
+        """Adds the loss of an update to the average."""
         self.average = loss if self.average is None else DECAY * self.average + (1 - DECAY) * loss
 
     def keep(self, state: RunState, overwrite: bool = True) -> str | None:
-        """Copies a state to return to, in place of the previous one, which may be overwritten.
+        """Copies a state to return to; if `overwrite`, into the arrays of the previous one.
 
-        A state that is not finite does not replace it -> the name of its first such tensor.
+        A state that is not finite is not kept -> the name of its first such tensor, or None.
         """
         if not self.max_rollbacks:
             return None
@@ -53,8 +53,8 @@ class Spikes:
     def roll_back(self, step: int, loss: float, is_last: bool) -> Snapshot:
         """Counts a rollback because of the loss of a step -> the state to restore.
 
-        FloatingPointError with the reason where no state or rollback is left, or no later step
-        that could show whether it helped.
+        FloatingPointError with the reason if no state or rollback is left, or no later step that
+        could show whether it helped.
         """
         is_finite = math.isfinite(loss)
         spent = self.rollbacks >= self.max_rollbacks
@@ -72,12 +72,12 @@ class Spikes:
 
     @property
     def held_bytes(self) -> int:
-        """Size of the copy."""
+        """Size of the copy in bytes."""
         return self._copy.nbytes
 
     @property
     def lr_factor(self) -> float:
-        """What multiplies the learning rate after the rollbacks so far."""
+        """The factor of the learning rate after the rollbacks so far."""
         return 0.5**self.rollbacks
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The state of a run as one value, which is copied, saved and restored as a whole."""
+"""The state of a run as one value that is copied, saved and restored as a whole."""
 
 import math
 from collections.abc import Mapping
@@ -35,17 +35,17 @@ class RunState:
 
 @dataclass(frozen=True)
 class Snapshot(RunState):
-    """A state that does not change until a saver has written it, so that it need not copy it."""
+    """A state that does not change until a saver has written it, so it need not be copied."""
 
 
 class StateCopy:
-    """The arrays of one private copy of a run's state, reused by each new copy."""
+    """One private copy of a run's state, whose arrays each new copy reuses."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
 
     def take(self, state: RunState, overwrite: bool = True) -> Snapshot:
-        """Copies a state, into the arrays of the previous copy unless these are still needed."""
+        """Copies a state; if `overwrite`, into the arrays of the previous copy."""
         if not overwrite:
             self._arrays = {}
         arrays = self._arrays
@@ -79,7 +79,7 @@ def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:
 def split_snapshot(state: RunState) -> tuple[RunState, RunState | None]:
     """Undoes `with_snapshot` -> the state alone, and the snapshot or None.
 
-    InputError where the snapshot is malformed.
+    InputError if the snapshot is malformed.
     """
     current: dict[str, np.ndarray] = {}
     earlier: dict[str, np.ndarray] = {}

@@ -13,12 +13,12 @@ from smallmind.training.live_state import LiveState
 
 
 class LossAndGradients(Protocol):
-    """Adds to the gradients of a model."""
+    """The objective of a run: adds to the gradients of a model."""
 
     def __call__(self, batch: Batch, scale: float, share: float) -> float:
         """Adds scale times the gradient of the batch's mean loss -> that loss.
 
-        share is the part of the step's windows that the batch has; scale already includes it.
+        share is the batch's share of the step's windows; scale already includes it.
         """
 
 
@@ -44,7 +44,7 @@ def accumulate_gradients(
 ) -> float:
     """Adds loss_scale times the gradients of a step's batches, drawn into buffers -> mean loss.
 
-    Every window counts the same: the result is that of one large batch.
+    Every window counts the same, as in one large batch.
     """
     windows = sampler.windows_in_step(step)
     total = 0.0
@@ -61,7 +61,7 @@ def accumulate_gradients(
 def update(run: LiveState) -> float:
     """Updates the parameters from their gradients -> the norm of the gradient.
 
-    If it is not finite, only the loss scale changes, where there is one.
+    If it is not finite, nothing changes except the loss scale in float16.
     """
     config = run.config
     norm_limit, value_limit = config.max_grad_norm or None, config.max_grad_value or None

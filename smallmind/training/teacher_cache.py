@@ -1,6 +1,6 @@
 """A teacher's logits on disk: the most likely tokens after every token of a text.
 
-A teacher's logits depend on the window in which it sees a token. So the text is cut into
+A teacher's logits depend on the window in which it sees a token. The text is therefore cut into
 consecutive windows of block_size, and a run with a cache draws only these windows: what it reads is
 what the teacher would compute, rounded to float16. Tokens after the last whole window are left out.
 
@@ -27,14 +27,14 @@ from smallmind.text.dataset import Dataset
 
 FORMAT = "smallmind teacher cache 1"
 MIN_LOG_PROBABILITY = -65504.0  # smallest finite float16; exp of it is 0 at any temperature
-TOKENS_PER_PASS = 2048  # of the teacher, while a cache is made
+TOKENS_PER_PASS = 2048  # of the teacher, while it fills a cache
 
 
 class TeacherCache:
     """The cache that make_cache wrote for the training part of a dataset.
 
-    `teacher` is the teacher's digest. The file stays mapped: memory holds the pages in use.
-    InputError where it was made for another teacher, text, window or k, or is damaged.
+    `teacher` is the teacher's digest. The file is mapped: memory holds only the pages in use.
+    InputError if it was made for another teacher, text, window or k, or is damaged.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TeacherCache:
     ) -> None:
         tensors, metadata = safetensors.read_mapped(path)
         if metadata.get("format") != FORMAT:
-            raise InputError(f"{path} is not a cache of a teacher's logits, {FORMAT!r}")
+            raise InputError(f"{path} is not a cache of a teacher's logits ({FORMAT!r})")
         for name, value in _key(teacher, top_k, dataset).items():
             if metadata.get(name) != value:
                 raise InputError(
@@ -79,7 +79,7 @@ class TeacherCache:
                 for rented, mapped in zip((indices, log_probabilities), self._tensors, strict=True):
                     rented[place : place + T] = mapped[window : window + T]
             if indices.min() < 0 or indices.max() >= V:
-                raise InputError(f"{self.path} was changed while it was read; remove it")
+                raise InputError(f"{self.path} was changed while it was being read; remove it")
             workspace.kernels.top_k_logits(logits, indices, log_probabilities)
             yield logits
 
@@ -94,8 +94,8 @@ def make_cache(
 ) -> None:
     """Runs the teacher once over the training part of dataset and writes a cache of its logits.
 
-    The file is complete or does not exist; memory does not grow with the text. OSError where the
-    disk refuses it, which must have space for two copies while the cache is made.
+    The file is complete or does not exist; memory does not grow with the text. OSError if the disk
+    refuses it; it needs space for two copies while the cache is made.
     """
     T, V, K, windows = dataset.block_size, teacher.config.vocab_size, top_k, _windows(dataset)
     directory = Path(path).absolute().parent
@@ -126,7 +126,7 @@ def _mapped(file: BinaryIO, dtype: str, shape: tuple[int, int]) -> np.ndarray:
 def top_k_log_probabilities(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """logits (R, V) -> the k most likely tokens (R, k), and log-probabilities (R, k + 1).
 
-    The last one is that of each other token, as if all of them were equally likely.
+    The last one is that of each remaining token, as if these were equally likely.
     """
     R, V = logits.shape
     shifted = logits.astype(np.float64)
@@ -150,7 +150,7 @@ def _windows(dataset: Dataset) -> int:
 
 
 def _key(teacher: str, top_k: int, dataset: Dataset) -> dict[str, str]:
-    """What identifies the cache of a teacher, a text, a window and k."""
+    """The metadata that identifies the cache of a teacher, a text, a window and k."""
     tokens = np.ascontiguousarray(dataset.train, "<i4")
     return {
         "teacher": teacher,

@@ -12,9 +12,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8  # of Adam
 
 
 class Temperature:
-    """A temperature that is `initial`, or learnt as 1 * 10^sigmoid(x) by Adam from there.
+    """A temperature that stays at `initial`, or that Adam learns from there as 10^sigmoid(x).
 
-    Learnt, it always stays between 1 and 10. It needs both bounds: temperature^2 KL vanishes as the
+    When learnt, it stays between 1 and 10. It needs both bounds: temperature^2 KL vanishes as the
     temperature nears 0, whatever the student has learnt; and where a teacher is much more peaked
     than its student, the slope points upward.
 
@@ -37,7 +37,7 @@ class Temperature:
         return LEARNT_TEMPERATURES[1] ** _sigmoid(self.x[0])
 
     def backward(self, dtemperature: float, tokens: int) -> None:
-        """The sum of d loss / d temperature over some tokens of a batch -> adds its mean to dx."""
+        """Adds to dx the mean over `tokens` of d loss / d temperature, given as a sum."""
         # forward: temperature = 10^sigmoid(x)
         if self.is_learnt:
             share = _sigmoid(self.x[0])

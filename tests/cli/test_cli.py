@@ -1,10 +1,11 @@
-"""The commands as a user types them, in processes of their own where that matters."""
+"""The commands as a user types them, in separate processes where that matters."""
 
 import csv
 import io
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,10 +24,10 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.training.records import RunProgress
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-SMALL = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2", "--batch-size", "4",
-    "--steps", "30", "--val-every", "20", "--val-batches", "2", "--warmup-steps", "5",
-]  # fmt: skip
+SMALL = shlex.split(
+    "--block-size 16 --n-embd 16 --n-layer 1 --n-head 2 --batch-size 4 --steps 30 "
+    "--val-every 20 --val-batches 2 --warmup-steps 5"
+)
 
 
 @pytest.fixture
@@ -55,26 +56,46 @@ def test_train_shows_what_it_does(text, tmp_path, capsys):
     assert main(["train", text, *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     for words in (
-        "Model", "token embedding", "parameters", "Data", "2,880", "vocabulary", "held out", "Run",
-        "tokens per step", "threads", "instruction set", "step 30/30", "held-out loss",
-        "bits/char, perplexity", "next char right", "Sample:", f"The run is in {out}",
+        "Model",
+        "token embedding",
+        "parameters",
+        "Data",
+        "2,880",
+        "vocabulary",
+        "held out",
+        "Run",
+        "tokens per step",
+        "threads",
+        "instruction set",
+        "step 30/30",
+        "held-out loss",
+        "bits/char, perplexity",
+        "next char right",
+        "Sample:",
+        f"The run is in {out}",
         f"Directory: {out}",
-    ):  # fmt: skip
+    ):
         assert words in flat(printed), words
     next_command = printed[printed.index("Next: ") :].replace("\\\n", " ")
     assert flat(next_command) == f'Next: smallmind generate --run {out} --prompt "the cat"'
-    assert "\r" not in printed  # no terminal, no line that is rewritten
+    assert "\r" not in printed  # lines are only rewritten on a terminal
 
 
 def test_the_run_directory_is_readable_by_other_programs(run):
     names = {path.name for path in run.iterdir()}
     assert names == {
-        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "samples.txt",
-    }  # fmt: skip
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "samples.txt",
+    }
     checkpoints = {path.name for path in (run / "checkpoints").iterdir()}
     assert checkpoints == {
-        "best.safetensors", "step-00000020.safetensors", "step-00000030.safetensors",
-    }  # fmt: skip
+        "best.safetensors",
+        "step-00000020.safetensors",
+        "step-00000030.safetensors",
+    }
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     assert config["format"] == 1 and config["training"]["min_lr"] == 1e-4
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
@@ -87,12 +108,28 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert [line["step"] for line in steps] == [1, 10, 20, 30]
     assert [line["step"] for line in evaluations] == [20, 30]
     assert set(steps[0]) == {
-        "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds", "step_ms",
-        "windows", "precision", "loss_scale", "clip_share", "memory", "peak_memory",
-    }  # fmt: skip
+        "step",
+        "loss",
+        "lr",
+        "grad_norm",
+        "tokens_per_second",
+        "elapsed_seconds",
+        "step_ms",
+        "windows",
+        "precision",
+        "loss_scale",
+        "clip_share",
+        "memory",
+        "peak_memory",
+    }
     assert set(evaluations[0]) == {
-        "step", "train_loss", "val_loss", "perplexity", "bits_per_character", "accuracy",
-    }  # fmt: skip
+        "step",
+        "train_loss",
+        "val_loss",
+        "perplexity",
+        "bits_per_character",
+        "accuracy",
+    }
     tensors, metadata = safetensors.read(run / "model.safetensors")
     assert tensors["blocks.0.attention.qkv.weight"].shape == (16, 48)
     assert json.loads(metadata["config"])["n_layer"] == 1
@@ -126,7 +163,7 @@ def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
     assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
 
 
-def test_numpy_and_bytes(text, tmp_path, capsys):
+def test_numpy_and_byte_tokens_work_together(text, tmp_path, capsys):
     out = str(tmp_path / "run")
     options = ["--backend", "numpy", "--tokenizer", "byte", "--no-bias", "--no-tie-weights"]
     assert main(["train", text, *SMALL, *options, "--dropout", "0.1", "--out", out]) == 0
@@ -159,9 +196,20 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
     boxes = [line for line in printed.splitlines() if line[:1] in "╔║╠╟╚" and line]
     assert boxes[1].strip("║ ") == "TRAINING PERFORMANCE REPORT"
     for name in (
-        "GetBatch", "Forward", "Loss", "Backward", "ClipGradients", "OptimizerStep", "Evaluate",
-        "  matmul", "  attention_backward", "  adamw", "TOTAL", "MEMORY REPORT", "After training",
-    ):  # fmt: skip
+        "GetBatch",
+        "Forward",
+        "Loss",
+        "Backward",
+        "ClipGradients",
+        "OptimizerStep",
+        "Evaluate",
+        "  matmul",
+        "  attention_backward",
+        "  adamw",
+        "TOTAL",
+        "MEMORY REPORT",
+        "After training",
+    ):
         assert any(name in line for line in boxes), name
     assert f"Wrote the trace to {trace}" in flat(printed)
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
@@ -173,7 +221,7 @@ def without(flags, name):
     return flags[:place] + flags[place + 2 :]
 
 
-def test_epochs(text, tmp_path, capsys):
+def test_epochs_set_the_number_of_steps(text, tmp_path, capsys):
     out = tmp_path / "run"
     flags = [*without(SMALL, "--steps"), "--epochs", "2", "--val-batches", "0"]
     assert main(["train", text, *flags, "--out", str(out)]) == 0
@@ -182,7 +230,7 @@ def test_epochs(text, tmp_path, capsys):
     assert f"{steps} (2 epochs)" in printed and f"step {steps}/{steps}" in printed
     config = json.loads((out / "config.json").read_text())["training"]
     assert config["steps"] == steps and config["epochs"] == 2
-    # The last evaluation was of all that is held out: what the end says again.
+    # The last evaluation covered all held-out text, so the result at the end is the same.
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     loss = next(line["val_loss"] for line in reversed(lines) if "val_loss" in line)
     assert f"Whole held-out text: {loss:.4f} nats per token" in printed
@@ -217,11 +265,11 @@ def test_the_time_of_evaluations_is_shown(much, capsys):
 
 
 def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
-    honest, calls = TransformerModel.loss_and_gradients, []
+    original, calls = TransformerModel.loss_and_gradients, []
 
     def loss_and_gradients(*arguments):
         calls.append(1)
-        loss = honest(*arguments)
+        loss = original(*arguments)
         return math.nan if len(calls) == 25 else loss
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
@@ -229,7 +277,7 @@ def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
     assert main(["train", text, *SMALL, "--save-every", "12", "--out", str(out)]) == 0
     printed = flat(capsys.readouterr().out)
     assert "Step 25: the loss is not finite from an average of " in printed
-    continuing = "continuing at 0.5 of the learning rate, without that batch."
+    continuing = "continuing at 0.5 times the learning rate, without that batch."
     assert f"Rolled back to step 24; {continuing}" in printed
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     [kept] = [line for line in lines if "spike_step" in line]
@@ -240,11 +288,11 @@ def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
 
 
 def change_initialisation(monkeypatch, name, place, value):
-    """Every model that is built from now on starts with this value in a parameter."""
-    right = TransformerModel.__init__
+    """From now on every new model starts with this value in a parameter."""
+    original = TransformerModel.__init__
 
     def init(model, *arguments, **settings):
-        right(model, *arguments, **settings)
+        original(model, *arguments, **settings)
         model.parameters[name][place] = value
 
     monkeypatch.setattr(TransformerModel, "__init__", init)
@@ -259,7 +307,7 @@ def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, m
     assert main(["train", text, *SMALL, *HEALTH, "--out", str(out)]) == 0
     printed = flat(capsys.readouterr().out)
     assert printed.count("blocks.0.mlp.expansion: 64 of 64 hidden units are dead") == 1
-    # Five parameters get no gradient: three lines, and how many more.
+    # Five parameters get no gradient: three lines, and the number of the others.
     assert printed.count("all gradients are zero") == 3
     assert "Step 1: zero 2 more times, see metrics.jsonl" in printed and "Health:" not in printed
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -273,19 +321,21 @@ def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, m
 def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, capsys):
     (tmp_path / "run.toml").write_text("[training]\nenable_diagnostics = true\n")
     flags = [text, *SMALL, "--config", str(tmp_path / "run.toml")]
-    for number, (more, told) in enumerate((([], 1), (["--no-profile"], 0))):
+    for number, (more, count) in enumerate((([], 1), (["--no-profile"], 0))):
         assert main(["train", *flags, *more, "--out", str(tmp_path / str(number))]) == 0
-        assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == told
+        assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == count
 
 
 def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
-    for number, (flags, told) in enumerate(((HEALTH, 1), ([], 0))):
+    for number, (flags, count) in enumerate(((HEALTH, 1), ([], 0))):
         assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / str(number))]) == 0
         printed = capsys.readouterr().out
-        assert printed.count("Health: 4 checks, no problems") == told
+        assert printed.count("Health: 4 checks, no problems") == count
 
 
-def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, monkeypatch):
+def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(
+    text, tmp_path, capsys, monkeypatch
+):
     change_initialisation(monkeypatch, "blocks.0.mlp.expansion.weight", (2, 3), math.nan)
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--detect-anomaly", "--out", str(out)]) == 1
@@ -298,12 +348,12 @@ def test_an_anomaly_is_one_line_that_names_the_layer(text, tmp_path, capsys, mon
 
 
 def unwrapped(printed):
-    """The lines that were printed, each with those that continue it."""
+    """The printed lines, each joined with those that continue it."""
     return printed.replace("\n        ", " ").splitlines()
 
 
 @pytest.mark.parametrize("command", [["check"], ["train", "--dry-run"]])
-def test_a_check_before_the_run(text, tmp_path, monkeypatch, capsys, command):
+def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
     flags = [text, *SMALL, "--out", "run", "--n-embd", "32"]
@@ -314,10 +364,10 @@ def test_a_check_before_the_run(text, tmp_path, monkeypatch, capsys, command):
     for line, name in zip(lines[-6:-1], names, strict=True):
         assert line[8:].startswith(name) and "; expected " in line
     assert lines[-1] == "All 5 checks passed: the run can start; nothing was written"
-    right = compiled.gelu_backward
+    original = compiled.gelu_backward
 
     def wrong(dx, *arguments):
-        right(dx, *arguments)
+        original(dx, *arguments)
         dx *= 1.01
 
     monkeypatch.setattr(compiled, "gelu_backward", wrong)
@@ -332,8 +382,10 @@ def test_the_wide_profile_in_ascii(text, tmp_path):
     command = [sys.executable, "-m", "smallmind", "train", text, *SMALL, "--profile-wide"]
     shown = subprocess.run(
         [*command, "--out", str(tmp_path / "run")],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True,
-    ).stdout.decode("ascii")  # fmt: skip
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    ).stdout.decode("ascii")
     assert "| Operation " in shown and "| GB/s" in shown and "+====" in shown
 
 
@@ -403,17 +455,16 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
         main(["train", "--help"])
     assert exit_.value.code == 0
     printed = capsys.readouterr().out
-    for flag in (
-        "--block-size", "--batch-size", "--n-layer", "--n-head", "--n-embd", "--dropout",
-        "--steps", "--learning-rate", "--min-lr", "--warmup-steps", "--weight-decay", "--beta1",
-        "--beta2", "--max-grad-norm", "--grad-accum-steps", "--val-every", "--val-batches",
-        "--seed", "--tie-weights", "--no-tie-weights", "--bias", "--no-bias", "--threads",
-        "--backend", "--tokenizer", "--out", "--log-every", "--schedule", "--lr-decay-factor",
-        "--lr-decay-every", "--lr-decay-share", "--plateau-patience", "--size", "--preset",
-        "--config", "--epochs", "--minutes", "--max-grad-value", "--max-rollbacks",
-        "--check-gradient-health",
-        "--diagnostic-interval", "--detect-anomaly", "--profile", "--dry-run",
-    ):  # fmt: skip
+    for flag in shlex.split(
+        "--block-size --batch-size --n-layer --n-head --n-embd --dropout --steps "
+        "--learning-rate --min-lr --warmup-steps --weight-decay --beta1 --beta2 "
+        "--max-grad-norm --grad-accum-steps --val-every --val-batches --seed "
+        "--tie-weights --no-tie-weights --bias --no-bias --threads --backend --tokenizer "
+        "--out --log-every --schedule --lr-decay-factor --lr-decay-every --lr-decay-share "
+        "--plateau-patience --size --preset --config --epochs --minutes --max-grad-value "
+        "--max-rollbacks --check-gradient-health --diagnostic-interval --detect-anomaly "
+        "--profile --dry-run"
+    ):
         assert flag in printed, flag
 
 
@@ -421,22 +472,30 @@ def command(*arguments, **settings):
     environment = {**os.environ, **settings.pop("env", {})}
     return subprocess.run(
         [sys.executable, "-m", "smallmind", *arguments],
-        capture_output=True, env=environment, timeout=300, check=False, **settings,
-    )  # fmt: skip
+        capture_output=True,
+        env=environment,
+        timeout=300,
+        check=False,
+        **settings,
+    )
 
 
-def test_a_console_without_unicode(tmp_path):
+def test_a_console_without_unicode_gets_ascii(tmp_path):
     text = tmp_path / "greek.txt"
     text.write_text("αβγδε αβγδε\n" * 50, encoding="utf-8")
     result = command(
-        "train", str(text), *SMALL, "--out", str(tmp_path / "run"),
+        "train",
+        str(text),
+        *SMALL,
+        "--out",
+        str(tmp_path / "run"),
         env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr
     assert b"+---" in result.stdout and result.stdout.isascii()
 
 
-def test_a_reader_that_goes_away(run):
+def test_generate_survives_a_closed_pipe(run):
     process = subprocess.Popen(
         [sys.executable, "-m", "smallmind", "generate", "--run", str(run), "--max-tokens", "3000"],
         stdout=subprocess.PIPE,
@@ -468,7 +527,7 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text):
     assert main(["generate", "--run", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
 
 
-def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path, text):
+def test_training_continues_after_a_closed_pipe(tmp_path, text):
     out = tmp_path / "run"
     arguments = ["train", text, *SMALL, "--log-every", "1", "--out", str(out)]
     process = subprocess.Popen(
@@ -556,7 +615,7 @@ def test_a_control_character_never_reaches_a_terminal():
 
 
 def schedule_table(capsys, *flags):
-    """The cells of what `smallmind schedule` prints, heads first, and the lines below the box."""
+    """The cells that `smallmind schedule` prints, headings first, and the lines below the box."""
     assert main(["schedule", *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     tables: list[list] = []
@@ -566,7 +625,7 @@ def schedule_table(capsys, *flags):
         if line[0] == "║":
             tables[-1].append([cell.strip(" ║") for cell in line.split("│")])
     assert all(table[0] == ["LEARNING RATE"] for table in tables)
-    # Tables too wide for one line are beside each other again, their steps once.
+    # Put tables that were split for width back side by side, with the steps only once.
     rows = [sum((row[1:] for row in rows), rows[0][:1]) for rows in zip(*tables, strict=True)]
     assert all(row[0] == rows[i][0] for table in tables for i, row in enumerate(table))
     notes = flat(" ".join(line for line in lines if line[0] not in "╔║╠╟╚"))
@@ -595,9 +654,15 @@ def test_schedule_shows_all_side_by_side(capsys):
     assert {len(row) for row in table} == {9}
     assert table[-1][0] == "2,000"
     assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == {
-        "constant": "1.0e-03", "cosine": "1.0e-04", "one-cycle": "1.0e-04", "linear": "1.0e-04",
-        "step": "1.3e-04", "exponential": "1.0e-04", "wsd": "1.0e-04", "plateau": "1.0e-03",
-    }  # fmt: skip
+        "constant": "1.0e-03",
+        "cosine": "1.0e-04",
+        "one-cycle": "1.0e-04",
+        "linear": "1.0e-04",
+        "step": "1.3e-04",
+        "exponential": "1.0e-04",
+        "wsd": "1.0e-04",
+        "plateau": "1.0e-03",
+    }
     assert notes == (
         "plateau is shown for a held-out loss that keeps falling; 3 evaluations without a lower "
         "one multiply the rate by 0.5, down to 0.0001"
@@ -647,7 +712,7 @@ def saved(directory):
     return {**config["model"], **config["training"], **config["run"]}
 
 
-def test_sizes_presets_and_files_set_what_the_flags_leave(text, tmp_path, capsys):
+def test_sizes_presets_and_files_set_what_no_flag_sets(text, tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text(
         f"[model]\nbias = false\nblock_size = 16\n[training]\nval_every = 2\nsteps = 3\n"
@@ -659,14 +724,23 @@ def test_sizes_presets_and_files_set_what_the_flags_leave(text, tmp_path, capsys
     assert main(["train", *sources, "--steps", "2000", "--steps", "4", "--out", str(out)]) == 0
     settings = saved(out)
     expected = {
-        "n_layer": 2, "n_embd": 64, "batch_size": 2, "warmup_steps": 10, "block_size": 16,
-        "bias": False, "val_every": 2, "seed": 3, "text": text, "steps": 4, "n_head": 2,
-    }  # fmt: skip
+        "n_layer": 2,
+        "n_embd": 64,
+        "batch_size": 2,
+        "warmup_steps": 10,
+        "block_size": 16,
+        "bias": False,
+        "val_every": 2,
+        "seed": 3,
+        "text": text,
+        "steps": 4,
+        "n_head": 2,
+    }
     assert {name: settings[name] for name in expected} == expected
     assert "4 windows of 16" in capsys.readouterr().out
 
 
-def test_a_flag_wins_even_with_the_default(text, tmp_path):
+def test_a_flag_overrides_a_file_even_with_the_default_value(text, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[model]\nbias = false\n[run]\nseed = 3\n", encoding="utf-8")
     flags = ["--config", str(file), "--seed", "1337", "--bias", "--steps", "1"]
@@ -682,7 +756,7 @@ def test_a_run_can_be_trained_again_from_its_config(run, tmp_path):
     assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_recomputing_is_checked_wherever_it_is_set(text, tmp_path, capsys):
+def test_recompute_settings_are_checked_wherever_they_come_from(text, tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("[training]\ncheckpoint_strategy = 'custom'\n", encoding="utf-8")
     arguments = ["train", text, "--config", str(file)]
@@ -748,9 +822,9 @@ def estimate_of(capsys, *flags):
         if line[0] != "│":
             continue
         first, *_, last = [cell.strip() for cell in line.split("│")[1:-1]]
-        if not first:  # the flags in the last cell continue
+        if not first:  # continues the flags in the last cell
             cells[name] += f" {last}"
-        elif first.startswith("--") and not last:  # those in the first cell do
+        elif first.startswith("--") and not last:  # continues those in the first cell
             cells[f"{name} {first}"] = cells.pop(name)
             name = f"{name} {first}"
         else:
@@ -766,16 +840,23 @@ def test_estimate_adds_up(text, capsys):
     status, cells, lines = estimate_of(capsys, text, *SMALL, "--memory", "1GB")
     assert status == 0
     names = [
-        "weights", "working weights", "gradients", "moments", "snapshot", "activations", "scratch",
-        "text", "the program itself",
-    ]  # fmt: skip
+        "weights",
+        "working weights",
+        "gradients",
+        "moments",
+        "snapshot",
+        "activations",
+        "scratch",
+        "text",
+        "the program itself",
+    ]
     assert list(cells)[:10] == [*names, "total"]
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
     assert f"It fits: {total} MB needed, 1,000.0 MB allowed." in lines
 
 
-def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
+def test_estimate_uses_the_vocabulary_of_the_text_unless_given(text, capsys):
     flags = ["--n-embd", "4096", "--memory", "1TB"]  # 4096 channels: a token is 16 KB
     weights = [
         megabytes(estimate_of(capsys, *given, *flags)[1]["weights"])
@@ -787,7 +868,7 @@ def test_estimate_takes_the_vocabulary_of_the_text_unless_told(text, capsys):
     )
 
 
-def test_estimate_knows_the_precision_that_train_would_take(capsys):
+def test_estimate_resolves_the_precision_as_train_does(capsys):
     from smallmind.kernels.codegen.isa import ISA
 
     shown = {
@@ -801,7 +882,7 @@ def test_estimate_knows_the_precision_that_train_would_take(capsys):
 
 
 def test_estimate_names_flags_that_fit(capsys):
-    """Each row of flags, given to estimate, fits in the same memory; one window more does not."""
+    """Each row of flags, passed to estimate, fits in the same memory; one more window does not."""
     given = ["--vocab-size", "65", "--block-size", "512", "--memory", "300MB"]
     flags = [*given, "--batch-size", "16", "--micro-batch-size", "16", "--target-batch", "60"]
     status, cells, _ = estimate_of(capsys, *flags)
@@ -815,13 +896,13 @@ def test_estimate_names_flags_that_fit(capsys):
     assert estimate_of(capsys, *given, *more)[0] == 1
     words = {name: name.removeprefix("60 sequences per update, ").split() for name in rows}
     named = {words[name][-1]: (words[name][0], row.split()) for name, row in rows.items()}
-    passes, (_, windows, _, at_once) = named["passes"]
-    assert windows == "60" and int(passes) == -(-60 // int(at_once))
+    passes, (_, windows, _, micro_batch) = named["passes"]
+    assert windows == "60" and int(passes) == -(-60 // int(micro_batch))
     steps, flags = named["batches"]
     assert flags[4:] == ["--grad-accum-steps", steps] and int(flags[1]) * int(steps) == 60
 
 
-def test_estimate_says_what_to_change_where_no_sequence_fits(capsys):
+def test_estimate_says_what_to_change_if_no_sequence_fits(capsys):
     given = ["--vocab-size", "65", "--block-size", "8192", "--memory", "250MB"]
     status, cells, lines = estimate_of(capsys, *given)
     assert status == 1 and "Not even one sequence fits." in lines
@@ -839,7 +920,7 @@ def test_estimate_says_what_to_change_where_no_sequence_fits(capsys):
 
 @pytest.fixture
 def free(monkeypatch):
-    """Sets what the machine has free."""
+    """Sets the free memory of the machine."""
 
     def set_free(nbytes):
         monkeypatch.setattr("smallmind.memory.available.available_bytes", lambda: nbytes)
@@ -847,7 +928,7 @@ def free(monkeypatch):
     return set_free
 
 
-def test_estimate_compares_with_what_is_free(capsys, free):
+def test_estimate_compares_with_free_memory(capsys, free):
     for nbytes, status in ((10**12, 0), (10**6, 1)):
         free(nbytes)
         assert estimate_of(capsys, "--vocab-size", "65")[0] == status
@@ -858,12 +939,12 @@ def test_estimate_compares_with_what_is_free(capsys, free):
     ("size", "nbytes"),
     [("800MB", 8e8), ("1.5GiB", 1.5 * 2**30), ("2 gb", 2e9), ("512KiB", 2**19), ("7B", 7)],
 )
-def test_sizes_of_memory(size, nbytes):
+def test_memory_sizes_are_read(size, nbytes):
     assert parse_size(size) == nbytes
 
 
 @pytest.mark.parametrize("size", ["", "MB", "1.5", "2XB", "0MB", "1..5GB", "1iB", "nanGB"])
-def test_what_is_not_a_size_is_refused(size, capsys):
+def test_invalid_sizes_are_refused(size, capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["estimate", "--memory", size])
     assert exit_.value.code == 2
@@ -881,7 +962,7 @@ def test_estimate_refuses_what_train_refuses(tmp_path, capsys):
         assert_refused(capsys, ["estimate", *flags], message)
 
 
-def test_train_refuses_what_does_not_fit_before_it_begins(
+def test_train_refuses_what_does_not_fit_before_it_starts(
     text, tmp_path, capsys, monkeypatch, free
 ):
     def open_backend(_name):
@@ -891,9 +972,9 @@ def test_train_refuses_what_does_not_fit_before_it_begins(
     out = tmp_path / "run"
     flags = [text, "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
-        (180, "of memory and 180.0 MB are free; give --micro-batch-size "),
+        (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
         (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
-        (1, "1.0 MB are free; no setting makes it fit: free some memory"),
+        (1, "1.0 MB is free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)
         assert_refused(capsys, ["train", *flags], message)
@@ -904,7 +985,7 @@ def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
     free(145 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
-    advice = capsys.readouterr().err.split("; give ")[1].split(" (")[0]
+    advice = capsys.readouterr().err.split("; use ")[1].split(" (")[0]
     assert advice == "--micro-batch-size 32"
     assert main(["train", *flags, *advice.split(), "--out", str(tmp_path / "run")]) == 0
 

@@ -53,12 +53,12 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
 
 
 def too_wide(printed):
-    """Lines of more than 80 columns, but for a single word, which is never broken."""
+    """Lines of more than 80 columns, except a single word, which is never broken."""
     return [line for line in printed.splitlines() if len(line) > 80 and len(line.split()) > 1]
 
 
 def commands(root, tmp_path):
-    """Every command, with flags that make it print much."""
+    """Every command, with flags that make it print a lot."""
     text, run = str(root / "cats.txt"), str(root / "run")
     out = ["--out", str(tmp_path / "out")]
     teacher = ["--teacher", run, "--teacher-cache", str(tmp_path / "cache"), "--learn-temperature"]
@@ -101,7 +101,7 @@ def test_no_line_of_help_is_wider_than_80_columns(name, monkeypatch, capsys):
     assert not too_wide(capsys.readouterr().out)
 
 
-def test_an_error_is_one_line_that_only_a_terminal_wraps(tmp_path, monkeypatch):
+def test_an_error_is_one_line_that_is_only_wrapped_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = []
     for is_terminal in (False, True):
@@ -132,7 +132,7 @@ def test_a_command_to_copy_continues_between_flags(monkeypatch):
     )
 
 
-def test_a_live_line_leaves_out_whole_values(monkeypatch):
+def test_a_live_line_drops_whole_values(monkeypatch):
     monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((30, 24)))
     monkeypatch.delenv("COLUMNS", raising=False)
     stream = Recorded("utf-8", is_terminal=True)

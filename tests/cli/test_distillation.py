@@ -1,7 +1,8 @@
-"""smallmind train --teacher, as a user types it."""
+"""`smallmind train --teacher`, as a user types it."""
 
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -12,9 +13,12 @@ from tests.training.test_resume import TEXT, losses, tensors_of
 
 SHAPE = ["--block-size", "16", "--n-head", "2", "--batch-size", "4", "--val-batches", "2"]
 STUDENT = [
-    *SHAPE, "--n-layer", "1", "--n-embd", "16", "--steps", "12", "--save-every", "5",
-    "--val-every", "6", "--warmup-steps", "2", "--log-every", "1", "--keep", "9",
-]  # fmt: skip
+    *SHAPE,
+    *shlex.split(
+        "--n-layer 1 --n-embd 16 --steps 12 --save-every 5 --val-every 6 --warmup-steps 2 "
+        "--log-every 1 --keep 9"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def test_a_student_is_trained_and_its_run_resumes(root, tmp_path, capsys, monkey
     assert 1 < end < 10 and end != 3
     assert ("Running the teacher over the text once" in printed) == cached
     without_the_end(whole, out)
-    monkeypatch.chdir(tmp_path)  # the teacher was named from elsewhere
+    monkeypatch.chdir(tmp_path)  # the teacher was named relative to another directory
     if cached:
         (tmp_path / "cache").unlink()  # it is created again
     assert main(["train", "--resume", str(out)]) == 0
@@ -104,7 +108,7 @@ def test_a_cache_is_made_once_and_never_by_a_check(root, tmp_path, capsys):
     assert not (tmp_path / "third").exists()
 
 
-def test_what_cannot_teach_is_refused(root, tmp_path, capsys):
+def test_unsuitable_teachers_are_refused(root, tmp_path, capsys):
     tokenless = tmp_path / "tokenless.safetensors"
     TransformerModel(5, 16, 8, 1, 1).save(tokenless)
     cows, cats = str(root / "cows.txt"), str(root / "cats.txt")
@@ -128,7 +132,7 @@ def test_what_cannot_teach_is_refused(root, tmp_path, capsys):
         assert not out.exists()
 
 
-def test_the_settings_are_saved_with_the_run_and_taken_from_it(root, tmp_path, capsys):
+def test_distillation_settings_are_saved_and_reused(root, tmp_path, capsys):
     assert train(root, tmp_path / "first", *LEARNT) == 0
     config = json.loads((tmp_path / "first" / "config.json").read_text(encoding="utf-8"))
     assert config["distillation"]["teacher"] == str(root / "teacher")

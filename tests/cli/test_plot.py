@@ -1,4 +1,4 @@
-"""The picture of `smallmind schedule --plot`, read back from what was drawn."""
+"""The plot of `smallmind schedule --plot`, read back from what was drawn."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def drawn(monkeypatch):
     return panels
 
 
-def test_every_curve_has_its_panel_and_the_file_is_a_picture(tmp_path, drawn, capsys):
+def test_every_curve_gets_a_panel_and_the_file_is_a_picture(tmp_path, drawn, capsys):
     file = tmp_path / "curves.png"
     assert main(["schedule", "--min-lr", "0", "--steps", "5000", "--plot", str(file)]) == 0
     assert file.read_bytes().startswith(b"\x89PNG")
@@ -41,7 +41,7 @@ def test_every_curve_has_its_panel_and_the_file_is_a_picture(tmp_path, drawn, ca
     assert drawn[0]["linear"][1][-1] < 1e-6
 
 
-def test_one_curve_alone(tmp_path, drawn):
+def test_one_curve_can_be_plotted_alone(tmp_path, drawn):
     draw_curves({"line": ([1, 2, 3], [3.0, 2.0, 5.0])}, "x", "y", tmp_path / "line.svg")
     xs, ys = drawn[0]["line"]
     assert list(xs) == [1, 2, 3] and list(ys) == [3.0, 2.0, 5.0]

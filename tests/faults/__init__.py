@@ -1,1 +1,1 @@
-"""Faults of disk, power, process and foreign files, injected one after another."""
+"""Injected faults: disks, power, signals, consoles and malformed files."""

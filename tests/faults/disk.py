@@ -11,7 +11,7 @@ from smallmind.training.state import RunState
 
 
 def checkpoint(step, elements=500):
-    """Another one for each step, with tensors of several kinds."""
+    """A different one for each step, with tensors of several kinds."""
     random = np.random.default_rng(step)
     tensors = {
         "weights": random.standard_normal(elements, np.float32),
@@ -23,7 +23,7 @@ def checkpoint(step, elements=500):
 
 
 def assert_sound(found, steps):
-    """found is exactly one of the checkpoints of these steps."""
+    """found equals the checkpoint of one of these steps."""
     assert found is not None and found.step in steps
     expected = checkpoint(found.step)
     assert found.state == expected.state and found.tensors.keys() == expected.tensors.keys()
@@ -47,16 +47,16 @@ class Quick(durable.Files):
 
 
 class Faulty(Quick):
-    """Counts operations; before number `at`, `fault` happens: after half of it, if it is a write.
+    """Counts operations. `fault` happens before operation `at`, or halfway through it if a write.
 
-    Where `lasting`, at each later operation too.
+    If `lasting`, it happens at every later operation too.
     """
 
     def __init__(self, at, fault, lasting=False):
         self.at, self.fault, self.lasting = at, fault, lasting
         self.count = 0
 
-    def meet(self, operation, arguments):
+    def count_operation(self, operation, arguments):
         due = self.count == self.at or (self.lasting and self.count > self.at)
         self.count += 1
         if due:
@@ -70,7 +70,7 @@ class Faulty(Quick):
 
 def _counted(name):
     def operation(self, *arguments):
-        self.meet(name, arguments)
+        self.count_operation(name, arguments)
         return getattr(Quick, name)(self, *arguments)
 
     return operation
@@ -85,18 +85,18 @@ def kill():
 
 
 class PowerCut(BaseException):
-    """Not one that a program could handle."""
+    """Not an Exception: no program could handle it."""
 
 
 class File:
-    """What was written, and how much of it the disk is sure to have."""
+    """What was written, and how much of it is surely on disk."""
 
     def __init__(self):
         self.content = b""
         self.synced = 0
 
     def after_power_loss(self, random):
-        """The synced part, and behind it some pages of the rest, others zeros or not there."""
+        """The synced part and some pages of the rest; others are zeros or missing."""
         content = bytearray(self.content[: random.integers(self.synced, len(self.content) + 1)])
         for page in range(self.synced, len(content), 512):
             if random.random() < 0.5:
@@ -106,16 +106,16 @@ class File:
 
 
 class Volatile(Quick):
-    """Knows what may be left when the power goes before operation `cut`.
+    """Knows what may be left after a power loss before operation `cut`.
 
-    Data is sure after fsync, a name after fsync of its directory: the weakest that POSIX allows.
+    Data is safe after fsync, a name after fsync of its directory: the least that POSIX guarantees.
     """
 
     def __init__(self, root, cut):
         self.root, self.cut = root, cut
         self.open, self.names = {}, {}  # descriptor -> File, path -> File as programs see it
-        self.sure = {}  # path -> File, or None for a directory
-        self.changes = []  # of names, (directory, {path: File, or "gone"}), not yet sure
+        self.synced_names = {}  # path -> File, or None for a directory
+        self.changes = []  # of names, not yet synced: (directory, {path: File or "gone"})
 
     def step(self):
         self.cut -= 1
@@ -163,17 +163,17 @@ class Volatile(Quick):
         self.step()
         for directory, change in self.changes:
             if directory == path:
-                self.sure |= change
+                self.synced_names |= change
         self.changes = [change for change in self.changes if change[0] != path]
 
     def after_power_loss(self, random, target):
         """Writes one of the possible states below target."""
-        left = dict(self.sure)
+        left = dict(self.synced_names)
         for _, change in self.changes:
             if random.random() < 0.5:
                 left |= change
         target.mkdir()
-        # Directories first: what lies in one that was lost is lost too.
+        # Directories first: files in a lost directory are lost too.
         for path, file in sorted(left.items(), key=lambda item: item[1] is not None):
             place = target / path.relative_to(self.root)
             if file is None:

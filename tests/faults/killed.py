@@ -1,6 +1,6 @@
-"""Children that are killed: python -m tests.faults.killed DIRECTORY (operations|saves|runs) KILLS.
+"""Kills children: python -m tests.faults.killed DIRECTORY (operations|saves|runs) KILLS.
 
-In a process of its own, because children are made by fork. Prints how many were killed.
+In a separate process, because children are made by fork. Prints how many were killed.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def start(work, *arguments):
 
 
 def killed(child):
-    """Waits for a child -> whether it was killed; if not, it must have gone well."""
+    """Waits for a child -> whether it was killed; if not, it must have succeeded."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, -signal.SIGKILL), code
     return code != 0
@@ -56,9 +56,9 @@ def at_every_operation(root, _):
         directory = root / str(operation)
         shutil.copytree(before, directory)
         died = killed(start(save_and_die, directory, operation))
-        found, passed_over = newest(directory)
+        found, skipped = newest(directory)
         assert_sound(found, {30, 40} if died else {40})
-        assert not passed_over
+        assert not skipped
         best = load(directory / "checkpoints" / "best.safetensors")
         assert_sound(best, {40} if found.step == 40 else {20, 40})
         save(directory, checkpoint(50), keep=2)
@@ -74,35 +74,35 @@ def at_random_moments(root, kills):
     directory.mkdir()
     last = 0
 
-    def save_from(first, told):
+    def save_from(first, writer):
         durable.files = Quick()
         with closing(BackgroundSaver(directory, keep=2)) as saver:
             for step in range(first, sys.maxsize):
                 saver.save(checkpoint(step), best=step % 3 == 0)
-                os.write(told, b"%d\n" % step)
+                os.write(writer, b"%d\n" % step)
 
     for _ in range(kills):
-        hears, told = os.pipe()
-        child = start(save_from, last + 1, told)
-        os.close(told)
-        with os.fdopen(hears) as lines:
-            begun = [int(lines.readline()) for _ in range(2)]
+        reader, writer = os.pipe()
+        child = start(save_from, last + 1, writer)
+        os.close(writer)
+        with os.fdopen(reader) as lines:
+            started = [int(lines.readline()) for _ in range(2)]
             time.sleep(moments.uniform(0, 0.01))
             os.kill(child, signal.SIGKILL)
             assert killed(child)
-            begun += map(int, lines)
-        found, passed_over = newest(directory)
-        assert not passed_over
-        # When a save begins, the one before has ended; one more may have begun untold.
-        assert_sound(found, {begun[-1] - 1, begun[-1], begun[-1] + 1})
+            started += map(int, lines)
+        found, skipped = newest(directory)
+        assert not skipped
+        # When a save starts, the previous one has ended; one more may have started unannounced.
+        assert_sound(found, {started[-1] - 1, started[-1], started[-1] + 1})
         last = found.step
     assert last >= kills
     return kills
 
 
 def of_whole_runs(root, kills):
-    """Each run is killed and gone on with until it ends by itself, as the undisturbed one did."""
-    # Children go on with the parent's kernels: on this layer a fork may.
+    """Kills and resumes each run until it finishes, with the outcome of an undisturbed one."""
+    # Children use the parent's kernels, which this threading layer allows after a fork.
     os.environ |= {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "3"}
     from tests.faults.runs import STEPS_BETWEEN_SAVES, outcome, status, train
 
@@ -114,29 +114,29 @@ def of_whole_runs(root, kills):
         assert quietly(train, root, name="whole") == 0
     duration, expected = time.perf_counter() - begin, outcome(root / "whole")
 
-    def go_on(run, threads):
+    def start_or_resume(run, threads):
         if (run / "config.json").exists():
             assert quietly(status, "train", "--resume", run, "--threads", threads) == 0
-        else:  # nothing was there yet
+        else:  # it was killed before it wrote anything
             shutil.rmtree(run, ignore_errors=True)
             assert quietly(train, root, "--threads", threads, name=run.name) == 0
 
     for number in itertools.count():
         run, died, deaths = root / str(number), True, 0
         while died:
-            child = start(go_on, run, moments.randint(1, 3))
-            # Longer from time to time, or on a disk that has become slow no run would end.
+            child = start(start_or_resume, run, moments.randint(1, 3))
+            # Longer after each death: on a disk that has become slow no run would end otherwise.
             time.sleep(moments.uniform(0, 1.2 * duration * (1 + deaths / 10)))
             os.kill(child, signal.SIGKILL)
             died = killed(child)
             done, deaths = done + died, deaths + died
             if died and (run / "config.json").exists():
-                found, passed_over = newest(run)
-                told = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-                steps = [json.loads(line)["step"] for line in told if line.endswith(b"\n")]
+                found, skipped = newest(run)
+                logged = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+                steps = [json.loads(line)["step"] for line in logged if line.endswith(b"\n")]
                 lost = max(steps, default=0) - (found.step if found else 0)
                 # The save of the last interval may have been under way.
-                assert lost < 2 * STEPS_BETWEEN_SAVES and not passed_over, (lost, passed_over)
+                assert lost < 2 * STEPS_BETWEEN_SAVES and not skipped, (lost, skipped)
         assert outcome(run) == expected
         shutil.rmtree(run)
         if done >= kills:

@@ -1,7 +1,8 @@
-"""Small runs for the faults: their text and flags, and what of them is compared."""
+"""Small runs for the faults: their text and flags, and the outcome that is compared."""
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 
 from smallmind.cli import main
@@ -9,11 +10,11 @@ from smallmind.training.checkpoint import newest
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 STEPS_BETWEEN_SAVES = 5
-FLAGS = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
-    "--steps", "20", "--val-every", "7", "--val-batches", "2", "--warmup-steps", "5",
-    "--log-every", "1", "--save-every", str(STEPS_BETWEEN_SAVES), "--dropout", "0.1",
-]  # fmt: skip
+FLAGS = shlex.split(
+    "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --steps 20 --val-every 7 "
+    f"--val-batches 2 --warmup-steps 5 --log-every 1 --save-every {STEPS_BETWEEN_SAVES} "
+    "--dropout 0.1"
+)
 
 
 def write_text(directory):
@@ -23,7 +24,7 @@ def write_text(directory):
 
 
 def status(*arguments):
-    """What the command line ends with, as a shell would see it."""
+    """The exit status of the command line, as a shell would see it."""
     try:
         return main([str(word) for word in arguments])
     except SystemExit as exit_:
@@ -31,12 +32,12 @@ def status(*arguments):
 
 
 def train(directory, *flags, name="run"):
-    """-> exit status of a run in directory/name."""
+    """Trains a run in directory/name -> exit status."""
     return status("train", write_text(directory), *FLAGS, *flags, "--out", Path(directory) / name)
 
 
 def outcome(run):
-    """What a run has learnt, and how: hashes of its newest checkpoint, losses step by step."""
+    """Hashes of a run's newest checkpoint, and its losses step by step."""
     hashes = {
         name: hashlib.sha256(value.tobytes()).hexdigest()
         for name, value in newest(run)[0].tensors.items()

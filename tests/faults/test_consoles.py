@@ -1,4 +1,4 @@
-"""Consoles that cannot show much, none at all, and a clock that jumps: readable, no exception."""
+"""Limited consoles, closed outputs and a clock that jumps: readable output, no exception."""
 
 import io
 import itertools
@@ -19,7 +19,7 @@ NARROW = os.terminal_size((0, 0))
 
 
 class Recorded(io.TextIOWrapper):
-    """A stream of some encoding, as strict as a console's, perhaps a terminal."""
+    """A stream in some encoding, as strict as a console's, and a terminal if asked for."""
 
     def __init__(self, encoding, is_terminal=False):
         super().__init__(io.BytesIO(), encoding, newline="")
@@ -44,7 +44,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["file", "terminal"])
 @pytest.mark.parametrize("encoding", ["cp1252", "cp437", "ascii", "utf-8", "utf-16"])
-def test_every_command_in_every_encoding(run, tmp_path, monkeypatch, encoding, is_terminal):
+def test_every_command_works_in_every_encoding(run, tmp_path, monkeypatch, encoding, is_terminal):
     monkeypatch.setattr("os.get_terminal_size", lambda *_: NARROW)
     monkeypatch.setenv("COLUMNS", "0")
     text = str(run.parent / "greek.txt")
@@ -94,7 +94,7 @@ def test_a_line_is_no_wider_than_a_terminal(monkeypatch):
         assert stream.shown().endswith("end\n")
 
 
-def test_an_output_that_was_closed(run, tmp_path):
+def test_a_closed_output_is_no_error(run, tmp_path):
     for stream in ("stdout", "stderr"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, stream, None)
@@ -102,20 +102,20 @@ def test_an_output_that_was_closed(run, tmp_path):
             assert status("evaluate", "--run", tmp_path / "none") == 2
 
 
-@pytest.mark.skipif(os.name == "nt", reason="has no such shell")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&- <&-"])
-def test_a_shell_that_closes_it(tmp_path, closed):
+def test_an_output_closed_by_the_shell_is_no_error(tmp_path, closed):
     command = f'"{sys.executable}" -m smallmind schedule {closed}'
     result = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
     assert (result.returncode, result.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("clock", ["stands", "jumps", "runs backwards"])
-def test_a_clock_that_jumps(tmp_path, monkeypatch, capsys, clock):
+@pytest.mark.parametrize("clock", ["stops", "jumps", "runs backwards"])
+def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch, capsys, clock):
     assert train(tmp_path, name="whole") == 0
     number = itertools.count()
     reading = {
-        "stands": lambda: 5.0,
+        "stops": lambda: 5.0,
         "jumps": lambda: next(number) * (-1.0) ** next(number) * 1e12,
         "runs backwards": lambda: -1.0 * next(number),
     }[clock]

@@ -1,4 +1,6 @@
-"""Files that are cut or whose bits flip: every one detected, the checkpoint before is used."""
+"""Files that are cut or have flipped bits: all are detected, the previous checkpoint is used."""
+
+import io
 
 import numpy as np
 import pytest
@@ -23,14 +25,14 @@ def file_of(run, step):
 
 
 def assert_detected(path):
-    """Also where no digest is demanded: damage to the digest itself is damage."""
+    """Also if no digest is required: damage to the digest itself is damage."""
     for strict in (True, False):
         with pytest.raises(InputError, match=r"step-00000020\.safetensors") as caught:
             safetensors.read(path, strict)
         assert "\n" not in str(caught.value)
 
 
-def test_cut_at_each_length(run):
+def test_a_file_cut_at_any_length_is_detected(run):
     path = file_of(run, 20)
     with open(path, "r+b") as file:
         for length in reversed(range(path.stat().st_size)):
@@ -38,7 +40,7 @@ def test_cut_at_each_length(run):
             assert_detected(path)
 
 
-def test_more_behind_the_end(run):
+def test_extra_bytes_at_the_end_are_detected(run):
     path = file_of(run, 20)
     path.write_bytes(path.read_bytes() + b"\0")
     assert_detected(path)
@@ -52,14 +54,14 @@ def flip(file, bit):
 
 
 def random_bits(path, number):
-    """Half of them from the whole file, half from its header."""
+    """Random bits, half of them from the whole file, half from its header."""
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     random = np.random.default_rng(0)
     for size in (path.stat().st_size, header):
         yield from map(int, random.integers(8 * size, size=number // 2))
 
 
-def test_random_bit_flips(run):
+def test_random_bit_flips_are_detected(run):
     path = file_of(run, 20)
     with open(path, "r+b", buffering=0) as file:
         for bit in random_bits(path, FLIPS):
@@ -72,52 +74,54 @@ def test_random_bit_flips(run):
     load(path)
 
 
-def test_the_checkpoint_before_is_used_and_the_file_named(run):
+def test_the_previous_checkpoint_is_used_and_the_damaged_file_named(run):
     path = file_of(run, 20)
     with open(path, "r+b") as file:
         flip(file, 8 * path.stat().st_size - 1)
-    found, passed_over = newest(run)
+    found, skipped = newest(run)
     assert found.step == 10
-    assert [where for where, _ in passed_over] == [path]
-    assert str(path) in passed_over[0][1] and "does not match its SHA-256" in passed_over[0][1]
+    assert [where for where, _ in skipped] == [path]
+    assert str(path) in skipped[0][1] and "does not match its SHA-256" in skipped[0][1]
     assert [(where.name, bool(fault)) for where, fault in verify(run)] == [
         ("step-00000020.safetensors", True),
         ("step-00000010.safetensors", False),
     ]
 
 
-def test_the_best_one_is_used_where_it_is_newer_than_the_sound_rest(run):
+def test_the_best_checkpoint_is_used_if_it_is_newer_than_the_other_sound_ones(run):
     save(run, checkpoint(30), best=True)
     for step in (30, 20):
         file_of(run, step).write_bytes(b"")
-    found, passed_over = newest(run)
+    found, skipped = newest(run)
     assert_sound(found, {30})
-    assert [path.name[5:13] for path, _ in passed_over] == ["00000030", "00000020"]
+    assert [path.name[5:13] for path, _ in skipped] == ["00000030", "00000020"]
     file_of(run, 30).unlink()
     save(run, checkpoint(40))
     assert_sound(newest(run)[0], {40})
 
 
-def test_a_checkpoint_by_another_name_is_passed_over(run):
+def test_a_renamed_checkpoint_is_skipped(run):
     file_of(run, 20).rename(file_of(run, 99))
-    found, passed_over = newest(run)
+    found, skipped = newest(run)
     assert found.step == 10
-    assert "is not the checkpoint that its name says" in passed_over[0][1]
+    assert "does not hold the checkpoint that its name promises" in skipped[0][1]
 
 
-def test_files_changed_while_they_are_read(run, monkeypatch):
+def test_a_file_changed_while_it_is_read_is_refused(run, monkeypatch):
     path = file_of(run, 20)
     foreign = run / "foreign"
     content = bytearray(path.read_bytes())
     foreign.write_bytes(content.replace(b"smallmind.sha256", b"someother.sha256"))
-    reading = safetensors._read_tensor
 
-    def read_and_change(file, entry):
-        with open(foreign, "ab") as other:
-            other.write(b"x")
-        return reading(file, entry)
+    class Changing(io.BufferedReader):
+        """A file to which another program appends whenever a tensor is read."""
+
+        def readinto(self, buffer):
+            with open(foreign, "ab") as other:
+                other.write(b"x")
+            return super().readinto(buffer)
 
     safetensors.read(foreign)
-    monkeypatch.setattr(safetensors, "_read_tensor", read_and_change)
+    monkeypatch.setattr(durable, "open_regular", lambda path, **_: Changing(io.FileIO(path)))
     with pytest.raises(InputError, match="changed while it was read"):
         safetensors.read(foreign)

@@ -1,4 +1,4 @@
-"""The disk refuses an operation: the old checkpoint is sound, nothing is left, the next works."""
+"""The disk refuses an operation: the old checkpoint stays sound, and the next save succeeds."""
 
 import errno
 import itertools
@@ -31,7 +31,7 @@ def before(tmp_path, monkeypatch):
 
 
 def each_operation(before, monkeypatch, number, lasting):
-    """A new copy of the directory for each operation that fails, until none does."""
+    """A new copy of the directory for each operation that can fail."""
     for operation in itertools.count():
         directory = before.with_name(str(operation))
         shutil.copytree(before, directory)
@@ -54,11 +54,11 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(before, monkeypatch, number
             failure = error
             assert error.errno == number and str(directory) in str(error.filename)
         failures += failure is not None
-        found, passed_over = newest(directory)
+        found, skipped = newest(directory)
         assert_sound(found, {30, 40} if failure else {40})
-        assert not passed_over
+        assert not skipped
         left = {name for name in names(directory) if name.endswith(".smallmind")}
-        assert not left or lasting  # a disk that takes nothing lets nothing be removed
+        assert not left or lasting  # a disk that refuses everything lets nothing be removed
         monkeypatch.setattr(durable, "files", Quick())
         save(directory, checkpoint(50), keep=1)
         assert_sound(newest(directory)[0], {50})
@@ -67,7 +67,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(before, monkeypatch, number
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "for the whole save"])
-def test_the_background_saver_tells_and_tries_again(before, monkeypatch, lasting):
+def test_the_background_saver_reports_a_failure_and_tries_again(before, monkeypatch, lasting):
     retried = 0
     for directory in each_operation(before, monkeypatch, errno.ENOSPC, lasting):
         saver = BackgroundSaver(directory, keep=9)
@@ -75,8 +75,8 @@ def test_the_background_saver_tells_and_tries_again(before, monkeypatch, lasting
         failed = saver.wait()
         assert failed is None or (lasting and failed.errno == errno.ENOSPC)
         monkeypatch.setattr(durable, "files", Quick())
-        told = saver.save(checkpoint(50), best=True)
-        assert told is None  # the try of step 40 that comes first goes well now
+        failure = saver.save(checkpoint(50), best=True)
+        assert failure is None  # first it retries step 40, which now succeeds
         saver.close()
         retried += failed is not None
         assert names(directory) >= {f"step-000000{step}.safetensors" for step in (30, 40, 50)}

@@ -1,4 +1,4 @@
-"""The disk fills while a run trains: it goes on, tries again, and ends as if nothing had been."""
+"""The disk fills up while a run trains: it continues, retries, and ends with the same result."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from tests.faults.runs import outcome, status, train
 
 
 class Full(Quick):
-    """Has no room for the files of these steps; a file that is begun takes a few bytes."""
+    """A disk without room for the files of these steps, except for their first few bytes."""
 
     def __init__(self, *steps):
         self.steps = [f"step-{step:08d}" for step in steps]
@@ -41,7 +41,7 @@ def whole(tmp_path):
     return outcome(tmp_path / "whole")
 
 
-def test_a_disk_that_has_room_again(tmp_path, monkeypatch, capsys, whole):
+def test_a_run_survives_a_full_disk_that_has_room_again(tmp_path, monkeypatch, capsys, whole):
     capsys.readouterr()
     monkeypatch.setattr(durable, "files", Full(5, 7, 10))
     assert train(tmp_path) == 0
@@ -53,7 +53,9 @@ def test_a_disk_that_has_room_again(tmp_path, monkeypatch, capsys, whole):
     assert not [path for path in run.rglob("*") if path.suffix == ".smallmind"]
 
 
-def test_a_disk_that_stays_full(tmp_path, monkeypatch, capsys, whole):
+def test_a_run_on_a_disk_that_stays_full_fails_and_can_be_resumed(
+    tmp_path, monkeypatch, capsys, whole
+):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(durable, "files", Full(10, 14, 15, 20))
@@ -94,7 +96,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, capsys
         patch.setattr("sys.stdout", NoRoom(file))
         assert train(tmp_path) == 1
         assert "No space left" in capsys.readouterr().err
-        # What only prints has nothing else to do.
+        # Commands that only print fail at once.
         for command in ("generate", "--run"), ("evaluate", "--run"), ("export-metrics",):
             assert status(*command, tmp_path / "run") == 1
             assert "No space left" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Files that mean harm: refused with one kind of error, without much time or memory."""
+"""Malicious and malformed files: refused with one kind of error, in little time and memory."""
 
 import bz2
 import gzip
@@ -23,7 +23,7 @@ from tests.faults.runs import status, train
 
 
 def file_of(header, data=b"\0" * 4, length=None):
-    """A header, as JSON or as it stands, and bytes of tensors."""
+    """A file from a header, encoded as JSON unless it is bytes, and the bytes of tensors."""
     encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
     length = len(encoded) if length is None else length
     return length.to_bytes(8, "little") + encoded + data
@@ -126,7 +126,7 @@ CONTENTS = {
     "gzip": gzip.compress(file_of({"x": tensor()})),
     "bzip2": bz2.compress(file_of({"x": tensor()})),
     "script": b"#!/bin/sh\necho hostile\n" * 10,
-}  # fmt: skip
+}
 
 
 def assert_refused(path, reading=safetensors.read):
@@ -137,16 +137,24 @@ def assert_refused(path, reading=safetensors.read):
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
-def test_content_is_refused(tmp_path, content):
+def test_malformed_content_is_refused(tmp_path, content):
     path = tmp_path / "step-00000001.safetensors"
     path.write_bytes(content)
     assert_refused(path)
     assert_refused(path, load)
 
 
-@pytest.mark.parametrize("name", ["many tables", "deep tables", "length of 2**64 - 1",
-                                  "shape over the file", "very many dimensions"])  # fmt: skip
-def test_memory_is_bounded(tmp_path, name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "many tables",
+        "deep tables",
+        "length of 2**64 - 1",
+        "shape over the file",
+        "very many dimensions",
+    ],
+)
+def test_refusing_takes_little_memory(tmp_path, name):
     path = tmp_path / "file"
     path.write_bytes(CONTENTS[name])
     tracemalloc.start()
@@ -157,7 +165,7 @@ def test_memory_is_bounded(tmp_path, name):
         tracemalloc.stop()
 
 
-def test_a_huge_file_of_holes_is_refused(tmp_path):
+def test_a_huge_sparse_file_is_refused(tmp_path):
     path = tmp_path / "file"
     size = 2**42
     path.write_bytes(file_of({"x": tensor("U8", (size,), (0, size))}, b""))
@@ -168,8 +176,8 @@ def test_a_huge_file_of_holes_is_refused(tmp_path):
     assert_refused(path)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no such files")
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_anything_but_a_regular_file_is_refused_without_waiting(tmp_path):
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -188,7 +196,7 @@ HARM = ["pickle", "npz", "length of 2**64 - 1", "deep tables", "NaN", "overlap",
 
 
 @pytest.mark.parametrize("name", HARM)
-def test_commands_refuse_them_and_write_nothing(tmp_path, capsys, name):
+def test_commands_refuse_malformed_files_and_write_nothing(tmp_path, capsys, name):
     assert train(tmp_path, "--steps", "3") == 0
     run = tmp_path / "run"
     for path in (run / "model.safetensors", *(run / "checkpoints").iterdir()):
@@ -199,8 +207,10 @@ def test_commands_refuse_them_and_write_nothing(tmp_path, capsys, name):
             path.symlink_to(tmp_path / "missing")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for arguments in (
-        ["train", "--resume", run], ["generate", "--run", run], ["evaluate", "--run", run],
-    ):  # fmt: skip
+        ["train", "--resume", run],
+        ["generate", "--run", run],
+        ["evaluate", "--run", run],
+    ):
         capsys.readouterr()
         assert status(*arguments) == 2
         error = capsys.readouterr().err
@@ -210,7 +220,7 @@ def test_commands_refuse_them_and_write_nothing(tmp_path, capsys, name):
 
 
 @pytest.mark.parametrize("state", [{}, {"progress": 3}, {"progress": {}}, {"progress": None}])
-def test_a_state_that_says_nothing_is_refused(tmp_path, capsys, state):
+def test_an_incomplete_state_is_refused(tmp_path, capsys, state):
     assert train(tmp_path, "--steps", "3") == 0
     run = tmp_path / "run"
     tensors = newest(run)[0].tensors
@@ -218,17 +228,17 @@ def test_a_state_that_says_nothing_is_refused(tmp_path, capsys, state):
     capsys.readouterr()
     assert status("train", "--resume", run) == 2
     assert capsys.readouterr().err.startswith("smallmind: the checkpoint of step 2 ")
-    assert status("verify", run) == 0  # both are the same step: nothing lies between
+    assert status("verify", run) == 0  # both are of the same step: nothing to retrain
 
 
-def test_links(tmp_path):
+def test_links_are_followed_only_if_named_explicitly(tmp_path):
     save(tmp_path, checkpoint(1))
     path = tmp_path / "checkpoints" / "step-00000001.safetensors"
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
     assert safetensors.read(path)[0]  # a link named explicitly is followed
-    found, passed_over = newest(tmp_path)
-    assert found is None and "a symbolic link is in its place" in passed_over[0][1]
+    found, skipped = newest(tmp_path)
+    assert found is None and "a symbolic link is in its place" in skipped[0][1]
     # A save never writes through a link.
     before = elsewhere.read_bytes()
     save(tmp_path, checkpoint(1))
@@ -239,7 +249,7 @@ def test_links(tmp_path):
         assert_refused(tmp_path / "loop")
 
 
-def test_a_link_to_the_checkpoints_of_another_run(tmp_path):
+def test_a_link_to_the_checkpoints_of_another_run_is_refused(tmp_path):
     (tmp_path / "other").mkdir()
     save(tmp_path / "other", checkpoint(1))
     (tmp_path / "run").mkdir()
@@ -267,7 +277,7 @@ def test_a_link_to_the_checkpoints_of_another_run(tmp_path):
         {"format": "smallmind checkpoint 1", "step": "1", "state": "[" * 100_000},
     ],
 )
-def test_a_sound_file_that_is_no_checkpoint_is_refused(tmp_path, metadata):
+def test_a_sound_file_that_is_not_a_checkpoint_is_refused(tmp_path, metadata):
     path = tmp_path / "step-00000001.safetensors"
     safetensors.write(path, {}, metadata)
     assert_refused(path, load)
@@ -329,20 +339,20 @@ changes = st.integers(1, 4).flatmap(
 
 @settings(max_examples=300, deadline=None)
 @given(header=headers, data=st.binary(max_size=16))
-def test_any_header(tmp_path_factory, header, data):
+def test_any_header_is_read_or_refused(tmp_path_factory, header, data):
     check_headers(tmp_path_factory.getbasetemp() / "header", header, data)
 
 
 @settings(max_examples=300, deadline=None)
 @given(change=changes)
-def test_any_change(tmp_path_factory, change):
+def test_any_changed_file_is_read_or_refused(tmp_path_factory, change):
     check_changes(tmp_path_factory.getbasetemp() / "change", *change)
 
 
 @pytest.mark.slow
 @settings(max_examples=100_000, deadline=None)
 @given(header=headers, data=st.binary(max_size=16), change=changes)
-def test_any_header_and_change_at_length(tmp_path_factory, header, data, change):
+def test_many_headers_and_changes_are_read_or_refused(tmp_path_factory, header, data, change):
     path = tmp_path_factory.getbasetemp() / "length"
     check_headers(path, header, data)
     check_changes(path, *change)

@@ -1,4 +1,4 @@
-"""NaN or Inf in a weight, an activation, a gradient, the data: named, and nothing saved over."""
+"""NaN or Inf in a weight, an activation, a gradient, the data: named, and never saved."""
 
 import numpy as np
 import pytest
@@ -33,12 +33,12 @@ def gradient(patch, value):
 
 
 def data(patch, value):
-    honest = RandomWindows.starts
+    original = RandomWindows.starts
     numbers = []
 
     def starts(sampler, number):
         numbers.append(number)
-        return honest(sampler, number)
+        return original(sampler, number)
 
     drawing = Dataset.windows
 
@@ -53,12 +53,12 @@ def data(patch, value):
 
 
 def activation(patch, value):
-    honest, calls = compiled.matmul_gelu, []
+    original, calls = compiled.matmul_gelu, []
 
     def matmul_gelu(out, *arguments):
-        honest(out, *arguments)
+        original(out, *arguments)
         calls.append(1)
-        # Two layers a pass; evaluations of two batches of two parts come in between.
+        # Two layers per pass; evaluations of two batches of two parts come in between.
         if len(calls) > 2 * (STEP - 1 + 4):
             out[0, 0] = round_to(np.full(1, value, np.float32), out.dtype)[0]
 
@@ -66,11 +66,11 @@ def activation(patch, value):
 
 
 def _at_step(patch, plant):
-    """From this step on, before its batch for a weight, after it for a gradient."""
-    honest = TransformerModel.loss_and_gradients
+    """Calls plant(model) after every backward pass from STEP on."""
+    original = TransformerModel.loss_and_gradients
 
     def loss_and_gradients(model, *arguments):
-        loss = honest(model, *arguments)
+        loss = original(model, *arguments)
         if model.passes >= STEP:
             plant(model)
         return loss
@@ -82,7 +82,7 @@ def _at_step(patch, plant):
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("plant", [weight, activation, gradient, data])
-def test_it_is_named_and_the_good_state_stays(
+def test_a_non_finite_value_is_named_and_never_saved(
     tmp_path, monkeypatch, capsys, plant, value, precision, rollbacks
 ):
     flags = ["--precision", precision, "--save-every", "1", "--keep", "2"]

@@ -1,4 +1,4 @@
-"""The power goes before each operation of some saves; the disk keeps what it likes of the rest."""
+"""Power is lost before each operation of some saves; of unsynced data the disk keeps any part."""
 
 import itertools
 
@@ -13,7 +13,7 @@ STEPS = (10, 20, 30, 40)
 
 
 def outcomes(tmp_path, monkeypatch, layer, seeds):
-    """(steps whose save has returned, what is found after the power is back) for each moment."""
+    """For each moment: (steps whose save has returned, the newest checkpoint found afterwards)."""
     for cut in itertools.count():
         root = tmp_path / f"run-{cut}"
         root.mkdir()
@@ -37,18 +37,18 @@ def check(tmp_path, monkeypatch, seeds):
     moments = 0
     for returned, found in outcomes(tmp_path, monkeypatch, Volatile, seeds):
         moments += 1
-        begun = STEPS[len(returned) - 1 : len(returned)]
+        started = STEPS[len(returned) - 1 : len(returned)]
         if found or returned[-1]:
-            assert_sound(found, {returned[-1], *begun})
+            assert_sound(found, {returned[-1], *started})
     assert moments > 50 * seeds
 
 
-def test_nothing_that_was_saved_is_lost(tmp_path, monkeypatch):
+def test_no_saved_checkpoint_is_lost(tmp_path, monkeypatch):
     check(tmp_path, monkeypatch, seeds=5)
 
 
 @pytest.mark.slow
-def test_nothing_that_was_saved_is_lost_in_many_ways(tmp_path, monkeypatch):
+def test_no_saved_checkpoint_is_lost_in_many_outcomes(tmp_path, monkeypatch):
     check(tmp_path, monkeypatch, seeds=300)
 
 
@@ -63,7 +63,7 @@ class WithoutFsyncOfDirectory(Volatile):
 
 
 @pytest.mark.parametrize("layer", [WithoutFsync, WithoutFsyncOfDirectory])
-def test_a_writer_that_does_not_sync_is_caught_and_nothing_broken_accepted(
+def test_a_writer_that_does_not_sync_is_caught_but_never_yields_damaged_files(
     tmp_path, monkeypatch, layer
 ):
     lost = 0

@@ -1,4 +1,4 @@
-"""Nothing in the package turns data into code."""
+"""Nothing in the package executes data as code."""
 
 import ast
 from pathlib import Path
@@ -9,13 +9,32 @@ import smallmind
 
 SOURCES = sorted(Path(smallmind.__file__).parent.rglob("*.py"))
 MODULES = {
-    "pickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "yaml",
-    "jsonpickle", "torch", "tarfile", "zipfile", "runpy", "code",
-}  # fmt: skip
+    "pickle",
+    "_pickle",
+    "marshal",
+    "shelve",
+    "dbm",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "yaml",
+    "jsonpickle",
+    "torch",
+    "tarfile",
+    "zipfile",
+    "runpy",
+    "code",
+}
 CALLS = {
-    "eval", "exec", "__import__", "np.load", "numpy.load", "os.system", "os.popen",
+    "eval",
+    "exec",
+    "__import__",
+    "np.load",
+    "numpy.load",
+    "os.system",
+    "os.popen",
     "shutil.unpack_archive",
-}  # fmt: skip
+}
 ARGUMENTS = {"allow_pickle", "shell"}
 
 
@@ -33,17 +52,24 @@ def unsafe(code):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_no_unsafe_call(source):
+def test_no_source_makes_an_unsafe_call(source):
     assert not list(unsafe(source.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
     "code",
     [
-        "import pickle", "import os, marshal as m", "from yaml import load", "import torch.hub",
-        "x = eval('1')", "f(g(exec(code)))", "np.load(path)", "load(path, allow_pickle=True)",
-        "__import__(name)", "os.system('ls')",
+        "import pickle",
+        "import os, marshal as m",
+        "from yaml import load",
+        "import torch.hub",
+        "x = eval('1')",
+        "f(g(exec(code)))",
+        "np.load(path)",
+        "load(path, allow_pickle=True)",
+        "__import__(name)",
+        "os.system('ls')",
     ],
-)  # fmt: skip
+)
 def test_unsafe_calls_are_seen(code):
     assert list(unsafe(code))

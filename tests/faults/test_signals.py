@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at every stage: what was learnt is saved, and goes on as if nothing was."""
+"""Ctrl-C and SIGTERM at every stage: the run is saved, and resumes as if uninterrupted."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @pytest.fixture(autouse=True)
 def unhandled():
-    """A signal that the command line leaves alone fails the test, and not the tests."""
+    """A signal that the command line does not handle fails one test instead of ending them all."""
 
     def fail(number, _):
         raise AssertionError(f"signal {number} was not handled")
@@ -38,7 +38,7 @@ def unhandled():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What comes out of a run that nobody disturbs."""
+    """The outcome of a run without signals."""
     root = tmp_path_factory.mktemp("whole")
     assert train(root) == 0
     return outcome(root / "run")
@@ -46,22 +46,22 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def accumulated(tmp_path_factory):
-    """The same of a run of two batches a step."""
+    """The outcome of a run of two batches per step, without signals."""
     root = tmp_path_factory.mktemp("accumulated")
     assert train(root, *ACCUMULATE) == 0
     return outcome(root / "run")
 
 
 def signal_at(patch, owner, name, call, number):
-    """At this call of a function a signal comes, and the function goes on."""
-    honest, calls = getattr(owner, name), []
+    """Raises a signal at this call of a function, which then runs as usual."""
+    original, calls = getattr(owner, name), []
 
     def disturbed(*arguments, **settings):
         if getattr(arguments[0], "backend", None) != "none":  # not in the estimate's dry run
             calls.append(1)
         if len(calls) == call:
             signal.raise_signal(number)
-        return honest(*arguments, **settings)
+        return original(*arguments, **settings)
 
     patch.setattr(owner, name, disturbed)
 
@@ -80,7 +80,7 @@ def signal_at(patch, owner, name, call, number):
     ],
     ids=["step", "evaluation", "before it", "snapshot", "save", "whole evaluation", "sampling"],
 )
-def test_a_signal_and_the_run_goes_on(
+def test_an_interrupted_run_resumes_as_if_uninterrupted(
     tmp_path, monkeypatch, capsys, accumulated, number, owner, name, call, steps
 ):
     with monkeypatch.context() as patch:
@@ -98,22 +98,22 @@ def test_a_signal_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_before_the_first_step_nothing_stays(tmp_path, monkeypatch, number):
+def test_a_signal_before_the_first_step_leaves_nothing(tmp_path, monkeypatch, number):
     signal_at(monkeypatch, TransformerModel, "loss_and_gradients", 1, number)
     assert train(tmp_path) == 128 + number
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_other_commands_end_too(tmp_path, monkeypatch, capsys, number, whole):
+def test_signals_end_other_commands_too(tmp_path, monkeypatch, capsys, number, whole):
     assert train(tmp_path, "--steps", "2") == 0
     signal_at(monkeypatch, generation, "choose", 3, number)
     assert status("generate", "--run", tmp_path / "run") == 128 + number
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
-    """As nohup asks for: the run outlives its terminal."""
+def test_an_ignored_signal_stays_ignored(tmp_path, monkeypatch):
+    """As under nohup: the run outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         signal_at(monkeypatch, TransformerModel, "loss_and_gradients", 9, signal.SIGHUP)
@@ -123,17 +123,20 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path, monkeypatch):
 
 
 def smallmind(code, *arguments, **environment):
-    """The command line in a process of its own, after some lines of code."""
+    """The command line in a separate process, after some lines of code."""
     program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)], cwd=Path(__file__).parents[2],
-        env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
 
 
-def test_while_kernels_compile(tmp_path):
-    """A cache that is empty: the line about compiling comes, and then the signal."""
+def test_a_signal_while_kernels_compile_leaves_nothing(tmp_path):
+    """With an empty cache: the signal comes after the line about compiling."""
     run, cache = tmp_path / "run", tmp_path / "cache"
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
     with smallmind("", *flags, SMALLMIND_CACHE_DIR=str(cache)) as process:
@@ -167,8 +170,8 @@ durable.files = Stuck()
 """
 
 
-def test_the_second_one_leaves_at_once(tmp_path, whole):
-    """The disk hangs, so that the first Ctrl-C waits for its save."""
+def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
+    """The disk hangs, so the first Ctrl-C waits for its save."""
     run = tmp_path / "run"
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
     with smallmind(STUCK, *flags) as process:

@@ -1,4 +1,4 @@
-"""Texts that are odd, too short, no files, or that change while they are trained on."""
+"""Texts that are odd, too short, not regular files, or change while they are trained on."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ENOUGH = T + 1 + T // 9  # so that a tenth can be held out
 
 
 def trained(tmp_path, content, *flags):
-    """-> exit status of a run on a file with this content."""
+    """Trains on a file with this content -> exit status."""
     path = tmp_path / "text"
     path.write_bytes(content)
     return status("train", path, *FLAGS, *flags, "--out", tmp_path / "run")
@@ -33,8 +33,8 @@ def trained(tmp_path, content, *flags):
     ],
     ids=["mark", "CRLF", "NUL", "odd breaks", "one character", "one line"],
 )
-def test_every_character_counts(tmp_path, capsys, content, characters, tokenizer):
-    """No line end is turned into another, nothing is cut at a NUL or left out."""
+def test_every_character_of_a_text_counts(tmp_path, capsys, content, characters, tokenizer):
+    """Line ends are kept as they are; nothing is cut at a NUL or left out."""
     assert trained(tmp_path, content, "--tokenizer", tokenizer, "--steps", "3") == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     expected = len(characters) if tokenizer == "char" else 256
@@ -45,13 +45,13 @@ def test_every_character_counts(tmp_path, capsys, content, characters, tokenizer
 
 
 @pytest.mark.slow
-def test_one_line_of_100_megabytes(tmp_path):
+def test_a_line_of_100_megabytes_can_be_trained_on(tmp_path):
     content = TEXT.replace("\n", " ").encode()
     assert trained(tmp_path, content * (10**8 // len(content)), "--steps", "3") == 0
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 19, T, T + 1, ENOUGH - 1])
-def test_too_short(tmp_path, capsys, tokens):
+def test_a_text_that_is_too_short_is_refused(tmp_path, capsys, tokens):
     assert trained(tmp_path, b"ab" * (tokens // 2) + b"c" * (tokens % 2), "--block-size", T) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
@@ -59,7 +59,7 @@ def test_too_short(tmp_path, capsys, tokens):
     assert not (tmp_path / "run").exists()
 
 
-def test_just_long_enough(tmp_path):
+def test_a_text_that_is_just_long_enough_is_trained_on(tmp_path):
     assert trained(tmp_path, (b"ab" * ENOUGH)[:ENOUGH], "--block-size", T) == 0
 
 
@@ -72,12 +72,12 @@ def test_just_long_enough(tmp_path):
         (b"\x80\x04\x95" + TEXT.encode(), "not UTF-8: byte 0x80 at offset 0"),  # a pickle
     ],
 )
-def test_what_is_no_utf8(tmp_path, capsys, content, message):
+def test_a_text_that_is_not_utf8_is_refused(tmp_path, capsys, content, message):
     assert trained(tmp_path, content) == 2
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there are no such files")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
 def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe")
     assert train(tmp_path) == 0
@@ -97,11 +97,11 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "remove", "replace"])
-def test_a_file_that_changes_under_a_run(tmp_path, monkeypatch, capsys, change):
-    """The run goes on with what it has read; what would go on with another text is refused."""
+def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypatch, capsys, change):
+    """The run continues with the text it has read; later commands refuse the changed text."""
     assert train(tmp_path, name="whole") == 0
     text, run = tmp_path / "cats.txt", tmp_path / "run"
-    honest = Training.evaluate
+    original = Training.evaluate
 
     def evaluate(training, step, batches):
         if step == 7:
@@ -110,7 +110,7 @@ def test_a_file_that_changes_under_a_run(tmp_path, monkeypatch, capsys, change):
             else:
                 written = {"append": TEXT + "x", "truncate": "", "replace": TEXT[::-1]}[change]
                 text.write_text(written, encoding="utf-8")
-        return honest(training, step, batches)
+        return original(training, step, batches)
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "evaluate", evaluate)
@@ -127,7 +127,7 @@ def test_a_file_that_changes_under_a_run(tmp_path, monkeypatch, capsys, change):
     assert status("train", "--resume", run) == 0
 
 
-def test_a_text_far_longer_than_a_part_of_it_is_encoded_whole():
+def test_a_text_longer_than_a_chunk_is_encoded_whole():
     from smallmind.text.char_tokenizer import CHUNK
     from smallmind.text.tokenizer import Tokenizer
 

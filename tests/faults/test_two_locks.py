@@ -1,4 +1,4 @@
-"""Two runs in one directory: the second is refused, a dead one's lock is taken over."""
+"""Two runs in one directory: the second is refused; the lock of a dead process is taken over."""
 
 import os
 import subprocess
@@ -26,14 +26,16 @@ def holder(tmp_path):
     """Another process that holds the lock of tmp_path, and its number."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         process.stdout.readline()
         yield process
         process.kill()
 
 
-def test_the_second_is_refused_with_the_number_of_the_first(tmp_path, holder):
+def test_the_second_process_is_refused_with_the_number_of_the_first(tmp_path, holder):
     for _ in range(2):
         with pytest.raises(InputError, match=f"{tmp_path} is in use by process {holder.pid};"):
             RunLock(tmp_path)
@@ -58,8 +60,8 @@ def test_a_released_lock_leaves_nothing(tmp_path):
         pass
 
 
-def test_of_two_runs_that_begin_together_one_has_the_directory(tmp_path, monkeypatch):
-    """Both have seen that nothing is there: no file of the first may be taken by the second."""
+def test_only_one_of_two_simultaneous_runs_gets_the_directory(tmp_path, monkeypatch):
+    """Both have found it empty: the second must not take over the files of the first."""
     monkeypatch.setattr("pathlib.Path.exists", lambda _: False)
     RunDirectory.create(tmp_path / "run")
     with pytest.raises(InputError, match="already holds a run"):
@@ -68,7 +70,7 @@ def test_of_two_runs_that_begin_together_one_has_the_directory(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("content", ["", "12345678901234567890123", "hostile\n", "\x1b[2J"])
-def test_a_file_that_names_nobody(tmp_path, content):
+def test_a_lock_file_that_names_no_process_is_handled(tmp_path, content):
     with RunLock(tmp_path) as lock:
         lock.path.write_text(content)
         with pytest.raises(InputError, match=r"in use by (another process|process [0-9]{20});"):
@@ -76,7 +78,7 @@ def test_a_file_that_names_nobody(tmp_path, content):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links and pipes are not files there")
-def test_what_is_in_the_place_of_the_lock(tmp_path):
+def test_anything_but_a_file_in_place_of_the_lock_is_refused(tmp_path):
     place = tmp_path / ".lock"
     (tmp_path / "target").write_text("precious")
     place.symlink_to(tmp_path / "target")
@@ -95,8 +97,8 @@ def test_what_is_in_the_place_of_the_lock(tmp_path):
         RunLock(tmp_path / "missing")
 
 
-def test_a_lock_that_is_released_while_it_is_taken(tmp_path, monkeypatch):
-    """The file that was opened has no name any more: another process would lock a new one."""
+def test_a_lock_released_while_another_takes_it_is_taken_again(tmp_path, monkeypatch):
+    """The opened file no longer has a name: another process would create and lock a new one."""
     lock_file, first = run_lock.lock_file, RunLock(tmp_path)
 
     def release_and_lock(file):
@@ -111,8 +113,8 @@ def test_a_lock_that_is_released_while_it_is_taken(tmp_path, monkeypatch):
     second.release()
 
 
-def test_one_holder_at_a_time(tmp_path):
-    """Threads that take and release it without pause, also in the moment of its removal."""
+def test_a_lock_has_one_holder_at_a_time(tmp_path):
+    """Threads take and release it without pause, also at the moment it is removed."""
     held, refused, together = [], [], []
 
     def take():

@@ -1,7 +1,8 @@
-"""smallmind verify: what is wrong with a checkpoint is found and named, and nothing is written."""
+"""`smallmind verify`: wrong checkpoints are found and named, and nothing is written."""
 
 import json
 import re
+import shlex
 import shutil
 import signal
 
@@ -15,16 +16,18 @@ from smallmind.training.loop import Training
 from tests.faults.disk import Quick
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-FLAGS = [
-    "--block-size", "16", "--n-embd", "16", "--n-layer", "2", "--n-head", "2", "--batch-size", "4",
-    "--steps", "14", "--val-every", "4", "--val-batches", "2", "--warmup-steps", "5",
-    "--log-every", "5", "--save-every", "5", "--dropout", "0.1", "--schedule", "plateau",
-    "--plateau-patience", "1", "--grad-accum-steps", "2", "--use-gradient-checkpointing",
-]  # fmt: skip
+FLAGS = shlex.split(
+    "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --steps 14 "
+    "--val-every 4 --val-batches 2 --warmup-steps 5 --log-every 5 --save-every 5 "
+    "--dropout 0.1 --schedule plateau --plateau-patience 1 --grad-accum-steps 2 "
+    "--use-gradient-checkpointing"
+)
 FILES = [
-    "step-00000014.safetensors", "step-00000012.safetensors", "step-00000010.safetensors",
+    "step-00000014.safetensors",
+    "step-00000012.safetensors",
+    "step-00000010.safetensors",
     "best.safetensors",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def run(finished, tmp_path, capsys):
 
 
 def everything(directory):
-    """Name, time of change and content of all that is there."""
+    """Name, modification time and content of everything in a directory."""
     return {
         path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
         for path in sorted([directory, *directory.rglob("*")])
@@ -50,16 +53,16 @@ def everything(directory):
 
 
 def verified(capsys, run, *flags, status=0):
-    """The lines that are printed; what is in the directory stays to the byte."""
+    """Verifies a run -> the printed lines. No byte of the directory may change."""
     before = everything(run)
     assert main(["verify", str(run), *flags]) == status
     assert everything(run) == before
     printed = capsys.readouterr().out
-    return printed.replace("\n        ", " ").splitlines()  # long lines are one again
+    return printed.replace("\n        ", " ").splitlines()  # long lines are joined again
 
 
 def change(run, name, edit):
-    """Another checkpoint, with a digest that is right."""
+    """Edits a checkpoint and gives it a matching digest."""
     path = run / "checkpoints" / name
     tensors, metadata = safetensors.read(path)
     state = json.loads(metadata["state"])
@@ -73,7 +76,7 @@ def flip(path):
     path.write_bytes(data)
 
 
-def test_a_run_that_is_as_it_was_trained(run, capsys):
+def test_an_unchanged_run_passes(run, capsys):
     assert verified(capsys, run) == [
         *(f"ok      {name}: sound" for name in FILES),
         "ok      retrained from step 10 to 12: identical",
@@ -84,7 +87,7 @@ def test_a_run_that_is_as_it_was_trained(run, capsys):
     assert lines == [*(f"ok      {name}: sound" for name in FILES), "All 4 checks passed"]
 
 
-def test_damage_is_named_and_the_stretch_goes_over_it(run, capsys):
+def test_damage_is_named_and_retraining_skips_over_it(run, capsys):
     flip(run / "checkpoints" / FILES[1])
     flip(run / "checkpoints" / "best.safetensors")
     for flags in ([], ["--digests-only"]):
@@ -126,7 +129,7 @@ def edit_seed(tensors, state):
         (edit_seed, "the checkpoint of step 14 was saved with a different batch size or seed"),
     ],
 )
-def test_what_was_changed_under_a_right_digest_is_found(run, capsys, edit, words):
+def test_changes_with_a_matching_digest_are_found(run, capsys, edit, words):
     change(run, FILES[0], edit)
     assert verified(capsys, run, "--digests-only")[-1] == "All 4 checks passed"
     lines = verified(capsys, run, status=1)
@@ -136,15 +139,15 @@ def test_what_was_changed_under_a_right_digest_is_found(run, capsys, edit, words
     assert lines[6] == "1 of 6 checks failed"
 
 
-def test_a_run_that_was_stopped_in_an_evaluation(tmp_path, capsys, monkeypatch):
-    """Its checkpoint is of before the evaluation, the replay comes out of it."""
+def test_a_run_stopped_during_an_evaluation_passes(tmp_path, capsys, monkeypatch):
+    """Its checkpoint was saved before the evaluation, which retraining includes."""
     (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
-    honest = Training.evaluate
+    original = Training.evaluate
 
     def stop(training, step, batches):
         if step == 12:
             signal.raise_signal(signal.SIGINT)
-        return honest(training, step, batches)
+        return original(training, step, batches)
 
     with monkeypatch.context() as patch:
         patch.setattr(durable, "files", Quick())
@@ -158,7 +161,7 @@ def test_a_run_that_was_stopped_in_an_evaluation(tmp_path, capsys, monkeypatch):
     assert "ok      retrained from step 10 to 12: identical" in lines
 
 
-def test_a_broken_off_verification_changes_nothing(run, capsys, monkeypatch):
+def test_an_interrupted_verification_changes_nothing(run, capsys, monkeypatch):
     before = everything(run)
     calls = []
 
@@ -173,7 +176,7 @@ def test_a_broken_off_verification_changes_nothing(run, capsys, monkeypatch):
     assert verified(capsys, run)[-1] == "All 6 checks passed"
 
 
-def test_what_cannot_be_verified(run, tmp_path, capsys):
+def test_a_run_that_cannot_be_verified_is_refused(run, tmp_path, capsys):
     def refused(path, message, *flags):
         assert main(["verify", str(path), *flags]) == 2
         printed = capsys.readouterr().err

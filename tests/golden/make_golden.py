@@ -1,7 +1,7 @@
-"""Writes the golden files beside it from PyTorch 2.13 (python tests/golden/make_golden.py).
+"""Writes the golden files next to it with PyTorch 2.13 (python tests/golden/make_golden.py).
 
-The model is written with PyTorch's own layers and differentiated by its autograd; nothing of
-smallmind takes part but the names of parameters, their shapes, and the file format.
+The model is written with PyTorch's own layers and differentiated by its autograd. Only the names
+of parameters, their shapes and the file format come from smallmind.
 """
 
 from pathlib import Path

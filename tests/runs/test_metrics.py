@@ -1,4 +1,4 @@
-"""metrics.jsonl as a table, whatever way the run ended."""
+"""metrics.jsonl as a table, however the run ended."""
 
 import csv
 import dataclasses
@@ -14,22 +14,48 @@ from smallmind.training.records import EvaluationRecord, OverflowRecord, StepRec
 
 STEPS = [
     StepRecord(
-        n, 4.0 / n, 1e-3, 0.1 + 0.2, 1e5 / 3, 0.01 * n, 7.5, 12, "float16", 65536.0, 0.25, 10**8,
+        n,
+        4.0 / n,
+        1e-3,
+        0.1 + 0.2,
+        1e5 / 3,
+        0.01 * n,
+        7.5,
+        12,
+        "float16",
+        65536.0,
+        0.25,
+        10**8,
         2 * 10**8,
     )
     for n in (1, 10, 20)
-]  # fmt: skip
+]
 EVALUATIONS = [
     EvaluationRecord(15, 2.5, 2.75, 15.6, 3.97, 0.4),
     EvaluationRecord(20, 2.0, 2.25, 9.49, 3.25, 0.5),
 ]
 STEP_COLUMNS = [
-    "step", "loss", "lr", "grad_norm", "tokens_per_second", "elapsed_seconds", "step_ms",
-    "windows", "precision", "loss_scale", "clip_share", "memory", "peak_memory",
-]  # fmt: skip
+    "step",
+    "loss",
+    "lr",
+    "grad_norm",
+    "tokens_per_second",
+    "elapsed_seconds",
+    "step_ms",
+    "windows",
+    "precision",
+    "loss_scale",
+    "clip_share",
+    "memory",
+    "peak_memory",
+]
 EVALUATION_COLUMNS = [
-    "train_loss", "val_loss", "perplexity", "bits_per_character", "accuracy",
-]  # fmt: skip
+    "train_loss",
+    "val_loss",
+    "perplexity",
+    "bits_per_character",
+    "accuracy",
+]
 
 
 def write(directory, records, end=""):
@@ -47,7 +73,7 @@ def read_csv(text):
     return reader.fieldnames, {row["step"]: row for row in rows}
 
 
-def test_a_row_a_step_with_evaluations_beside_it(tmp_path):
+def test_there_is_one_row_per_step_with_its_evaluation(tmp_path):
     write(tmp_path, [*STEPS[:2], EVALUATIONS[0], STEPS[2], EVALUATIONS[1]])
     table = read_metrics(tmp_path)
     header, rows = read_csv(table.to_csv())
@@ -75,13 +101,13 @@ def test_the_header_is_the_first_line_and_numbers_stay_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("end", ['{"step": 30, "loss": 1.2', '{"step": 3', "{", "1", '{"lr": 1}\n'])
-def test_a_cut_line_is_left_out_and_said(tmp_path, end):
+def test_a_cut_line_is_skipped_and_reported(tmp_path, end):
     write(tmp_path, STEPS, end)
     table = read_metrics(tmp_path)
     assert [row["step"] for row in table.rows] == [1, 10, 20] and table.unreadable == [4]
 
 
-def test_a_whole_line_without_its_end_is_a_record(tmp_path):
+def test_a_whole_line_without_a_newline_is_a_record(tmp_path):
     write(tmp_path, STEPS, '{"step": 30, "loss": 1.25}')
     table = read_metrics(tmp_path)
     assert table.rows[-1] == {"step": 30, "loss": 1.25} and table.unreadable == []
@@ -95,21 +121,21 @@ def test_damage_in_the_middle_costs_one_line(tmp_path):
     assert len(table.rows) == 3 and table.unreadable == [2]
 
 
-def test_steps_that_were_done_again_replace_the_first_time(tmp_path):
+def test_repeated_steps_replace_the_earlier_ones(tmp_path):
     again = dataclasses.replace(STEPS[1], loss=9.0)
     write(tmp_path, [*STEPS, again, EVALUATIONS[0]])
     rows = read_metrics(tmp_path).rows
     assert [row["step"] for row in rows] == [1, 10, 15, 20] and rows[1]["loss"] == 9.0
 
 
-def test_what_another_version_wrote_is_kept_behind(tmp_path):
+def test_columns_of_other_versions_come_last(tmp_path):
     write(tmp_path, STEPS, '{"step": 30, "zeta": 1, "alpha": null}\n')
     table = read_metrics(tmp_path)
     assert table.columns == [*STEP_COLUMNS, "alpha", "zeta"]
     assert table.to_csv().endswith("\n30" + "," * len(STEP_COLUMNS) + ",1\n")
 
 
-def test_a_loss_that_is_no_number_is_shown_as_such(tmp_path):
+def test_a_loss_that_is_not_a_number_is_shown_as_nan(tmp_path):
     write(tmp_path, [dataclasses.replace(STEPS[0], loss=math.nan)])
     assert read_metrics(tmp_path).to_csv().split("\n")[1].startswith("1,nan,")
 
@@ -122,7 +148,7 @@ def test_a_directory_without_metrics_is_refused(tmp_path):
         read_metrics(tmp_path)
 
 
-def test_findings_and_ratios_are_json_in_a_cell_each(tmp_path):
+def test_findings_and_ratios_are_json_in_one_cell_each(tmp_path):
     finding = {"name": "head.weight", "problem": "zero", "message": "all gradients, all of them"}
     record = {"step": 1, "findings": [finding], "update_ratios": {"head.weight": 0.5}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")

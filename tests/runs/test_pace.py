@@ -1,4 +1,4 @@
-"""A run that fits in a given time: what is timed, and what follows from it."""
+"""A run that fits in a given time: what is timed, and how many steps follow from it."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def small_training():
 
 
 @pytest.mark.parametrize("val_every", [0, 7, 100])
-def test_as_many_steps_as_fit_with_evaluations_and_saves(val_every):
+def test_as_many_steps_fit_as_evaluations_and_saves_allow(val_every):
     config = TrainingConfig(val_every=val_every, save_every=50, warmup_steps=100)
     measured = Pace(step=0.01, evaluation=0.2, save=0.05, end=2.0)
     result = fit_steps(config, measured, 60)
@@ -43,7 +43,7 @@ def test_as_many_steps_as_fit_with_evaluations_and_saves(val_every):
     assert result == dataclasses.replace(config, steps=steps, warmup_steps=min(100, steps // 10))
 
 
-def test_too_little_time_is_refused_with_what_is_needed():
+def test_too_little_time_is_refused_with_the_time_needed():
     with pytest.raises(
         InputError, match=r"1\.0 seconds are left, and a run of 10 steps takes 14\.5: give"
     ):
@@ -67,7 +67,7 @@ def test_measuring_changes_nothing(tmp_path):
     assert digest(measured) == digest(plain)
 
 
-def test_measuring_teaches_no_temperature(tmp_path):
+def test_measuring_does_not_change_the_temperature(tmp_path):
     distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
     training, before = new_training(distillation), distillation.state()
     measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2, tmp_path)
@@ -95,7 +95,7 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
     assert main(["train", "--resume", str(out)]) == 0
     assert main(["train", "--resume", str(out)]) == 0
     assert f"is finished: {steps} steps" in capsys.readouterr().out
-    again = str(tmp_path / "again")  # as that run, with as many steps
+    again = str(tmp_path / "again")  # with the same number of steps
     assert main(["train", "--config", str(out / "config.json"), "--out", again]) == 0
     assert (
         json.loads((tmp_path / "again" / "config.json").read_text())["training"]

@@ -63,9 +63,13 @@ def test_training_writes_the_whole_directory_and_prints_nothing(tmp_path, capfd)
     assert [r.step for r in records if isinstance(r, StepRecord)] == list(range(1, 21))
     names = {path.name for path in run.path.iterdir()}
     assert names == {
-        "checkpoints", "config.json", "metrics.jsonl", "model.safetensors", "samples.txt",
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "model.safetensors",
+        "samples.txt",
         "text.txt",
-    }  # fmt: skip
+    }
     assert run.is_finished and len(run.sample) == 401
     assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"
     assert capfd.readouterr() == ("", "")
@@ -178,7 +182,7 @@ def test_a_run_without_a_model_loads_its_newest_checkpoint(finished, tmp_path):
     assert (weights(smallmind.load(out)[0]) == expected).all()
 
 
-def test_what_cannot_be_loaded_is_one_line(finished, tmp_path):
+def test_a_path_that_cannot_be_loaded_is_refused_in_one_line(finished, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("no model")
     for path, message in [
@@ -191,7 +195,7 @@ def test_what_cannot_be_loaded_is_one_line(finished, tmp_path):
         assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_evaluation_metrics_and_verification(finished):
+def test_a_run_is_evaluated_tabulated_and_verified(finished):
     run = Run.open(finished[0].path)
     held_out = run.evaluate()
     assert held_out.tokens == int(len(TEXT) * 0.1) - 1
@@ -230,13 +234,13 @@ def test_an_old_config_is_opened_and_a_newer_one_is_refused(finished, tmp_path):
         ({"threads": 9999}, "threads=9999 must be at most"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, fields, message):
+def test_wrong_settings_are_refused_before_anything_is_written(tmp_path, fields, message):
     with pytest.raises(InputError) as error:
         Run.create(**{"text": TEXT, "out": tmp_path / "a" / "run", **fields})
     assert message in str(error.value) and not list(tmp_path.iterdir())
 
 
-def test_a_directory_is_used_once_and_discarded_untrained(finished, tmp_path):
+def test_a_directory_is_used_once_and_discarded_if_untrained(finished, tmp_path):
     with pytest.raises(InputError, match="already holds a run"):
         Run.create(text=TEXT, out=finished[0].path)
     run = Run.create(text=TEXT, out=tmp_path / "a" / "run", **FIELDS)
@@ -274,7 +278,7 @@ def test_minutes_choose_the_number_of_steps(tmp_path, monkeypatch):
     assert Run.open(run.path).settings.training.steps == steps
 
 
-def test_the_library_needs_nothing_of_the_command_line(finished):
+def test_the_library_does_not_import_the_command_line(finished):
     code = f"""
 import sys, smallmind
 model, tokenizer = smallmind.Run.open({str(finished[0].path)!r}).load()
@@ -283,7 +287,7 @@ sys.exit(any(name.startswith("smallmind.cli") for name in sys.modules))
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_tokenizer_is_restored_and_not_made_again(finished, tmp_path, monkeypatch):
+def test_a_tokenizer_is_restored_rather_than_rebuilt(finished, tmp_path, monkeypatch):
     out = shutil.copytree(finished[0].path, tmp_path / "run")
     (out / "model.safetensors").unlink()
     monkeypatch.setattr(smallmind.Tokenizer, "__init__", refuse_text(smallmind.Tokenizer.__init__))
@@ -292,11 +296,11 @@ def test_a_tokenizer_is_restored_and_not_made_again(finished, tmp_path, monkeypa
     assert np.isfinite(run.evaluate().loss)
 
 
-def refuse_text(honest):
-    """The constructor of a tokenizer that may not see the text of the run."""
+def refuse_text(original):
+    """A constructor that fails if it is given the text of the run."""
 
     def init(tokenizer, text="", kind="char"):
         assert len(text) < len(TEXT)
-        honest(tokenizer, text, kind)
+        original(tokenizer, text, kind)
 
     return init

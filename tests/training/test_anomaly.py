@@ -20,7 +20,7 @@ def small_training(**settings):
 
 
 def small_model(**settings):
-    """A model after one pass, and the batch of that."""
+    """A model after one pass, and the batch of that pass."""
     training = small_training(**settings)
     batch = draw(RandomWindows(training.data), 0)[:2]
     training.model.loss_and_gradients(*batch)
@@ -48,7 +48,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 @pytest.mark.parametrize(("name", "layer"), WEIGHTS.items())
-def test_a_weight_that_is_not_finite_is_traced_to_its_layer(name, layer, backend, value):
+def test_a_non_finite_weight_is_traced_to_its_layer(name, layer, backend, value):
     training = small_training(backend=backend, tie_weights=False)
     training.model.parameters[name].reshape(-1)[-1] = value
     with pytest.raises(FloatingPointError) as error:
@@ -59,7 +59,7 @@ def test_a_weight_that_is_not_finite_is_traced_to_its_layer(name, layer, backend
     assert message.endswith(f"{name} is not finite itself; go back to weights that are")
 
 
-# A kernel and the number of its call in a pass -> the layer that calls it, and the direction.
+# A kernel and the number of its call within a pass -> the layer that calls it, and the direction.
 CALLS = {
     ("embedding", 1): ("embedding", "forward"),
     ("dropout", 1): ("embedding", "forward"),
@@ -120,10 +120,10 @@ def test_a_weight_in_16_bits_is_traced_to_its_layer(precision, value):
 
 def test_a_float16_overflow_in_the_backward_pass_is_not_an_anomaly(monkeypatch):
     training = small_training()
-    right = compiled.attention_backward
+    original = compiled.attention_backward
 
     def wrong(dqkv, *arguments):
-        right(dqkv, *arguments)
+        original(dqkv, *arguments)
         dqkv[0, 0] = np.array(INF, np.float16).view(np.uint16)
 
     monkeypatch.setattr(compiled, "attention_backward", wrong)
@@ -131,7 +131,7 @@ def test_a_float16_overflow_in_the_backward_pass_is_not_an_anomaly(monkeypatch):
     assert [type(record) for record in records] == [OverflowRecord] * 2
 
 
-def test_an_evaluation_is_traced_too_and_nothing_stays_behind():
+def test_an_evaluation_is_traced_too_and_tracing_ends_with_the_block():
     model, batch = small_model()
     model.parameters["final_norm.weight"][0] = NAN
     with detect_anomaly(model), pytest.raises(FloatingPointError, match=r"final_norm .*evaluation"):

@@ -19,7 +19,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(durable, "files", Quick())
 
 
-def test_what_is_saved_is_found(tmp_path):
+def test_a_saved_checkpoint_is_found(tmp_path):
     assert newest(tmp_path) == (None, []) and verify(tmp_path) == []
     save(tmp_path, checkpoint(7))
     found, skipped = newest(tmp_path)
@@ -28,7 +28,7 @@ def test_what_is_saved_is_found(tmp_path):
     assert_sound(load(tmp_path / "checkpoints" / "step-00000007.safetensors"), {7})
 
 
-def test_state_comes_back_to_the_bit(tmp_path):
+def test_state_is_restored_bit_for_bit(tmp_path):
     state = {
         "loss": 0.1 + 0.2,
         "tiny": 5e-324,
@@ -94,7 +94,7 @@ def test_many_steps_sort_as_numbers(tmp_path):
     assert newest(tmp_path)[0].step == 100_000_000
 
 
-def test_a_file_in_place_of_the_directory(tmp_path):
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
     (tmp_path / "checkpoints").write_text("x")
     with pytest.raises(InputError, match="cannot read"):
         newest(tmp_path)
@@ -102,7 +102,7 @@ def test_a_file_in_place_of_the_directory(tmp_path):
         save(tmp_path, checkpoint(1))
 
 
-def test_what_is_saved_is_the_state_at_the_call(tmp_path):
+def test_a_save_writes_the_state_at_the_time_of_the_call(tmp_path):
     now = RunState(1, {"w": np.ones((3, 4), np.float32).T}, {"list": [1]})
     saver = BackgroundSaver(tmp_path)
     saver.save(now)
@@ -168,7 +168,7 @@ def test_a_save_allocates_nothing_after_the_first(tmp_path):
         tracemalloc.stop()
 
 
-def test_tensors_may_change_their_shape_or_go(tmp_path):
+def test_tensors_may_change_shape_or_disappear(tmp_path):
     saver = BackgroundSaver(tmp_path)
     saver.save(RunState(1, {"a": np.zeros(3), "b": np.zeros(2)}, {}))
     saver.save(RunState(2, {"a": np.ones((2, 2), np.float32)}, {}))
@@ -239,14 +239,14 @@ def test_the_interpreter_ends_after_the_save(tmp_path, end):
     assert_sound(newest(tmp_path)[0], {2})
 
 
-def test_other_errors_of_the_thread_are_raised_too(tmp_path):
+def test_other_errors_in_the_thread_are_raised_too(tmp_path):
     saver = BackgroundSaver(tmp_path)
     saver.save(RunState(1, {"bad": np.zeros(1, np.complex64)}, {}))
     with pytest.raises(InputError, match="bad is complex64"):
         saver.close()
 
 
-def test_bfloat16(tmp_path):
+def test_bfloat16_is_saved_bit_for_bit(tmp_path):
     bits = np.arange(10, dtype=np.uint16)
     saver = BackgroundSaver(tmp_path)
     saver.save(RunState(1, {"weights": bits.view(safetensors.BFLOAT16)}, {}))

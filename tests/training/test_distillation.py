@@ -1,4 +1,4 @@
-"""A student that learns from a teacher: the loss, its gradients, resumed runs."""
+"""Training a student with a teacher: the loss, its gradients, resumed runs."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_alpha_0_is_training_without_a_teacher():
     )
 
 
-def test_a_taught_student_comes_nearer_to_its_teacher():
+def test_a_taught_student_gets_closer_to_its_teacher():
     teacher = sharp(new_teacher())
     distances = []
     for alpha in (0.0, 0.9):
@@ -130,7 +130,7 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
         assert len(rest) > 8 and pool.statistics().misses == misses
         assert pool.statistics().bytes_rented == 0
         with teacher.logits(first_batch(training).ids) as logits:
-            # Nothing but the logits is rented.
+            # Only the logits are rented.
             assert len(teacher.workspace.rented()) == 1 and logits.shape == (3 * T, V)
     assert not teacher.flat.grad.any() and teacher.passes == 0
     assert teacher.flat.data.tobytes() == before
@@ -185,10 +185,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision, cached):
 def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
     distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
     training = new_training(distillation)
-    seen, honest = [], training.model.loss_and_gradients
+    seen, original = [], training.model.loss_and_gradients
 
     def loss_and_gradients(*arguments):
-        loss = honest(*arguments)
+        loss = original(*arguments)
         seen.append(distillation.state())
         if len(seen) == 2:
             training.model.gradients["final_norm.bias"][0] = np.inf
@@ -201,7 +201,7 @@ def test_an_update_that_overflows_leaves_the_temperature_alone(monkeypatch):
     assert distillation.state()["updates"] == 2
 
 
-def test_a_step_that_was_stopped_leaves_no_gradient_of_the_temperature():
+def test_a_stopped_step_leaves_no_gradient_of_the_temperature():
     config = TrainingConfig(steps=3, grad_accum_steps=2, val_every=0, log_every=1)
 
     def build():
@@ -209,13 +209,13 @@ def test_a_step_that_was_stopped_leaves_no_gradient_of_the_temperature():
 
     unbroken, training = build(), build()
     list(unbroken.steps(config))
-    honest, batches = training.model.loss_and_gradients, []
+    original, batches = training.model.loss_and_gradients, []
 
     def loss_and_gradients(*arguments):
         batches.append(1)
         if len(batches) == 3:  # in the second step
             training.stop()
-        return honest(*arguments)
+        return original(*arguments)
 
     training.model.loss_and_gradients = loss_and_gradients
     list(training.steps(config))
@@ -224,7 +224,7 @@ def test_a_step_that_was_stopped_leaves_no_gradient_of_the_temperature():
     assert digest(training) == digest(unbroken)
 
 
-def test_a_temperature_that_is_learnt_stays_between_its_bounds():
+def test_a_learnt_temperature_stays_within_its_bounds():
     for sign, bound in ((1, 1.0), (-1, 10.0)):
         distillation = Distillation(new_teacher(), 3.0, learn_temperature=True)
         assert distillation.temperature == pytest.approx(3.0)
@@ -260,21 +260,21 @@ def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
             3.0,
             learn_temperature=True,
             top_k=V,
-            cache=tmp_path / "said" if cached else None,
+            cache=tmp_path / "cache" if cached else None,
         )
         training = new_training(distillation, 0.0, batch_size, TEXT[: 16 * 24])
         config = training.with_step_count(
             TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)
         )
         records = [r for r in training.steps(config) if isinstance(r, StepRecord)]
-        assert records[-1].windows % 2  # the last update is not even whole batches of two
+        assert records[-1].windows % 2  # the last update does not consist of whole batches of two
         losses.append([record.loss for record in records])
         states.append(distillation.state())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert states[0] == pytest.approx(states[1], rel=1e-3)
 
 
-def test_what_does_not_go_together_is_refused():
+def test_a_teacher_that_does_not_fit_is_refused():
     def refused(message, distillation):
         with pytest.raises(InputError, match=message) as error:
             new_training(distillation)

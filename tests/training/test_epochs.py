@@ -23,7 +23,7 @@ def small_training(batch_size=4, **settings):
 
 
 def starts(sampler, epoch):
-    """Where the windows of an epoch start, batch after batch, in a text of rising numbers."""
+    """Where the windows of an epoch start, batch by batch, in a text of consecutive numbers."""
     count = sampler.steps * sampler.batches
     found = [draw(sampler, epoch * count + i) for i in range(count)]
     for batch in found:
@@ -41,7 +41,7 @@ def sampler_of(tokens, block_size, batch_size, batches=1, seed=1):
 @pytest.mark.parametrize(
     ("tokens", "batch_size", "batches"), [(1000, 4, 1), (1000, 4, 3), (990, 7, 2), (40, 8, 2)]
 )
-def test_every_window_comes_once_per_epoch_in_an_order_of_its_own(tokens, batch_size, batches):
+def test_every_window_appears_once_per_epoch_in_a_new_order(tokens, batch_size, batches):
     sampler = sampler_of(tokens, 16, batch_size, batches)
     orders = []
     for epoch in range(3):
@@ -63,7 +63,7 @@ def test_every_window_comes_once_per_epoch_in_an_order_of_its_own(tokens, batch_
     assert starts(again, 1) == starts(sampler, 1)
 
 
-def test_another_seed_is_another_order_and_every_part_of_the_text_is_seen():
+def test_another_seed_gives_another_order_and_the_whole_text_is_seen():
     one, other = (starts(sampler_of(1000, 64, 4, seed=seed), 0) for seed in (1, 2))
     assert one != other
     sampler = sampler_of(1000, 64, 4)  # 900 to train on: 14 windows leave 3 tokens
@@ -84,13 +84,13 @@ def test_uneven_micro_batches_equal_one_large_batch():
     np.testing.assert_allclose(training.model.flat.grad, one.flat.grad, atol=1e-14)
 
 
-def test_a_run_sees_each_window_as_often_as_it_has_epochs(monkeypatch):
+def test_a_run_sees_each_window_once_per_epoch(monkeypatch):
     training, seen = small_training(), collections.Counter()
-    honest = training.model.loss_and_gradients
+    original = training.model.loss_and_gradients
 
     def loss_and_gradients(ids, targets, scale):
         seen.update(row.tobytes() for row in ids)
-        return honest(ids, targets, scale)
+        return original(ids, targets, scale)
 
     monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
     records = training.train(steps=5, epochs=2, grad_accum_steps=3, val_every=0, log_every=1)
@@ -108,10 +108,10 @@ def test_steps_of_fixed_shape_rent_nothing_new():
             misses.append(pool.statistics().misses)
     epoch = Epochs(training.data).steps
     assert misses[0] == misses[epoch - 2]  # up to the uneven end of the first epoch
-    assert misses[epoch - 1] == misses[-1]  # and from there on
+    assert misses[epoch - 1] == misses[-1]  # and from then on
 
 
-def test_a_text_smaller_than_a_batch():
+def test_a_text_smaller_than_a_batch_can_be_trained_on():
     training = small_training(batch_size=500)
     config = TrainingConfig(
         epochs=3, val_batches=1, check_gradient_health=True, diagnostic_interval=1

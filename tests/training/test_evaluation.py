@@ -20,7 +20,7 @@ def small_training(kind="char", **settings):
 
 
 @pytest.mark.parametrize("kind", ["char", "byte"])
-def test_fixed_windows(kind):
+def test_evaluations_use_fixed_windows(kind):
     training = small_training(kind)
     record = training.evaluate(30, 4)
     batches = [training.dataset.evaluation_batch("held_out", i) for i in range(4)]
@@ -37,7 +37,7 @@ def test_fixed_windows(kind):
     assert training.evaluate(31, 4).val_loss == record.val_loss  # always the same windows
 
 
-def test_the_whole_held_out_part():
+def test_zero_batches_evaluate_the_whole_held_out_part():
     training = small_training()
     held_out = training.dataset.held_out
     record = training.evaluate(30, 0)
@@ -46,20 +46,20 @@ def test_the_whole_held_out_part():
     assert record.accuracy == whole.accuracy
     assert record.bits_per_character == whole.bits_per_character
     assert record.val_loss != pytest.approx(training.evaluate(30, 4).val_loss, rel=1e-4)
-    # As many windows of the text that was trained on.
+    # The same number of windows of the training text.
     batches = math.ceil(len(held_out) / (3 * 16))
     assert record.train_loss == training.evaluate(30, batches).train_loss
 
 
 def test_a_stop_ends_the_evaluation_of_the_whole_part_too(monkeypatch):
     training = small_training()
-    honest, calls = training.model.losses, []
+    original, calls = training.model.losses, []
 
     def losses(*arguments):
         calls.append(1)
         if len(calls) == training.dataset.held_out_batches + 2:
             training.stop()
-        return honest(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(training.model, "losses", losses)
     assert training.evaluate(30, 0) is None

@@ -1,7 +1,7 @@
-"""Sixty steps of plain NumPy in float64 end where they did when these figures were recorded.
+"""Sixty steps of plain NumPy in float64 still end at the figures recorded here, on any CPU.
 
-On any CPU: float64 leaves room for sums in another order. What changes a figure here changes what
-every run learns; the figures are recorded anew only where that is meant.
+The tolerance allows sums in another order. Whatever changes a figure changes what every run learns:
+record new figures only if that is intended.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ TEXT = "".join(
 )
 RECOMPUTE = {"use_gradient_checkpointing": True}
 
-# Settings of the model and of its training; the loss of step 60; the weights' absolute sum.
+# Settings of the model and of its training, the loss of step 60, the absolute sum of the weights.
 RUNS = {
     "plain": ({}, {}, 3.083881827104353, 132.85361188346755),
     "dropout, recompute": ({"dropout": 0.1}, RECOMPUTE, 3.09199489200959, 131.42983437440702),
@@ -48,9 +48,16 @@ def train(name):
 
     def build(n_layer, seed, **more):
         return TransformerModel(
-            tokenizer.vocab_size, 12, 12, n_layer, 3, seed=seed, backend="numpy",
-            dtype=np.float64, **more,
-        )  # fmt: skip
+            tokenizer.vocab_size,
+            12,
+            12,
+            n_layer,
+            3,
+            seed=seed,
+            backend="numpy",
+            dtype=np.float64,
+            **more,
+        )
 
     model, distillation = build(2, 5, **model_settings), None
     if name == "teacher":
@@ -67,7 +74,7 @@ def train(name):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_ends_where_it_did(name):
+def test_a_run_ends_at_the_recorded_figures(name):
     loss, weights = train(name)
     assert loss == pytest.approx(RUNS[name][2], rel=1e-9)
     assert weights == pytest.approx(RUNS[name][3], rel=1e-9)

@@ -1,4 +1,4 @@
-"""Bad gradients, updates and hidden units: planted by name, and found by that name."""
+"""Bad gradients, updates and hidden units are planted, and reported under their names."""
 
 import tracemalloc
 
@@ -84,7 +84,7 @@ def test_a_healthy_gradient_is_not_reported(gradient):
         (0.9e-7, "vanishing"),
     ],
 )
-def test_the_limits_are_those_of_the_guide(value, problem):
+def test_the_limits_match_the_guide(value, problem):
     finding = GradientDiagnostics.check_gradients("x", np.array([value], np.float32))
     assert (finding.problem if finding else None) == problem
 
@@ -155,10 +155,10 @@ def test_dead_units_are_counted_by_layer(backend):
 def test_a_unit_that_one_token_activates_is_not_dead():
     model, _ = small_model(backend="numpy")
     model.micro_batch_size = 1
-    loud = np.random.default_rng(0).standard_normal(32)
+    direction = np.random.default_rng(0).standard_normal(32)
     values = model.parameters
-    values["token_embedding.weight"][:2] = -10 * loud, 10 * loud
-    values["blocks.0.mlp.expansion.weight"][:, 0] = loud
+    values["token_embedding.weight"][:2] = -10 * direction, 10 * direction
+    values["blocks.0.mlp.expansion.weight"][:, 0] = direction
 
     def silent_in_the_first_block(windows):
         ids = np.array(windows)
@@ -202,7 +202,7 @@ def health(records):
     return [record for record in records if isinstance(record, HealthRecord)]
 
 
-def test_a_run_yields_its_health_at_the_interval_and_learns_the_same():
+def test_health_checks_come_at_the_interval_and_do_not_change_training():
     bits = []
     for on in (True, False):
         training = small_training(dropout=0.2)
@@ -222,7 +222,7 @@ def test_an_ordinary_run_has_no_findings():
     assert all(1e-5 < ratio < 1 for ratio in records[15].update_ratios.values())
 
 
-def test_ratios_of_a_run_are_measured_around_the_update():
+def test_update_ratios_of_a_run_are_measured_around_the_update():
     training = small_training()
     model = training.model
     before = model.parameters["final_norm.weight"].copy()
@@ -267,7 +267,7 @@ def test_a_run_reports_an_exploding_gradient(monkeypatch):
         assert found == [("blocks.0.mlp.projection.weight", "exploding")]
 
 
-def test_health_in_float16_is_that_of_the_unscaled_gradients(monkeypatch):
+def test_health_in_float16_is_checked_on_unscaled_gradients(monkeypatch):
     training = small_training()
     records = run(training, precision="float16", diagnostic_interval=1, warmup_steps=100)
     assert training.scaler.scale == 65536
@@ -302,7 +302,7 @@ def test_dead_units_are_found_in_a_run():
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_a_gradient_that_is_not_finite_is_named_where_the_update_is_refused(monkeypatch, on):
+def test_a_non_finite_gradient_is_named_when_the_update_is_refused(monkeypatch, on):
     training = small_training()
     plant_after_backward(training, "blocks.1.mlp_norm.bias", NAN, monkeypatch)
     message = "nothing was updated; blocks.1.mlp_norm.bias: 32 of 32 gradients are NaN$"

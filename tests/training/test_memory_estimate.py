@@ -1,7 +1,8 @@
-"""The estimate equals what a run then holds."""
+"""The estimate equals what a run really holds."""
 
 import dataclasses
 import re
+import shlex
 import subprocess
 import sys
 
@@ -38,8 +39,7 @@ STRATEGIES = [
 
 
 class SmallRun:
-    """A run on some tokens with a pool of its own, trained and evaluated like one of the command
-    line."""
+    """A run on some tokens with its own pool, trained and evaluated as the command line does it."""
 
     def __init__(self, config, training, batch_size, tokens, teacher=None, **distillation):
         vocabulary = "".join(map(chr, range(200, 200 + config.vocab_size)))
@@ -80,15 +80,18 @@ VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
         (ModelConfig(65, 32, 3, 3, 48), 5, 5, 200, {"steps": 2, "val_every": 0}),
         (
             ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False),
-            7, 3, 300, {"steps": 1, "val_batches": 0},
+            7,
+            3,
+            300,
+            {"steps": 1, "val_batches": 0},
         ),
         (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1, 400, {"steps": 1}),
         (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
         (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
         (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
     ],
-)  # fmt: skip
-def test_it_is_exactly_what_pool_and_vectors_then_hold(
+)
+def test_the_estimate_is_exactly_what_pool_and_vectors_hold(
     model, batch_size, micro_batch_size, tokens, length, precision, strategy
 ):
     settings = {"val_batches": 1, "val_every": 1, **length, **strategy}
@@ -127,13 +130,13 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, length, precision, top
     assert expected.activations > alone.activations
 
 
-def test_without_a_text_it_is_that_of_a_long_one():
+def test_without_a_text_a_long_one_is_assumed():
     model, config = ModelConfig(65, 32, 2, 3, 48), TrainingConfig()
     long = estimate(model, config, 4, text=TextSize(10**6, 10**6))
     assert estimate(model, config, 4) == dataclasses.replace(long, text=0)
     assert long.text == 5 * 10**6
     epochs = TrainingConfig(epochs=1)
-    for tokens in range(900, 1100, 7):  # whatever is left for the last batch
+    for tokens in range(900, 1100, 7):  # whatever remains for the last batch
         known = estimate(model, epochs, 4, text=TextSize(tokens, tokens)).activations
         assert known <= estimate(model, epochs, 4).activations
 
@@ -141,12 +144,16 @@ def test_without_a_text_it_is_that_of_a_long_one():
 def test_the_total_is_the_sum():
     total = estimate(ModelConfig(), TrainingConfig(), 12)
     parts = (
-        total.weights, total.gradients, total.moments, total.snapshot, total.activations,
+        total.weights,
+        total.gradients,
+        total.moments,
+        total.snapshot,
+        total.activations,
         total.scratch,
-    )  # fmt: skip
+    )
     assert total.total == sum(parts) + PROGRAM
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
-    # Without rollbacks the saver has that copy.
+    # Without rollbacks it is the saver that makes this copy.
     assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == total.snapshot
     assert total.working_weights == 0
 
@@ -168,13 +175,13 @@ def test_the_largest_batch_that_fits():
 
     assert total(windows) <= memory < total(windows + 1)
     assert max_micro_batch(model, training, 1) == 0
-    frugal = TrainingConfig(
+    small = TrainingConfig(
         precision="float16", use_gradient_checkpointing=True, checkpoint_strategy="every_layer"
     )
-    assert max_micro_batch(model, frugal, memory) >= 3 * windows
+    assert max_micro_batch(model, small, memory) >= 3 * windows
 
 
-def test_a_larger_batch_takes_no_more_memory_but_for_itself():
+def test_a_larger_batch_takes_memory_only_for_its_tokens():
     model = ModelConfig(block_size=128)
     small, large = (estimate(model, TrainingConfig(), batch) for batch in (16, 160))
     tokens = 144 * 128
@@ -182,7 +189,7 @@ def test_a_larger_batch_takes_no_more_memory_but_for_itself():
 
 
 @pytest.mark.parametrize("strategy", list(CheckpointStrategy))
-def test_strategies_by_their_name(strategy):
+def test_strategies_are_known_by_name(strategy):
     training = TrainingConfig(
         use_gradient_checkpointing=True, checkpoint_strategy=strategy, precision=Precision.FLOAT16
     )
@@ -208,12 +215,16 @@ PROCESSES = [
     ["--size", "small", "--precision", "float16"],
     ["--size", "nano", "--precision", "bfloat16"],
     ["--size", "small", "--max-rollbacks", "0"],
-    ["--block-size", "512", "--batch-size", "16", "--micro-batch-size", "16",
-     "--precision", "float16", "--use-gradient-checkpointing"],
-    ["--n-layer", "5", "--n-embd", "132", "--tokenizer", "byte", "--no-tie-weights", "--no-bias",
-     "--batch-size", "40", "--grad-accum-steps", "3", "--dropout", "0.2"],
+    shlex.split(
+        "--block-size 512 --batch-size 16 --micro-batch-size 16 --precision float16 "
+        "--use-gradient-checkpointing"
+    ),
+    shlex.split(
+        "--n-layer 5 --n-embd 132 --tokenizer byte --no-tie-weights --no-bias "
+        "--batch-size 40 --grad-accum-steps 3 --dropout 0.2"
+    ),
     ["--block-size", "2048", "--batch-size", "2", "--n-layer", "8", "--use-gradient-checkpointing"],
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow

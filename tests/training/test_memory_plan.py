@@ -1,4 +1,4 @@
-"""What makes a run fit: as the estimate of exactly these settings says."""
+"""Changes that make a run fit: each with the estimate of exactly those settings."""
 
 import pytest
 
@@ -14,13 +14,13 @@ def plan(batch_size=16, threads=2, backend="numba", model=MODEL, **settings):
     return Plan(model, TrainingConfig(**settings), run)
 
 
-def test_a_plan_is_estimated_with_the_batch_and_the_threads_of_its_run():
+def test_a_plan_is_estimated_with_its_own_batch_and_threads():
     expected = estimate(MODEL, TrainingConfig(micro_batch_size=3), 7, threads=2)
     assert plan(7, micro_batch_size=3).estimate == expected
     assert plan(7, threads=5).estimate.scratch == 5 * plan(7, threads=1).estimate.scratch
 
 
-def test_a_change_reaches_the_config_with_the_field():
+def test_a_change_reaches_the_config_that_has_the_field():
     changed = plan().changed(block_size=64, precision="float16", batch_size=3)
     assert changed.model.block_size == 64 and changed.training.precision == "float16"
     assert changed.run.batch_size == 3 and changed.model.n_embd == MODEL.n_embd
@@ -46,15 +46,17 @@ def test_a_smaller_micro_batch_is_the_first_advice():
     assert change.total == plan(micro_batch_size=8).estimate.total
 
 
-def test_advice_where_one_sequence_does_not_fit():
+def test_advice_if_not_even_one_sequence_fits():
     one = plan(micro_batch_size=1).estimate.total
     changes = {tuple(sorted(change.settings)): change for change in plan().changes_to_fit(one - 1)}
     once = {"micro_batch_size": 1}
     expected = [
-        once | FLOAT16_SETTINGS, once | RECOMPUTE,
+        once | FLOAT16_SETTINGS,
+        once | RECOMPUTE,
         once | FLOAT16_SETTINGS | RECOMPUTE,
-        once | {"block_size": 256}, once | {"n_embd": 64},
-    ]  # fmt: skip
+        once | {"block_size": 256},
+        once | {"n_embd": 64},
+    ]
     assert [change.settings for change in changes.values()] == expected
     for change in changes.values():
         assert change.total == plan().changed(**change.settings).estimate.total < one
@@ -70,18 +72,18 @@ def test_advice_where_one_sequence_does_not_fit():
         ({**FLOAT16_SETTINGS, **RECOMPUTE}, {"block_size": 256}),
     ],
 )
-def test_nothing_is_advised_that_is_used_already_or_impossible(settings, first):
+def test_nothing_in_use_already_or_impossible_is_advised(settings, first):
     one = plan(micro_batch_size=1, **settings).estimate.total
     changes = [change.settings for change in plan(**settings).changes_to_fit(one - 1)]
     assert changes[0] == {"micro_batch_size": 1, **first}
     assert any("precision" in change for change in changes) == (first == FLOAT16_SETTINGS)
 
 
-def test_a_smaller_model_is_one_that_can_be_built():
+def test_an_advised_smaller_model_can_be_built():
     wide = plan(model=ModelConfig(n_embd=132, n_head=12, block_size=512))
-    most = wide.change(micro_batch_size=1, n_embd=24).total
-    change = wide.changes_to_fit(most)[-1]
-    assert change.settings == {"micro_batch_size": 1, "n_embd": 24} and change.total == most
+    memory = wide.change(micro_batch_size=1, n_embd=24).total
+    change = wide.changes_to_fit(memory)[-1]
+    assert change.settings == {"micro_batch_size": 1, "n_embd": 24} and change.total == memory
 
 
 def test_nothing_fits_in_less_than_the_program():

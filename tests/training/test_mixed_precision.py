@@ -1,4 +1,4 @@
-"""Training in 16 bits: overflow costs a step and nothing else."""
+"""Training in 16 bits: an overflow costs one step and nothing else."""
 
 import json
 
@@ -22,12 +22,12 @@ def small_training(seed=5):
 def spoil(monkeypatch, training, at_passes, name="blocks.1.mlp.expansion.weight"):
     """Plants an infinity in the gradient of a parameter in some passes, counted from 1."""
     model = training.model
-    honest, passes = model.loss_and_gradients, 0
+    original, passes = model.loss_and_gradients, 0
 
     def loss_and_gradients(ids, targets, scale):
         nonlocal passes
         passes += 1
-        loss = honest(ids, targets, scale)
+        loss = original(ids, targets, scale)
         if passes in at_passes:
             model.gradients[name].flat[3] = np.inf
         return loss
@@ -52,7 +52,7 @@ def test_the_loss_falls_as_in_float32(precision):
     assert (losses[precision] != losses["float32"]).any()
 
 
-def test_an_overflow_changes_nothing_but_the_scale(monkeypatch):
+def test_an_overflow_changes_only_the_loss_scale(monkeypatch):
     training = small_training()
     spoil(monkeypatch, training, at_passes={4})
     before = None
@@ -97,12 +97,12 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
     np.testing.assert_array_equal(training.model.flat.data, start)
 
 
-def test_finite_gradients_whose_squares_are_not_end_the_run_with_a_reason(monkeypatch):
+def test_finite_gradients_with_infinite_squares_end_the_run_with_a_reason(monkeypatch):
     training = small_training()
-    honest = training.model.loss_and_gradients
+    original = training.model.loss_and_gradients
 
     def loss_and_gradients(*arguments):
-        loss = honest(*arguments)
+        loss = original(*arguments)
         training.model.flat.grad[:8] = 1e30
         return loss
 
@@ -112,13 +112,13 @@ def test_finite_gradients_whose_squares_are_not_end_the_run_with_a_reason(monkey
 
 
 def test_a_real_overflow_finds_its_scale():
-    """Weights so large that gradients times 65536 leave float16, and those times less do not."""
+    """Weights so large that gradients times 65536 overflow float16, and at a lower scale do not."""
     training = small_training()
     training.model.parameters["final_norm.weight"][...] = 60
     records = training.train(12, log_every=1, val_every=0, precision="float16", learning_rate=1e-5)
     overflows = [isinstance(record, OverflowRecord) for record in records]
     assert overflows[0] and not overflows[-1]
-    assert overflows == sorted(overflows, reverse=True)  # once it fits, it fits
+    assert overflows == sorted(overflows, reverse=True)  # none after the first that fits
 
 
 def test_bfloat16_has_no_scaler():
@@ -127,7 +127,7 @@ def test_bfloat16_has_no_scaler():
     assert training.scaler is None
 
 
-def test_what_use_mixed_precision_and_precision_come_to():
+def test_use_mixed_precision_and_precision_are_combined():
     assert TrainingConfig().requested_precision == Precision.FLOAT32
     assert TrainingConfig(use_mixed_precision=True).requested_precision == Precision.FLOAT16
     assert TrainingConfig(precision="bfloat16").requested_precision == Precision.BFLOAT16
@@ -144,13 +144,13 @@ def test_what_use_mixed_precision_and_precision_come_to():
 def test_the_command_line_says_that_a_step_was_skipped(tmp_path, monkeypatch, capsys):
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
-    honest = TransformerModel.loss_and_gradients
+    original = TransformerModel.loss_and_gradients
     calls = 0
 
     def loss_and_gradients(self, ids, targets, scale):
         nonlocal calls
         calls += 1
-        loss = honest(self, ids, targets, scale)
+        loss = original(self, ids, targets, scale)
         if calls == 2:
             self.flat.grad[0] = np.nan
         return loss

@@ -1,4 +1,4 @@
-"""Each check before a run passes a sound model, and fails a fault planted for it."""
+"""Each check before a run passes for a sound model, and fails for a planted fault."""
 
 import math
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_sound_model_passes_and_stays_unchanged(settings, monkeypatch, tmp_pat
     assert not list(Path().iterdir())
 
 
-def test_a_model_in_16_bits_is_checked_in_float32_and_then_as_it_was():
+def test_a_model_in_16_bits_is_checked_in_float32_and_then_restored():
     training = small_training(dropout=0.2)
     training.model.use_precision("float16")
     training.model.passes = 7
@@ -68,7 +68,7 @@ def test_a_model_in_16_bits_is_checked_in_float32_and_then_as_it_was():
     assert training.model.flat.working.tobytes() == working
 
 
-def test_what_is_measured_is_shown_beside_what_is_expected():
+def test_checks_show_measured_and_expected_values():
     V = len(set(TEXT))
     first, gradients, kernels, memory, check = preflight(small_training())
     assert first.expected.startswith(f"ln {V} = {math.log(V):.3f}")
@@ -91,7 +91,7 @@ def test_a_dead_layer_leaves_parameters_without_a_gradient():
     training = small_training()
     training.model.parameters["blocks.1.mlp.expansion.bias"][...] = -100
     measured = failed(training)["gradient of every parameter"]
-    # Both of the norm, both of the expansion, and the projection's weight.
+    # Weight and bias of the norm and of the expansion, and the projection's weight.
     assert measured.startswith("blocks.1.mlp_norm.weight: all gradients are zero")
     assert measured.endswith("(and 4 more)")
 
@@ -108,11 +108,11 @@ def test_non_finite_weights_fail_and_do_not_stop_the_checks():
     }
 
 
-def test_a_non_finite_gradient_beside_a_finite_loss(monkeypatch):
-    right = compiled.embedding_backward
+def test_a_non_finite_gradient_with_a_finite_loss_fails(monkeypatch):
+    original = compiled.embedding_backward
 
     def wrong(dtoken_weight, *arguments):
-        right(dtoken_weight, *arguments)
+        original(dtoken_weight, *arguments)
         dtoken_weight[0, 0] = np.inf
 
     monkeypatch.setattr(compiled, "embedding_backward", wrong)
@@ -121,15 +121,15 @@ def test_a_non_finite_gradient_beside_a_finite_loss(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["layernorm_backward", "gelu_backward", "matmul_transpose_b"])
-def test_a_kernel_whose_result_is_wrong_by_a_hundredth(monkeypatch, name):
+def test_a_kernel_whose_result_is_off_by_a_hundredth_fails(monkeypatch, name):
     for kernels, check in (
         (compiled, "compiled kernels against NumPy"),
         (reference, "gradient check"),
     ):
-        right = getattr(kernels, name)
+        original = getattr(kernels, name)
 
-        def wrong(out, *arguments, right=right):
-            right(out, *arguments)
+        def wrong(out, *arguments, original=original):
+            original(out, *arguments)
             out *= 1.01
 
         with monkeypatch.context() as patch:
@@ -138,29 +138,29 @@ def test_a_kernel_whose_result_is_wrong_by_a_hundredth(monkeypatch, name):
 
 
 def test_an_optimizer_that_goes_uphill_memorises_nothing(monkeypatch):
-    right = compiled.adamw
+    original = compiled.adamw
 
     def wrong(parameters, gradients, *arguments):
         gradients *= -1
-        right(parameters, gradients, *arguments)
+        original(parameters, gradients, *arguments)
 
     monkeypatch.setattr(compiled, "adamw", wrong)
     assert set(failed(small_training())) == {"memorising"}
 
 
-def test_a_gradient_wrong_by_a_thousandth_fails_under_its_name(monkeypatch):
+def test_a_gradient_off_by_a_thousandth_is_named(monkeypatch):
     model = TransformerModel(11, 7, 12, 2, 3, backend="numpy", dtype=np.float64)
     random = np.random.default_rng(0)
     for value in model.parameters.values():
         value += 0.3 * random.standard_normal(value.shape)
     data = random.integers(0, 11, (2, 8))
     before = model.flat.data.copy()
-    right = model.loss_and_gradients
+    original = model.loss_and_gradients
     assert max(gradient_errors(model, data[:, :-1], data[:, 1:]).values()) < 1e-6
     np.testing.assert_array_equal(model.flat.data, before)
 
     def wrong(*batch):
-        loss = right(*batch)
+        loss = original(*batch)
         model.gradients["blocks.1.attention.qkv.bias"][...] *= 1.001
         return loss
 
@@ -181,7 +181,7 @@ def test_the_gradient_check_takes_no_longer_for_a_large_model():
     assert gradient_check(large).passed
 
 
-def test_no_two_samples_begin_alike():
+def test_no_two_samples_start_with_the_same_token():
     ids, targets, _ = distinct_samples(small_training(block_size=40).data)
     assert ids.shape == targets.shape == (8, 16)
     assert len(set(ids[:, 0])) == 8

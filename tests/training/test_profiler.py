@@ -62,7 +62,7 @@ def test_every_moment_is_counted_once(profiler):
     assert sum(row.own for row in rows.values()) == 40_000_000
 
 
-def test_the_report_in_full(profiler):
+def test_the_report_looks_exactly_like_this(profiler):
     assert profiler.report() == (
         "╔═════════════════════════════════════════════════════════════════════════╗\n"
         "║                       TRAINING PERFORMANCE REPORT                       ║\n"
@@ -80,7 +80,7 @@ def test_the_report_in_full(profiler):
     )
 
 
-def test_the_wide_form_has_least_most_and_rate(profiler):
+def test_the_wide_report_has_minimum_maximum_and_rate(profiler):
     rows = cells(profiler.report(wide=True))
     assert rows[1][-3:] == ["Min (ms)", "Max (ms)", "GB/s"]
     assert ["matmul", "12.00", "6.000", "2", "30.0%", "6.000", "6.000", "1.0"] in rows
@@ -88,7 +88,7 @@ def test_the_wide_form_has_least_most_and_rate(profiler):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_right_edge_is_in_line_whatever_is_measured(clock, wide):
+def test_the_right_edge_is_aligned_whatever_is_measured(clock, wide):
     profiler = TrainingProfiler()
     with profiler.profile("an operation with a name that is longer than the guide's column"):
         clock.wait(1e9)
@@ -110,11 +110,11 @@ def test_percentages_add_to_a_hundred_after_rounding(clock):
     assert set(shares) == {14.3, 14.2}
 
 
-def test_nothing_measured_is_a_report_too():
+def test_a_report_of_nothing_is_possible():
     assert "TOTAL" in TrainingProfiler().report()
 
 
-def test_an_error_leaves_the_scope(clock):
+def test_an_error_closes_the_scope(clock):
     profiler = TrainingProfiler()
     with pytest.raises(ZeroDivisionError), profiler.profile("Forward"):
         clock.wait(1)
@@ -124,7 +124,7 @@ def test_an_error_leaves_the_scope(clock):
     assert [row.depth for row in profiler.rows()] == [0, 0]
 
 
-def test_a_scope_inside_its_own_name_is_a_row_of_its_own(clock):
+def test_a_scope_nested_in_one_of_the_same_name_has_its_own_row(clock):
     profiler = TrainingProfiler()
     with profiler.profile("block"):
         clock.wait(1)
@@ -136,7 +136,7 @@ def test_a_scope_inside_its_own_name_is_a_row_of_its_own(clock):
     ]
 
 
-def test_a_report_from_inside_a_scope_shows_what_is_finished(clock):
+def test_a_report_from_inside_a_scope_shows_finished_scopes(clock):
     profiler = TrainingProfiler()
     with profiler.profile("Forward"):
         with profiler.profile("matmul"):
@@ -144,7 +144,7 @@ def test_a_report_from_inside_a_scope_shows_what_is_finished(clock):
         assert cells(profiler.report())[-1] == ["TOTAL", "1.00", "", "", "100.0%"]
 
 
-def test_threads_have_scopes_of_their_own():
+def test_each_thread_has_its_own_scopes():
     profiler = TrainingProfiler()
 
     def work():
@@ -163,7 +163,7 @@ def test_threads_have_scopes_of_their_own():
     ]
 
 
-def test_off_it_measures_nothing():
+def test_a_disabled_profiler_measures_nothing():
     profiler = TrainingProfiler(enabled=False)
     with profiler.profile("Forward", bytes=5):
         time.sleep(0)
@@ -171,7 +171,7 @@ def test_off_it_measures_nothing():
     assert profiler.rows() == []
 
 
-def test_a_console_without_lines_gets_ascii(profiler):
+def test_a_console_without_box_characters_gets_ascii(profiler):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="latin-1")
     profiler.print_report(stream=stream)
@@ -180,7 +180,7 @@ def test_a_console_without_lines_gets_ascii(profiler):
     assert text.startswith("+====") and "| Forward" in text
 
 
-def test_the_trace_is_what_a_browser_reads(profiler, tmp_path):
+def test_the_trace_is_in_the_format_of_browsers(profiler, tmp_path):
     path = tmp_path / "trace.json"
     profiler.save_trace(path)
     events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -204,8 +204,12 @@ def test_a_watched_model_shows_its_passes_and_kernels(backend):
     assert model.workspace.kernels is plain
     rows = {row.path: row for row in profiler.rows()}
     assert {path[0] for path in rows} == {
-        "Forward", "Loss", "Backward", "ClipGradients", "OptimizerStep"
-    }  # fmt: skip
+        "Forward",
+        "Loss",
+        "Backward",
+        "ClipGradients",
+        "OptimizerStep",
+    }
     assert rows["Forward", "attention"].count == 2
     assert rows["Backward", "attention_backward"].count == 2
     assert rows["Loss", "cross_entropy"].nbytes > 16 * 11 * 4

@@ -46,7 +46,7 @@ def new_training(dropout=0.1, seed=5, n_embd=24):
 
 
 class Saves:
-    """A saver that notes what it is given, and stops the training at the save of some step."""
+    """A saver that records what it is given, and stops training when it saves a given step."""
 
     def __init__(self, training, stop_at=None, directory=None):
         self.training, self.stop_at, self.directory = training, stop_at, directory
@@ -87,7 +87,7 @@ def shown(records):
 
 
 def run(config, until=None, state=None, tmp_path=None):
-    """Trains, up to the save of a step if given -> records, training and the state on disk."""
+    """Trains, if given until the save of a step -> records, training and the state on disk."""
     training = new_training()
     records = list(training.steps(config, state, saver=Saves(training, until, tmp_path)))
     return records, training, checkpoints.newest(tmp_path)[0] if tmp_path else None
@@ -105,7 +105,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision):
 
 
 def resume_on_other_threads(directory):
-    """Trains with one thread, and resumes with three after each save. Prints their number."""
+    """Trains with one thread, and resumes with three from each save. Prints their number."""
     for precision in ("float32", "float16", "bfloat16"):
         settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
         config = TrainingConfig(
@@ -146,19 +146,21 @@ def test_a_run_with_one_thread_is_resumed_with_three(tmp_path):
     assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
 
 
-def test_a_stop_within_a_step_leaves_no_trace(tmp_path, monkeypatch):
+def test_a_stop_in_the_middle_of_a_step_leaves_no_trace(tmp_path, monkeypatch):
     config = TrainingConfig(steps=12, **{**EVERYTHING, "grad_accum_steps": 3})
     records, unbroken, _ = run(config)
     for stopped_after in (1, 2, 3, 7, 13):  # batches
         training = new_training()
-        honest, batches = training.model.loss_and_gradients, 0
+        original, batches = training.model.loss_and_gradients, 0
 
-        def loss_and_gradients(*arguments, training=training, honest=honest, after=stopped_after):
+        def loss_and_gradients(
+            *arguments, training=training, original=original, after=stopped_after
+        ):
             nonlocal batches
             batches += 1
             if batches == after:
                 training.stop()
-            return honest(*arguments)
+            return original(*arguments)
 
         monkeypatch.setattr(training.model, "loss_and_gradients", loss_and_gradients)
         first = list(training.steps(config))
@@ -185,11 +187,11 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     config = TrainingConfig(steps=9, **EVERYTHING)
     records, unbroken, _ = run(config)
     training = new_training()
-    honest = training.model.losses
+    original = training.model.losses
 
     def losses(*arguments):
         training.stop()
-        return honest(*arguments)
+        return original(*arguments)
 
     monkeypatch.setattr(training.model, "losses", losses)
     first = list(training.steps(config))
@@ -237,7 +239,7 @@ def test_a_checkpoint_of_another_run_is_refused(other, message):
         list(new_training().steps(TrainingConfig(steps=3, val_every=0), training.state()))
 
 
-def test_a_saver_gets_what_is_due_and_the_end(tmp_path):
+def test_a_saver_gets_every_due_state_and_the_last_one(tmp_path):
     config = TrainingConfig(steps=12, save_every=5, val_every=0, keep=2)
     training = new_training()
     with BackgroundSaver(tmp_path, config.keep) as saver:
@@ -249,17 +251,17 @@ def test_a_saver_gets_what_is_due_and_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("max_rollbacks", [0, 3])
-def test_what_a_saver_writes_is_the_state_of_its_step(tmp_path, max_rollbacks):
-    """Also while the next steps change the model, with a copy of its own or the snapshot."""
+def test_a_saver_writes_the_state_of_its_step(tmp_path, max_rollbacks):
+    """Even while later steps change the model, and whether it has its own copy or the snapshot."""
     config = TrainingConfig(steps=12, save_every=1, val_every=0, max_rollbacks=max_rollbacks)
     expected = {}
 
-    class Noting(BackgroundSaver):
+    class RecordingSaver(BackgroundSaver):
         def save(self, state, best=False):
             expected[state.step] = {name: x.copy() for name, x in state.tensors.items()}
             return super().save(state, best)
 
-    with Noting(tmp_path, keep=99) as saver:
+    with RecordingSaver(tmp_path, keep=99) as saver:
         list(new_training().steps(config, saver=saver))
     assert sorted(expected) == list(range(1, 13))
     for path, fault in checkpoints.verify(tmp_path):
@@ -274,13 +276,13 @@ def test_what_a_saver_writes_is_the_state_of_its_step(tmp_path, max_rollbacks):
 @pytest.mark.parametrize(
     ("failing", "lost"), [({3}, set()), ({3}, {3}), ({3, 4}, {3}), ({11, 12}, set()), ({12}, set())]
 )
-def test_a_state_that_could_not_be_saved_is_tried_again_unchanged(
+def test_a_state_that_could_not_be_saved_is_retried_unchanged(
     tmp_path, max_rollbacks, failing, lost, monkeypatch
 ):
     """As it was at its step, although the run has continued and taken other snapshots."""
-    tries_before_the_next = 3 if max_rollbacks else 2  # the last one as the next save begins
+    tries_before_the_next = 3 if max_rollbacks else 2  # the last one when the next save starts
     config = TrainingConfig(steps=12, save_every=1, val_every=0, max_rollbacks=max_rollbacks)
-    whole, honest, tries = {}, checkpoints.save, []
+    whole, original, tries = {}, checkpoints.save, []
 
     def save(directory, state, keep=3, best=False):
         whole[state.step] = {name: x.tobytes() for name, x in state.tensors.items()}
@@ -288,14 +290,14 @@ def test_a_state_that_could_not_be_saved_is_tried_again_unchanged(
         may_succeed = state.step not in lost and tries.count(state.step) >= tries_before_the_next
         if state.step in failing and not may_succeed:
             raise OSError(28, "No space left on device")
-        honest(directory, state, keep, best)
+        original(directory, state, keep, best)
 
     monkeypatch.setattr(checkpoints, "save", save)
     training = new_training()
     with BackgroundSaver(tmp_path, keep=99) as saver:
         records = list(training.steps(config, saver=saver))
-    told = [record.step for record in records if isinstance(record, SaveFailedRecord)]
-    assert told == [step + 1 for step in lost]
+    reported = [record.step for record in records if isinstance(record, SaveFailedRecord)]
+    assert reported == [step + 1 for step in lost]
     for path, fault in checkpoints.verify(tmp_path):
         saved = checkpoints.load(path)
         assert fault is None
@@ -372,13 +374,13 @@ def smallmind(*arguments, **environment):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_was_ended_is_resumed(tmp_path, text, number, capsys):
+def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, capsys):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(["train", text, *SMALL, "--steps", "60", "--out", str(whole)]) == 0
     arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
     with smallmind(*arguments) as process:
         for line in process.stdout:
-            if line.startswith("step 40/60  training"):  # a save has ended when another begins
+            if line.startswith("step 40/60  training"):  # by now an earlier save has ended
                 process.send_signal(number)
                 break
         process.stdout.read()
@@ -391,7 +393,7 @@ def test_a_run_that_was_ended_is_resumed(tmp_path, text, number, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", str(broken)]) == 0
     printed = capsys.readouterr().out
-    assert "Goes on after step" in printed
+    assert "Resuming after step" in printed
     assert losses(broken) == losses(whole)
     assert tensors_of(broken) == tensors_of(whole)
     assert main(["train", "--resume", str(broken)]) == 0
@@ -410,12 +412,12 @@ def test_resume_skips_damaged_files_and_says_so(tmp_path, text, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "step-00000040.safetensors is passed over" in printed
-    assert "Goes on after step 30" in printed
+    assert "Skipping step-00000040.safetensors: " in printed
+    assert "Resuming after step 30" in printed
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_a_run_may_be_diagnosed_from_its_checkpoint_on(tmp_path, text, capsys):
+def test_diagnostics_can_be_turned_on_when_resuming(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "20", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -425,13 +427,13 @@ def test_a_run_may_be_diagnosed_from_its_checkpoint_on(tmp_path, text, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", str(out), *watching, "--diagnostic-interval", "15"]) == 0
     printed = capsys.readouterr().out
-    assert "Goes on after step 10" in printed and "PERFORMANCE REPORT" in printed
+    assert "Resuming after step 10" in printed and "PERFORMANCE REPORT" in printed
     learnt = losses(out)
     learnt.remove({"step": 15})  # the rest of its health record
     assert learnt == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_before_the_first_checkpoint_restarts(tmp_path, text, capsys):
+def test_resume_before_the_first_checkpoint_starts_over(tmp_path, text, capsys):
     whole, out = tmp_path / "whole", tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "12", "--out", str(whole)]) == 0
     shutil.copytree(whole, out)
@@ -439,7 +441,7 @@ def test_resume_before_the_first_checkpoint_restarts(tmp_path, text, capsys):
     (out / "model.safetensors").unlink()
     capsys.readouterr()
     assert main(["train", "--resume", str(out)]) == 0
-    assert "Starts again: no checkpoint yet" in capsys.readouterr().out
+    assert "Starting over: no checkpoint yet" in capsys.readouterr().out
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
@@ -453,17 +455,17 @@ def test_resume_auto_takes_the_newest_unfinished_run(tmp_path, text, capsys, mon
     (tmp_path / "runs" / "older" / "checkpoints" / "best.safetensors").unlink()
     assert main(["train", "--resume", "auto"]) == 0
     printed = capsys.readouterr().out
-    assert "Goes on after step 10" in printed and "The run is in runs/older" in printed
+    assert "Resuming after step 10" in printed and "The run is in runs/older" in printed
 
 
-def test_what_resume_refuses(tmp_path, text, capsys):
+def test_resume_refuses_other_flags_and_changed_texts(tmp_path, text, capsys):
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "2", "--out", str(out)]) == 0
     for arguments, message in (
         (["--resume", str(out), "--steps", "5"], "takes all settings from the run"),
         (["--resume", str(out), "--size", "nano"], "takes all settings from the run"),
         (["--resume", str(out), "--dry-run"], "takes all settings from the run"),
-        (["--resume", str(tmp_path)], "holds no run"),
+        (["--resume", str(tmp_path)], "is not a run: cannot read its config.json"),
     ):
         assert main(["train", *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -480,7 +482,7 @@ def test_a_resumed_run_that_fails_before_its_first_step_loses_nothing(
     assert main(["train", text, *SMALL, "--steps", "12", "--out", str(out)]) == 0
     (out / "model.safetensors").unlink()
     for path in (out / "checkpoints").iterdir():
-        path.unlink()  # as if it had been killed before the first
+        path.unlink()  # as if it had been killed before its first save
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
     def fail(*_):
@@ -495,7 +497,7 @@ def test_a_resumed_run_that_fails_before_its_first_step_loses_nothing(
     capsys.readouterr()
 
 
-def test_two_runs_in_one_directory(tmp_path, text):
+def test_two_processes_cannot_train_in_one_directory(tmp_path, text):
     out = tmp_path / "run"
     with smallmind("train", text, *SMALL, "--steps", "100000", "--out", str(out)) as process:
         for line in process.stdout:
@@ -511,5 +513,5 @@ def test_two_runs_in_one_directory(tmp_path, text):
         process.kill()
         process.stdout.read()
     assert second.returncode == 2
-    assert all(kept.values()), kept  # the refused one removes nothing of the other
+    assert all(kept.values()), kept  # the refused process removes no file of the other
     assert f"is in use by process {process.pid}" in second.stderr

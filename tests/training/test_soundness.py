@@ -1,4 +1,4 @@
-"""A run's bits do not depend on threads, its memory is written before it is read, and it stays."""
+"""A run's bits do not depend on threads; its memory is written before it is read, and reused."""
 
 import ast
 import os
@@ -17,7 +17,7 @@ from smallmind.kernels.codegen.scratch import scratch, scratch_bytes
 KERNELS = Path(compiled.__file__).parent
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 
-# Digests of weights, moments and losses after some steps, one for each number of threads.
+# Prints a digest of weights, moments and losses after some steps for each number of threads.
 DIGESTS = f"""
 import hashlib, sys
 import numpy as np
@@ -66,7 +66,7 @@ def test_a_run_has_the_same_bits_on_any_number_of_threads(precision, steps):
     assert len(set(digests.values())) == 1
 
 
-def test_a_run_equals_the_reference_to_rounding():
+def test_a_run_equals_the_reference_up_to_rounding():
     losses, weights = [], []
     for backend in ("numba", "numpy"):
         training = small_training(backend)
@@ -74,7 +74,7 @@ def test_a_run_equals_the_reference_to_rounding():
         losses.append([record.loss for record in records])
         weights.append(training.model.flat.data)
     np.testing.assert_allclose(*losses, rtol=0, atol=2e-5)
-    # Where a gradient is near nothing, Adam's step has the direction of its rounding error.
+    # If a gradient is nearly zero, Adam's step has the direction of its rounding error.
     assert np.abs(weights[0] - weights[1]).mean() < 1e-5
 
 
@@ -107,8 +107,8 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
     assert training.model.flat.data.tobytes() == expected.model.flat.data.tobytes()
 
 
-def test_after_the_first_step_python_allocates_no_array():
-    training = small_training(batch_size=1024)  # larger than all else that Python makes
+def test_python_allocates_no_array_after_the_first_step():
+    training = small_training(batch_size=1024)  # larger than anything else Python allocates
     config = TrainingConfig(steps=12, log_every=1, val_every=0)
     steps = training.steps(config)
     for _ in range(3):
@@ -142,7 +142,7 @@ def test_kernels_allocate_nothing(source):
         assert not names & allocating, function.name
 
 
-def test_a_run_that_is_dropped_returns_its_arrays():
+def test_an_abandoned_run_returns_its_arrays():
     training = small_training()
     pool = training.model.workspace.pool
     rented = pool.statistics().bytes_rented

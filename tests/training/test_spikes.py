@@ -1,4 +1,4 @@
-"""Loss spikes: told apart from noise, rolled back, and resumed bit for bit."""
+"""Loss spikes: distinguished from noise, rolled back, and resumed bit for bit."""
 
 import math
 
@@ -16,14 +16,14 @@ TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 
 
 def spiking_training(at):
-    """A training whose loss at a step is at[step], if given; it takes a snapshot every 4 steps."""
+    """A training whose loss is at[step] at these steps, with a snapshot every 4 steps."""
     tokenizer = Tokenizer(TEXT)
     model = TransformerModel(tokenizer.vocab_size, 16, 16, 2, 2, dropout=0.1, seed=3)
     training = Training(model, tokenizer, TEXT, batch_size=3, seed=5, snapshot_every=4)
-    honest = model.loss_and_gradients
+    original = model.loss_and_gradients
 
     def loss_and_gradients(*arguments):
-        loss = honest(*arguments)
+        loss = original(*arguments)
         return at.get(training.progress.step + 1, loss)
 
     model.loss_and_gradients = loss_and_gradients
@@ -38,7 +38,7 @@ def config(**settings):
 
 @pytest.mark.parametrize("loss", [1e3, math.nan, math.inf])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_back_to_the_last_good_state_at_half_the_rate_without_the_batch(loss, precision):
+def test_a_spike_restores_the_last_good_state_at_half_the_rate(loss, precision):
     training, seen, kept = spiking_training({7: loss}), [], None
     for record in training.steps(config(precision=precision)):
         if record.step == 4 and not kept:
@@ -68,7 +68,7 @@ def test_back_to_the_last_good_state_at_half_the_rate_without_the_batch(loss, pr
     assert training.optimizer.steps == 11  # the skipped step made no update
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_also_between_snapshots(tmp_path):
+def test_a_run_resumed_between_snapshots_equals_an_uninterrupted_one(tmp_path):
     settings = config(save_every=5, val_every=6, val_batches=1)
     whole = spiking_training({7: 1e3, 9: math.nan})
     records = list(whole.steps(settings))
@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_also_between_snapshots(tmp_pa
         assert digest(rest) == digest(whole), stop
 
 
-def test_a_state_that_is_saved_is_its_own_snapshot(tmp_path):
+def test_a_saved_state_is_also_the_snapshot(tmp_path):
     training = spiking_training({})
     list(training.steps(config(save_every=5), saver=Saves(training, 5, tmp_path)))
     saved, good = checkpoints.newest(tmp_path)[0], training.spikes.good
@@ -109,40 +109,41 @@ def test_a_snapshot_of_an_earlier_step_is_part_of_the_checkpoint(tmp_path):
     assert digest(rest) == digest(whole)
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_after_the_last_rollback_the_run_stops_with_a_reason(most):
+@pytest.mark.parametrize("rollbacks", [1, 3])
+def test_after_the_last_rollback_the_run_stops_with_a_reason(rollbacks):
     training = spiking_training(dict.fromkeys(range(5, 99), 1e3))
     records = []
-    message = rf"rose to 1000, from 2\.\d+, at step {5 + most} after {most} rollbacks?: lower"
+    count = rf"{rollbacks} rollbacks?"
+    message = rf"rose to 1000, from 2\.\d+, at step {5 + rollbacks} after {count}: lower"
     with pytest.raises(FloatingPointError, match=message):
-        for record in training.steps(config(max_rollbacks=most)):
+        for record in training.steps(config(max_rollbacks=rollbacks)):
             records.append(record)
     assert [r.lr_factor for r in records if isinstance(r, RollbackRecord)] == [
-        0.5**i for i in range(1, most + 1)
+        0.5**i for i in range(1, rollbacks + 1)
     ]
 
 
-def test_without_rollbacks_nothing_is_held_and_a_loss_that_is_not_finite_is_an_error():
+def test_without_rollbacks_no_state_is_kept_and_a_non_finite_loss_is_an_error():
     training = spiking_training({5: 1e3, 6: math.nan})
     with pytest.raises(FloatingPointError, match="became nan at step 6: lower the learning rate"):
         list(training.steps(config(max_rollbacks=0)))
     assert training.spikes.good is None and training.progress.step == 5
 
 
-def test_a_last_loss_that_is_not_finite_is_an_error():
-    """No later step could show that the batch was all that was wrong."""
+def test_a_non_finite_loss_at_the_last_step_is_an_error():
+    """No later step could show that only the batch was at fault."""
     with pytest.raises(FloatingPointError, match="loss became nan at step 12: lower"):
         list(spiking_training({12: math.nan}).steps(config()))
     records = list(spiking_training({12: 1e3}).steps(config()))
     assert any(isinstance(record, RollbackRecord) for record in records)
 
 
-@pytest.mark.parametrize("step", [4, 12])  # of a snapshot; the last one
-def test_a_state_that_is_not_finite_is_none_to_go_back_to(step, monkeypatch):
-    honest = AdamW.step
+@pytest.mark.parametrize("step", [4, 12])  # a step with a snapshot, and the last one
+def test_a_non_finite_state_is_never_restored(step, monkeypatch):
+    original = AdamW.step
 
     def spoilt(self, *arguments):
-        norm = honest(self, *arguments)
+        norm = original(self, *arguments)
         if self.steps == step:
             self.model.parameters["final_norm.weight"][0] = math.nan
         return norm
@@ -159,7 +160,7 @@ def test_a_state_that_is_not_finite_is_none_to_go_back_to(step, monkeypatch):
 
 def test_the_threshold_is_three_times_the_average():
     spikes = Spikes(3)
-    assert not spikes.is_spike(1e9)  # of nothing
+    assert not spikes.is_spike(1e9)  # there is no average yet
     for _ in range(10):
         spikes.observe(2.0)
     assert not spikes.is_spike(5.99) and spikes.is_spike(6.01)
@@ -172,8 +173,8 @@ def test_the_threshold_is_three_times_the_average():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_false_alarm_in_5000_steps_of_noise(seed):
-    """Losses that fall as they do, with far more noise than a batch has; and of a text known by
-    heart, where single batches are ten times above their like."""
+    """Losses that fall as usual, with far more noise than a batch has; and those of a memorised
+    text, where single batches are ten times above average."""
     random = np.random.default_rng(seed)
     falling = 1.4 + 2.8 * np.exp(-np.arange(5000) / 400)
     learnt = 0.01 + random.exponential(0.02, 5000)
@@ -191,7 +192,7 @@ def test_no_false_alarm_in_5000_steps_of_training():
     text = built_in_text()
     tokenizer = Tokenizer(text)
     model = TransformerModel(tokenizer.vocab_size, 32, 32, 2, 2)
-    training = Training(model, tokenizer, text, batch_size=2)  # small batches: much noise
+    training = Training(model, tokenizer, text, batch_size=2)  # small batches are noisy
     records = training.train(steps=5000, val_every=0, learning_rate=3e-3)
     assert training.progress.step == 5000
     assert not any(isinstance(record, RollbackRecord) for record in records)

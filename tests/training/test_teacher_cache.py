@@ -12,7 +12,7 @@ from tests.training.test_distillation import TEXT, T, V, new_teacher, new_traini
 
 
 def losses_and_gradients(training, batches=4, stride=None):
-    """The loss of each of some batches, and their gradients, by the teacher or its cache."""
+    """The losses of some batches and their gradients, with the teacher or its cache."""
     model, distillation, losses = training.model, training.distillation, []
     sampler = RandomWindows(training.data, stride=stride or distillation.stride)
     for number in range(batches):
@@ -20,15 +20,16 @@ def losses_and_gradients(training, batches=4, stride=None):
     return np.array(losses), model.flat.grad.copy()
 
 
-def live_on_the_same_windows(teacher, **settings):
+def without_cache(teacher, **settings):
+    """The same for the teacher itself, on the windows that a cache would have."""
     training = new_training(Distillation(teacher, **settings), dropout=0.0)
     return losses_and_gradients(training, stride=T)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_with_all_tokens_it_equals_the_teacher_to_the_rounding_of_float16(tmp_path, temperature):
+def test_a_cache_of_all_tokens_equals_the_teacher_up_to_float16_rounding(tmp_path, temperature):
     teacher, settings = sharp(new_teacher()), {"temperature": temperature, "alpha": 1.0}
-    expected, gradient = live_on_the_same_windows(teacher, **settings)
+    expected, gradient = without_cache(teacher, **settings)
     distillation = Distillation(teacher, cache=tmp_path / "cache", top_k=1000, **settings)
     losses, cached = losses_and_gradients(new_training(distillation, dropout=0.0))
     np.testing.assert_allclose(losses, expected, rtol=2e-3)
@@ -48,9 +49,9 @@ def test_the_rest_of_the_probability_is_spread_over_the_other_tokens():
         np.testing.assert_allclose(np.sort(p)[:, -k:], np.sort(spread)[:, -k:])
 
 
-def test_a_loss_from_fewer_tokens_is_near_where_they_hold_nearly_all(tmp_path):
+def test_a_cache_of_nearly_all_tokens_gives_nearly_the_same_loss(tmp_path):
     teacher = sharp(new_teacher())
-    expected, _ = live_on_the_same_windows(teacher)
+    expected, _ = without_cache(teacher)
     errors = []
     for k in (1, V // 2, V - 1):
         distillation = Distillation(teacher, cache=tmp_path / f"{k}", top_k=k)
@@ -64,10 +65,10 @@ def test_logits_without_probability_are_kept_finite():
     assert list(chosen[0]) == [0, 1] and list(kept[0]) == [0, -65504, -65504]
 
 
-def test_a_window_is_what_the_teacher_computes_for_it(tmp_path):
+def test_a_cached_window_is_what_the_teacher_computes_for_it(tmp_path):
     teacher = sharp(new_teacher())
     path, digest, data = tmp_path / "cache", model_digest(teacher), new_training(None).data
-    make_cache(path, teacher, digest, V, data, tokens_per_pass=3 * T)  # the last is not full
+    make_cache(path, teacher, digest, V, data, tokens_per_pass=3 * T)  # the last pass is shorter
     training = new_training(Distillation(teacher, cache=path, top_k=V))
     dataset, workspace = training.data, training.model.workspace
     last = (len(dataset.train) - T - 1) // T * T
@@ -85,7 +86,7 @@ def test_a_window_is_what_the_teacher_computes_for_it(tmp_path):
         np.testing.assert_array_equal(targets[row], dataset.train[start + 1 : start + T + 1])
 
 
-def test_it_is_made_once_and_the_teacher_let_go(tmp_path, monkeypatch):
+def test_a_cache_is_made_once_and_the_teacher_released(tmp_path, monkeypatch):
     path, teacher = tmp_path / "cache", sharp(new_teacher())
     distillation = Distillation(teacher, cache=path, top_k=3)
     first, _ = losses_and_gradients(new_training(distillation, dropout=0.0))
@@ -135,7 +136,7 @@ def test_tensors_of_other_shapes_are_refused(tmp_path):
     tensors["indices"][:] = V
     safetensors.write(path, tensors, metadata)
     training = new_training(Distillation(new_teacher(), cache=path, top_k=3))
-    with pytest.raises(InputError, match="was changed while it was read"):
+    with pytest.raises(InputError, match="was changed while it was being read"):
         losses_and_gradients(training)
 
 
@@ -151,11 +152,11 @@ def test_a_cache_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_run_with_a_cache_draws_only_its_windows(tmp_path, monkeypatch):
     training = new_training(Distillation(new_teacher(), cache=tmp_path / "cache", top_k=3))
-    honest, starts = training.distillation.loss_and_gradients, []
+    original, starts = training.distillation.loss_and_gradients, []
 
     def loss_and_gradients(model, batch, *arguments):
         starts.extend(batch.starts)
-        return honest(model, batch, *arguments)
+        return original(model, batch, *arguments)
 
     monkeypatch.setattr(training.distillation, "loss_and_gradients", loss_and_gradients)
     training.train(4, val_every=0)
@@ -163,7 +164,7 @@ def test_a_run_with_a_cache_draws_only_its_windows(tmp_path, monkeypatch):
     assert len(starts) > 100 and all(start % T == 0 for start in starts)
 
 
-def test_both_backends_read_the_same(tmp_path):
+def test_both_backends_read_the_same_logits(tmp_path):
     results = []
     for backend in ("numba", "numpy"):
         teacher = sharp(new_teacher(backend=backend))

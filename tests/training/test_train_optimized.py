@@ -1,4 +1,4 @@
-"""The guide's way to train: its arguments, its files, and its quick start as the README has it."""
+"""Training as in the guide: the arguments, the files, and the quick start of the README."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def small_training():
     return Training(model, tokenizer, TEXT, batch_size=3, seed=5)
 
 
-def test_arguments_win_over_the_config(tmp_path):
+def test_arguments_override_the_config(tmp_path):
     given = {
         "steps": 6,
         "learning_rate": 2e-3,
@@ -32,15 +32,15 @@ def test_arguments_win_over_the_config(tmp_path):
         "val_batches": 1,
         "min_lr": 1e-5,
     }
-    training, told = small_training(), []
+    training, reported = small_training(), []
     config = TrainingConfig(steps=99, beta1=0.8, min_lr=1e-4)
     records = training.train_optimized(
-        checkpoint_dir=tmp_path / "saved", config=config, on_record=told.append, **given
+        checkpoint_dir=tmp_path / "saved", config=config, on_record=reported.append, **given
     )
     for name, value in given.items():
         assert getattr(training.config, name) == value, name
     assert training.config.beta1 == 0.8
-    assert records == told
+    assert records == reported
     assert [r.step for r in records if isinstance(r, StepRecord)] == [1, 2, 4, 6]
     assert [r.step for r in records if isinstance(r, EvaluationRecord)] == [4, 6]
     checkpoint, _ = checkpoints.newest(tmp_path / "saved")
@@ -50,7 +50,7 @@ def test_arguments_win_over_the_config(tmp_path):
     assert same.model.flat.data.tobytes() == training.model.flat.data.tobytes()
 
 
-def test_in_the_order_of_the_guide():
+def test_positional_arguments_have_the_order_of_the_guide():
     training = small_training()
     training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)
     assert (
@@ -89,15 +89,15 @@ def test_checkpoints_of_another_run_are_left_alone(tmp_path):
 
 
 def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
-    """As it is written, but for a stop after two of its updates."""
+    """As printed, except that it stops after two updates."""
     section = README.read_text(encoding="utf-8").split("\n## Quick start\n")[1]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     (tmp_path / "data.txt").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    honest = Training.steps
+    original = Training.steps
 
     def steps(self, *arguments, **named):
-        return honest(self, *arguments, until=2, **named)
+        return original(self, *arguments, until=2, **named)
 
     monkeypatch.setattr(Training, "steps", steps)
     names = {}

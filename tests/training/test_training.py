@@ -24,7 +24,7 @@ def small_training(batch_size=4, seed=1, **settings):
     return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=seed)
 
 
-def test_records_and_a_falling_loss():
+def test_the_loss_falls_and_records_report_it():
     config = TrainingConfig(
         steps=60, warmup_steps=5, learning_rate=3e-3, val_every=25, val_batches=2, log_every=20
     )
@@ -84,7 +84,7 @@ def test_the_caller_may_stop_and_keep_the_model():
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
-def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoilt():
+def test_a_non_finite_loss_stops_the_run_before_the_weights_change():
     training = small_training()
     training.model.parameters["final_norm.weight"][0] = np.nan
     before = training.model.flat.data.copy()
@@ -93,7 +93,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_are_spoilt():
     np.testing.assert_array_equal(training.model.flat.data, before)
 
 
-def test_what_does_not_fit_is_refused():
+def test_data_that_does_not_fit_the_model_is_refused():
     tokenizer = Tokenizer(TEXT)
     model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2)
     with pytest.raises(InputError, match="block_size=17 must be at most the model's, 16"):
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused():
         Training(model, data=Dataset(tokenizer.encode(TEXT), 16, 4, 1))
 
 
-def test_data_handed_in_equals_its_text():
+def test_training_on_a_dataset_equals_training_on_its_text():
     tokenizer, weights = Tokenizer(TEXT), []
     for handed_in in (False, True):
         model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, seed=1)
@@ -137,12 +137,12 @@ def test_training_on_shorter_windows_than_the_model_has():
     training.train(steps=2, val_batches=1)
 
 
-def test_adamw_decays_matrices_and_nothing_else():
+def test_adamw_decays_only_matrices():
     model = TransformerModel(5, 4, 8, 1, 2)
     for value in model.parameters.values():
         value[...] = 1
     optimizer = smallmind.AdamW(model, learning_rate=0.1, weight_decay=0.5)
-    norm = optimizer.step()  # all gradients are zero: decay alone
+    norm = optimizer.step()  # all gradients are zero: only decay
     assert norm == 0
     for name, value in model.parameters.items():
         expected = 0.95 if value.ndim == 2 else 1.0
@@ -164,7 +164,7 @@ def test_adamw_returns_the_norm_and_clips_to_it():
         assert not model.flat.grad.any()
         assert np.linalg.norm(optimizer.m) == pytest.approx(0.1, rel=1e-4)
         updates.append(model.flat.data - before)
-    # Clipped to the same norm, both are the same step.
+    # Clipped to the same norm, both steps are equal.
     np.testing.assert_allclose(updates[0], updates[1], rtol=1e-3, atol=1e-9)
 
 
@@ -186,7 +186,7 @@ def test_adamw_clips_by_value_after_unscaling_and_after_the_norm(loss_scale):
 
 
 @pytest.mark.parametrize("planted", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(planted):
+def test_a_non_finite_gradient_changes_nothing(planted):
     model = TransformerModel(5, 4, 8, 1, 2)
     optimizer = smallmind.AdamW(model)
     model.gradients["final_norm.weight"][3] = planted
@@ -213,7 +213,7 @@ def test_every_setting_reaches_the_optimizer(monkeypatch):
 
     monkeypatch.setattr("smallmind.optim.adamw.AdamW", Recorder)
     training = small_training()
-    training.model.gradients["final_norm.weight"][...] = 1e6  # from before the run: must not count
+    training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
     config = TrainingConfig(
         steps=3,
         grad_accum_steps=4,
@@ -252,7 +252,7 @@ def test_a_plateau_lowers_the_rate_after_evaluations(monkeypatch):
         val_every=2,
         log_every=1,
     )
-    for _ in range(2):  # a run begins at the peak, whatever the one before reached
+    for _ in range(2):  # each run starts at the peak, whatever the previous one reached
         rates, reductions = [], []
         for record in training.steps(config):
             if isinstance(record, EvaluationRecord):
@@ -285,7 +285,7 @@ def test_a_record_describes_the_step(precision):
         assert 10**7 < record.memory <= record.peak_memory < 10**11
         assert record.elapsed_seconds > previous
         assert record.tokens_per_second * record.step_ms == pytest.approx(1000 * 8 * 16)
-        # Of one step: less than passed since the record before, for evaluations do not count.
+        # At most the time since the previous record: evaluations do not count.
         assert record.step_ms <= 1000 * (record.elapsed_seconds - previous) * (1 + 1e-9)
         previous = record.elapsed_seconds
     assert 0 < clipped < 30
@@ -318,20 +318,20 @@ def test_train_and_held_out_losses_are_not_confused():
     "settings",
     [{"learning_rate": -1.0}, {"betas": (1.0, 0.9)}, {"weight_decay": -0.1}, {"eps": -1.0}],
 )
-def test_adamw_refuses_what_cannot_work(settings):
+def test_adamw_refuses_invalid_settings(settings):
     with pytest.raises(InputError):
         smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2), **settings)
 
 
 @pytest.mark.parametrize("limit", ["max_grad_norm", "max_grad_value"])
 @pytest.mark.parametrize("value", [-1.0, 0.0, float("nan")])
-def test_adamw_refuses_to_clip_to_nothing(limit, value):
+def test_adamw_refuses_to_clip_to_zero(limit, value):
     with pytest.raises(InputError, match=f"{limit}={value} must be above 0, or None"):
         smallmind.AdamW(TransformerModel(5, 4, 8, 1, 2)).step(**{limit: value})
 
 
 class CountingModel:
-    """Predicts nothing; its loss of a token is the number of tokens before it in the window."""
+    """A stand-in whose loss of a token is the number of tokens before it in the window."""
 
     def __init__(self, block_size):
         self.config = dataclasses.make_dataclass("C", ["block_size"])(block_size)
@@ -350,7 +350,7 @@ def test_evaluation_counts_every_token_once_with_half_a_window_before_it(n):
     tokens = np.arange(n)
     result = evaluate(model, tokens, characters=n, batch_size=3)
     assert result.tokens == n - 1
-    # The first window counts whole, later ones only what was not counted: at least 4 tokens in.
+    # The first window counts in full, later ones only from where the last one ended: token 4 or on.
     first = min(8, n - 1)
     total, counted = sum(range(first)), first
     places = []
