@@ -4,12 +4,15 @@ import dataclasses
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from smallmind import (
+    AdamW,
     Distillation,
+    InputError,
     ModelConfig,
     Precision,
     Training,
@@ -18,7 +21,7 @@ from smallmind import (
 )
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.text.dataset import Dataset
+from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate
 from smallmind.training.memory_estimate import (
@@ -121,7 +124,7 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, length, precision, top
     run = SmallRun(student, config, 4, 700, teacher, cache=cache, top_k=top_k or 16)
     assert expected.activations == run.held_by_pool
     assert expected.teacher == (0 if top_k else run.teacher.flat.data.nbytes)
-    assert expected.preparation == run.teacher.flat.data.nbytes
+    assert not top_k or expected.preparation > run.teacher.flat.data.nbytes + expected.weights
     alone = estimate(student, config, 4, text=size)
     assert expected.total - alone.total >= expected.teacher > alone.teacher or top_k
     assert expected.activations > alone.activations
@@ -153,8 +156,65 @@ def test_the_total_is_the_sum():
 
 def test_a_large_teacher_counts_while_its_logits_are_cached():
     teacher = Teacher(ModelConfig(n_embd=1024), top_k=16)
-    taught = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
-    assert taught.total == PROGRAM + taught.preparation > 2e8
+    taught = estimate(ModelConfig(n_embd=1024), TrainingConfig(), 12)
+    alone = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
+    assert alone.total == PROGRAM + alone.preparation > PROGRAM + taught.weights > 2e8
+
+
+def test_a_teacher_that_does_not_fit_is_refused():
+    for model, message in [
+        (ModelConfig(block_size=63), "the teacher sees 63 tokens"),
+        (ModelConfig(vocab_size=7), "the teacher has 7 tokens"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            estimate(ModelConfig(block_size=64), TrainingConfig(), 12, teacher=Teacher(model))
+
+
+def test_a_run_by_minutes_copies_its_weights():
+    timed = estimate(ModelConfig(), TrainingConfig(), 12, timed=True)
+    assert timed.total - estimate(ModelConfig(), TrainingConfig(), 12).total == timed.weights
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size"),
+    [
+        (ModelConfig(65, 128, 1, 4, 64), 8),  # attention
+        (ModelConfig(65, 128, 1, 4, 64, dropout=0.1), 8),
+        (ModelConfig(65, 16, 2, 2, 128), 40),  # GELU
+        (ModelConfig(1000, 16, 1, 1, 32), 40),  # the loss
+        (ModelConfig(65, 16, 4, 2, 192), 1),  # AdamW
+    ],
+)
+@pytest.mark.parametrize("teacher", [False, True])
+def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher):
+    config = TrainingConfig(micro_batch_size=batch_size)
+    taught = Teacher(model) if teacher else None
+    expected = estimate(model, config, batch_size, backend="numpy", teacher=taught).scratch
+    built = TransformerModel(model, backend="numpy")
+    built.micro_batch_size = batch_size
+    peaks = {}
+
+    def wrap(name, kernel):
+        def measured(*arguments, **named):
+            tracemalloc.start()
+            result = kernel(*arguments, **named)
+            peaks[name] = max(peaks.get(name, 0), tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            return result
+
+        return measured
+
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, (batch_size, model.block_size))
+    batch = Batch(ids.astype(np.int32), ids.astype(np.int32), np.zeros(batch_size, np.int64))
+    optimizer = AdamW(built)
+    with built.workspace.wrapped_kernels(wrap):
+        if teacher:
+            distillation = Distillation(TransformerModel(model, backend="numpy"))
+            distillation.loss_and_gradients(built, batch)
+        else:
+            built.loss_and_gradients(batch.ids, batch.targets)
+        optimizer.step()
+    assert expected == pytest.approx(max(peaks.values()), rel=0.15), peaks
 
 
 def test_the_largest_batch_that_fits():
@@ -190,8 +250,6 @@ def test_strategies_by_their_name(strategy):
 
 
 def test_a_huge_model_is_estimated_in_little_memory():
-    import tracemalloc
-
     tracemalloc.start()
     total = estimate(ModelConfig(50_000, 1024, 12, 12, 12_288), TrainingConfig(), 4).total
     _, peak = tracemalloc.get_traced_memory()
