@@ -118,7 +118,10 @@ def test_what_cannot_teach_is_refused(root, tmp_path, capsys):
         ([cats, "--learn-temperature"], "learn_temperature=True needs a teacher"),
         ([cats, *teacher, "--alpha", "2"], "alpha=2.0 must be at least 0 and at most 1"),
         ([cats, *teacher, "--block-size", "17"], "the teacher sees 16 tokens"),
-        ([cats, *teacher, "--teacher-cache", str(tmp_path)], "is no regular file"),
+        (
+            [cats, *teacher, "--teacher-cache", str(tmp_path)],
+            "is not a sound safetensors file: not a regular file",
+        ),
         ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot write"),
     ):
         out = tmp_path / "run"
