@@ -317,4 +317,5 @@ def test_the_peak_of_a_whole_process(tmp_path, files, flags):
         _, peak = smallmind("train", *flags, "--out", str(tmp_path / "second"))
     printed, _ = smallmind("estimate", *flags)
     total = re.search(r"total +│ +([\d,.]+) MB", printed)[1]
+    print(f"peak {peak / 1e6:.1f} MB, estimate {total} MB")
     assert float(total.replace(",", "")) * 1e6 == pytest.approx(peak, rel=0.05)
