@@ -109,19 +109,20 @@ def estimate(
     if teacher and teacher.top_k:
         preparation = flat.data.nbytes + working + teacher_weights + _caching(teacher, backend)
     is_plain = backend == "numpy"
+    parameters = 4 * declare_parameters(model).count  # in arrays of their own: without padding
     return MemoryEstimate(
         weights=flat.data.nbytes,
         working_weights=working,
         gradients=flat.grad.nbytes,
         moments=2 * flat.data.nbytes,
-        snapshot=3 * flat.data.nbytes,
+        snapshot=parameters + 2 * flat.data.nbytes,
         activations=held,
         scratch=run.temporaries if is_plain else _scratch(model, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=0 if teacher and teacher.top_k else teacher_weights,
         text=text.nbytes + 4 * text.tokens if text else 0,
         program=PLAIN_PROGRAM if is_plain else PROGRAM,
-        timing=flat.data.nbytes if timed else 0,
+        timing=parameters if timed else 0,
         preparation=preparation,
     )
 
