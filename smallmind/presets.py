@@ -137,7 +137,7 @@ def _reusable_sections(config: Any) -> dict[str, Any]:
         sections[section] = {
             key: value
             for key, value in vars(from_saved(SECTIONS[section], fields)).items()
-            if key not in NOT_REUSED and value is not None
+            if key not in RUN_SPECIFIC and value is not None
         }
     return sections
 

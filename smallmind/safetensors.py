@@ -9,6 +9,7 @@ itself as zeros. `read` checks it; files from other writers may lack one.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import mmap
@@ -39,6 +40,7 @@ NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
 MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is rejected within a second
 MAX_DIMENSIONS = 32
 BLANK = "0" * 64
+PIECE = 2**16  # bytes, of a file that may be larger than memory
 DIGEST = "smallmind.sha256"
 # A second mark, so that damage to the first cannot pass a file off as another writer's.
 DIGEST_OF = "smallmind.sha256.of"
@@ -63,12 +65,11 @@ def write(
     InputError for what the format cannot hold, OSError if the disk refuses the file.
     """
     head = _encode(tensors, metadata)
-    chunks = [_bytes(np.ascontiguousarray(tensor)) for tensor in tensors.values()]
     digest = hashlib.sha256(head)
-    for chunk in chunks:
-        digest.update(chunk)
+    for piece in _pieces(tensors):
+        digest.update(piece)
     head = head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    durable.write(path, [head, *chunks])
+    durable.write(path, itertools.chain([head], _pieces(tensors)))
 
 
 def read(
@@ -108,8 +109,9 @@ def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[
         head, entries, metadata = _read_head(file, before.st_size)
         digits = _pop_digest(metadata, strict=True)
         digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
+        while piece := file.read(PIECE):  # not from the mapping: all its pages would be loaded
+            digest.update(piece)
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        digest.update(memoryview(data)[len(head) :])
         _check_unchanged(before, os.fstat(file.fileno()))
         _check_digest(digest.hexdigest(), digits)
         tensors = {
@@ -119,6 +121,15 @@ def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[
             for entry in entries
         }
     return tensors, metadata
+
+
+def release_pages(mapped: np.ndarray) -> None:
+    """Unloads the pages of a read-only mapping, until they are used again."""
+    data: Any = mapped
+    while isinstance(data, np.ndarray | memoryview):
+        data = data.base if isinstance(data, np.ndarray) else data.obj
+    if isinstance(data, mmap.mmap) and hasattr(data, "madvise"):  # not on Windows
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
@@ -211,6 +222,18 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
             f"names and metadata take {len(encoded):,} bytes; at most {MAX_HEADER:,} fit"
         )
     return len(encoded).to_bytes(8, "little") + encoded
+
+
+def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
+    """The bytes of tensors; those of read-only mappings piece by piece, one of which is loaded."""
+    for tensor in tensors.values():
+        data = _bytes(np.ascontiguousarray(tensor))
+        if not isinstance(tensor, np.memmap) or tensor.mode != "r":  # changes would be lost
+            yield data
+            continue
+        for start in range(0, len(data), PIECE):
+            yield data[start : start + PIECE]
+            release_pages(tensor)
 
 
 def _bytes(tensor: np.ndarray) -> memoryview:
