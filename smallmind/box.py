@@ -1,10 +1,10 @@
-"""Report tables in a double-line box, or in ASCII if the console cannot print those lines."""
+"""Report tables in a double-line box, or in ASCII if the console cannot print box characters."""
 
 from collections.abc import Sequence
 from typing import TextIO
 
 LINES = "╔═╗║╠╣╚╝╟─┼╢│"
-ASCII = "+=+|++++|-+||"  # the replacement for each of them, in the same order
+ASCII = "+=+|++++|-+||"  # their replacements, in the same order
 
 
 def can_print(stream: TextIO, text: str = LINES) -> bool:
@@ -33,17 +33,28 @@ def draw(
     wide = [max(map(len, column)) for column in zip(*table, strict=True)]
     wide = [max(pair) for pair in zip(wide, widths, strict=True)] if widths else wide
     (
-        top_left, double, top_right, side, left, right, bottom_left, bottom_right,
-        thin_left, thin, cross, thin_right, between,
-    ) = list(ASCII if ascii_only else LINES)  # fmt: skip
+        top_left,
+        double,
+        top_right,
+        side,
+        left,
+        right,
+        bottom_left,
+        bottom_right,
+        thin_left,
+        thin,
+        cross,
+        thin_right,
+        between,
+    ) = list(ASCII if ascii_only else LINES)
     inside = sum(wide) + 3 * len(wide) - 1
     wide[0] += max(0, len(title) + 2 - inside)
     inside = max(inside, len(title) + 2)
 
     def line(cells: Sequence[str], is_head: bool = False) -> str:
         aligned = [
-            cell.ljust(width) if place == 0 or is_head else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, wide, strict=True))
+            cell.ljust(width) if column == 0 or is_head else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, wide, strict=True))
         ]
         return f"{side} " + f" {between} ".join(aligned) + f" {side}"
 

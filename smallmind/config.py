@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from smallmind import parts
+
 __version__ = "0.2.0"
 FORMAT = 1  # of config.json
 
@@ -27,7 +29,7 @@ class Precision(enum.StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-    AUTO = "auto"  # bfloat16 where the CPU has instructions for it, else float32
+    AUTO = "auto"  # bfloat16 if the CPU has instructions for it, else float32
 
 
 class CheckpointStrategy(enum.StrEnum):
@@ -40,7 +42,7 @@ class CheckpointStrategy(enum.StrEnum):
 
 
 def segment_length(strategy: str, n_layer: int, interval: int) -> int:
-    """The number of blocks per segment, of which only the input is kept; n_layer: no recompute."""
+    """-> the number of blocks per segment, which keeps only its input; n_layer: no recompute."""
     if strategy == CheckpointStrategy.EVERY_LAYER:
         return 1
     if strategy == CheckpointStrategy.SQRT_LAYERS:
@@ -56,27 +58,20 @@ def setting(
     above: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
+    before: Any = dataclasses.MISSING,
 ) -> Any:
     """A field with its help text and allowed values.
 
     low <= value <= high, above < value < below, or one of choices. None is allowed where it is the
-    default.
+    default. `before` is what a file means that lacks the field; give it when the default changes.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
-    metadata = {"help": help, "limits": limits, "choices": choices}
+    before = default if before is dataclasses.MISSING else before
+    metadata = {"help": help, "limits": limits, "choices": choices, "before": before}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-SCHEDULES = (
-    "constant",
-    "cosine",
-    "one-cycle",
-    "linear",
-    "step",
-    "exponential",
-    "wsd",
-    "plateau",
-)
+SCHEDULES = tuple(parts.SCHEDULES)
 
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "low": ("at least", operator.ge),
@@ -89,7 +84,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """value as a plain Python number, string or bool for this field.
 
-    InputError naming the field, the value and what is allowed where the value is not.
+    InputError naming the field, the value and what is allowed, if the value is not.
     """
     if value is None and field.default is None:
         return None
@@ -114,7 +109,7 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if not is_finite and limits["high"] is None and limits["below"] is None:
             words.insert(0, "finite")
         raise InputError(f"{shown} must be {' and '.join(words)}")
-    # A NumPy number would not go into JSON.
+    # JSON cannot hold NumPy's numbers.
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
@@ -124,12 +119,12 @@ def _number(limit: float) -> str:
 
 
 def check_field(config: type, name: str, value: Any) -> Any:
-    """value as `check` returns it for the field of this name."""
+    """value as `check` returns it for the field with this name."""
     return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
 
 
 def _check(config: Any) -> None:
-    """Checks and normalises every field; InputError for the first that is wrong."""
+    """Checks and normalises every field; InputError for the first invalid one."""
     for field in dataclasses.fields(config):
         value = check(field, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
@@ -147,6 +142,9 @@ class ModelConfig:
     dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
+    norm: str = setting("layernorm", "norm before each layer", choices=tuple(parts.NORMS))
+    mlp: str = setting("gelu", "perceptron of a block", choices=tuple(parts.MLPS))
+    positions: str = setting("learned", "how positions enter", choices=tuple(parts.POSITIONS))
 
     def __post_init__(self) -> None:
         _check(self)
@@ -158,13 +156,13 @@ class ModelConfig:
             )
 
 
-def micro_batch_sizes(windows: int, tokens: int, at_once: int | None) -> list[int]:
+def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> list[int]:
     """windows in a batch, tokens per window -> the sizes of its micro-batches, nearly equal.
 
-    At most at_once windows each; by default 2048 tokens, above which nothing gets faster.
+    At most max_windows windows each; by default 2048 tokens, beyond which nothing gets faster.
     """
-    groups = math.ceil(windows / (at_once or max(1, 2048 // tokens)))
-    return [windows * (i + 1) // groups - windows * i // groups for i in range(groups)]
+    count = math.ceil(windows / (max_windows or max(1, 2048 // tokens)))
+    return [windows * (i + 1) // count - windows * i // count for i in range(count)]
 
 
 # Fields of TrainingConfig that observe a run without changing what it learns.
@@ -190,13 +188,14 @@ class TrainingConfig:
     lr_decay_factor: float = setting(
         0.5, "factor that step and plateau multiply the learning rate by", above=0.0, below=1.0
     )
-    lr_decay_every: int = setting(500, "steps between the decays of the schedule step", low=1)
+    lr_decay_every: int = setting(500, "steps between decays, for the schedule step", low=1)
     lr_decay_share: float = setting(
-        0.1, "share of the steps, at the end, over which wsd decays", low=0.0, high=1.0
+        0.1, "share of the steps, at the end, in which wsd decays", low=0.0, high=1.0
     )
     plateau_patience: int = setting(
         3, "evaluations without a lower loss before plateau decays", low=1
     )
+    optimizer: str = setting("adamw", "update rule", choices=tuple(parts.OPTIMIZERS))
     weight_decay: float = setting(0.1, "AdamW's weight decay, of matrices only", low=0.0)
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
     beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)
@@ -204,7 +203,7 @@ class TrainingConfig:
     max_grad_value: float = setting(
         0.0, "then clip each element of the gradient to this; 0: never", low=0.0
     )
-    grad_accum_steps: int = setting(1, "batches whose gradients make one update", low=1)
+    grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
@@ -224,7 +223,7 @@ class TrainingConfig:
         None, "storage of weights and activations; default: float32", choices=tuple(Precision)
     )
     micro_batch_size: int | None = setting(
-        None, "windows of a batch in memory at once; default: 2048 tokens' worth", low=1
+        None, "windows in memory at once; default: 2048 tokens' worth", low=1
     )
     enable_diagnostics: bool = setting(False, "report at the end where time and memory went")
     check_gradient_health: bool = setting(
@@ -232,17 +231,17 @@ class TrainingConfig:
     )
     diagnostic_interval: int = setting(100, "steps between health checks", low=1)
     detect_anomaly: bool = setting(
-        False, "stop at the first NaN or Inf and name its layer; slower steps"
+        False, "stop at the first NaN or Inf and name its layer; makes steps slower"
     )
     use_gradient_checkpointing: bool = setting(
         False, "keep fewer activations and recompute them in the backward pass"
     )
     checkpoint_strategy: str | None = setting(
         None,
-        "which activations to keep then; default: sqrt_layers",
+        "which activations to keep in that case; default: sqrt_layers",
         choices=tuple(CheckpointStrategy),
     )
-    checkpoint_interval: int = setting(3, "blocks per segment, for the strategy custom", low=1)
+    checkpoint_interval: int = setting(3, "blocks per segment, with the strategy custom", low=1)
 
     def __post_init__(self) -> None:
         _check(self)
@@ -269,11 +268,11 @@ class TrainingConfig:
 
     @property
     def resolved_min_lr(self) -> float:
-        """min_lr, or a tenth of learning_rate where it is None."""
+        """min_lr, or a tenth of learning_rate if it is None."""
         return self.learning_rate / 10 if self.min_lr is None else self.min_lr
 
     def with_min_lr(self) -> "TrainingConfig":
-        """The same with min_lr as a number, as it is saved with a run."""
+        """The same config with min_lr as a number, as it is saved with a run."""
         return dataclasses.replace(self, min_lr=self.resolved_min_lr)
 
     @property
@@ -295,7 +294,7 @@ class RunConfig:
     """The run: text, batches, seed, machine, directory."""
 
     text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
-    tokenizer: str = setting("char", "what a token is", choices=("char", "byte"))
+    tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
     batch_size: int = setting(12, "windows of text per batch", low=1)
     seed: int = setting(
         1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
@@ -373,12 +372,21 @@ RENAMED = {"windows_at_once": "micro_batch_size"}
 
 
 def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by name, as any version wrote them -> the same under their current names."""
+    """Fields by name, as any version wrote them -> the same fields under their current names."""
     return {RENAMED.get(name, name): value for name, value in fields.items()}
 
 
+def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
+    """The fields of a config of this kind, as any version wrote them -> the config.
+
+    TypeError, AttributeError or ValueError where they are something else.
+    """
+    before = {field.name: field.metadata["before"] for field in dataclasses.fields(kind)}
+    return kind(**{**before, **current_names(saved)})
+
+
 def check_format(saved: Mapping[str, Any]) -> None:
-    """InputError where a newer version wrote this config. Version 0.1.0 wrote no format number."""
+    """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
     if not isinstance(number, int) or number > FORMAT:
         raise InputError(
@@ -409,23 +417,23 @@ class Settings:
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
         """The settings that `to_dict` of this or an earlier version returned.
 
-        Missing sections and fields take their defaults, which are what versions without them did.
+        Missing sections and fields take the values that versions without them used.
         InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
         something else.
         """
         check_format(saved)
         return cls(
-            **{name: kind(**current_names(saved.get(name, {}))) for name, kind in SECTIONS.items()}
+            **{name: from_saved(kind, saved.get(name, {})) for name, kind in SECTIONS.items()}
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The number of the format, and section -> field -> value; fit for JSON."""
+        """The format number, and section -> field -> value, JSON-able."""
         return {"format": FORMAT} | {
             name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
         }
 
     def replace(self, **fields: Any) -> "Settings":
-        """The same with other values for these fields, whichever config has them.
+        """The same settings with other values for these fields, whichever config has them.
 
         InputError for an unknown name or a value out of range.
         """
@@ -448,13 +456,13 @@ SECTIONS: dict[str, Any] = {
 
 
 def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the fields that a config of this kind has."""
+    """The fields that a config of this kind has."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in fields.items() if name in names}
 
 
 def _check_names(fields: Mapping[str, Any]) -> None:
-    """InputError for a name that no config has, with the most similar one."""
+    """InputError for a name that no config has, suggesting the most similar one."""
     known = [field.name for kind in SECTIONS.values() for field in dataclasses.fields(kind)]
     for name in fields:
         if name not in known:

@@ -116,7 +116,7 @@ def make_directory(path: str | PathLike[str]) -> None:
     with _naming(path):
         with suppress(FileExistsError):
             files.make_directory(path)
-        # Even if it existed: whoever made it may have died before syncing.
+        # Even if it existed: the process that made it may have died before syncing.
         files.fsync_directory(path.parent)
 
 
@@ -139,13 +139,13 @@ def clear_stale(directory: Path) -> None:
     """Removes temporary files left in the directory by processes that died while writing."""
     for name in os.listdir(directory):
         match = TEMPORARY.fullmatch(name)
-        if match and not _is_written(name, int(match[1])):
+        if match and not _is_being_written(name, int(match[1])):
             with suppress(OSError):
                 files.unlink(directory / name)
 
 
-def _is_written(name: str, process: int) -> bool:
-    # Process ids are reused, in containers often.
+def _is_being_written(name: str, process: int) -> bool:
+    # Process ids are reused, especially in containers.
     if process == os.getpid():
         return name in _in_flight
     return psutil.pid_exists(process)

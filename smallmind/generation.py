@@ -17,12 +17,12 @@ TRIM_EVERY = 16  # tokens
 def generate(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
 ) -> str:
-    """prompt (default: a newline) -> the prompt and the text that the model continues it with.
+    """prompt (default: a newline) -> the prompt followed by the text that the model generates.
 
     settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
     top_k and top_p (sample from the most likely tokens only; Holtzman et al. 2020), seed (the same
-    seed gives the same text). Beyond block_size tokens the model sees the last block_size of them.
-    InputError for a setting out of range, or a character in prompt that the model does not know.
+    seed gives the same text). The model sees only the last block_size tokens. InputError for a
+    setting out of range, or a character in prompt that the model does not know.
     """
     prompt = tokenizer.opening if prompt is None else prompt
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
@@ -31,7 +31,7 @@ def generate(
 def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
-    """Like `generate`, but yields the text after the prompt piece by piece."""
+    """Like `generate`, but yields only the text after the prompt, piece by piece."""
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
@@ -49,8 +49,8 @@ def _sample(
     """ids (n,) -> the sampled tokens that follow, one by one, each below vocab_size."""
     window = model.config.block_size
     context = ids[-window:]
-    # A growing context rents arrays of many sizes: a pool of its own, emptied now and then, keeps
-    # them from piling up beside those of a training run.
+    # A growing context rents arrays of many sizes: a separate pool, trimmed now and then, keeps
+    # them from piling up in the pool of a training run.
     with TensorPool() as pool:
         for i in range(config.max_tokens):
             with model.workspace.using_pool(pool):

@@ -1,6 +1,6 @@
 """Where the settings of a run come from: named sizes, named presets, a file, and flags.
 
-All are dictionaries from field to value: no two of the four configs share a field name.
+All are dictionaries from field to value, as no two of the four configs share a field name.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import SECTIONS, InputError, check, check_format, current_names
+from smallmind.config import SECTIONS, InputError, check, check_format, current_names, from_saved
 
 Fields = dict[str, Any]
 
@@ -19,8 +19,8 @@ FIELDS = {
     for section, config in SECTIONS.items()
     for field in dataclasses.fields(config)
 }
-# Not taken from a saved run: these depend on its text, its directory or its machine.
-OF_ONE_RUN = ("vocab_size", "out", "threads", "minutes")
+# Not reused from a saved run: these depend on its text, its directory or its machine.
+RUN_SPECIFIC = ("vocab_size", "out", "threads", "minutes")
 # The length of a run: setting one of them overrides all three.
 LENGTHS = ("steps", "epochs", "minutes")
 
@@ -125,19 +125,19 @@ def _sections(file: Path) -> dict[str, Any]:
 
 
 def _reusable_sections(config: Any) -> dict[str, Any]:
-    """config, as saved by any version -> its sections, without what belongs to that run alone."""
+    """config, as saved by any version -> its sections, without what is specific to that run."""
     if not isinstance(config, dict) or not config.keys() & SECTIONS.keys():
-        raise ValueError("it has no section model")
+        raise ValueError("it has no section 'model'")
     check_format(config)
     sections = {}
     for section in SECTIONS:
         fields = config.get(section, {})
         if not isinstance(fields, dict):
-            raise ValueError(f"its {section} is not a section")
+            raise ValueError(f"its {section!r} is not a JSON object")
         sections[section] = {
             key: value
-            for key, value in current_names(fields).items()
-            if key not in OF_ONE_RUN and value is not None
+            for key, value in vars(from_saved(SECTIONS[section], fields)).items()
+            if key not in RUN_SPECIFIC and value is not None
         }
     return sections
 
@@ -153,8 +153,8 @@ def _checked(section: str, keys: Any) -> Fields:
         raise InputError(f"unknown section [{section}]; did you mean [{nearest}]?")
     settings = {}
     for key, value in current_names(keys).items():
-        home, field = FIELDS.get(key, ("", None))
-        if field is None or home != section:
+        owner, field = FIELDS.get(key, ("", None))
+        if field is None or owner != section:
             raise InputError(f"unknown key {key} in [{section}]; {_nearest_key(key)}")
         if key == "vocab_size":
             raise InputError(f"vocab_size={value!r} follows from the text; leave it out")

@@ -6,7 +6,7 @@ _WORD = 2**64 - 1
 
 
 def hash64(*words: int) -> int:
-    """Integers -> a 64-bit hash of all of them (SplitMix64; Steele et al. 2014)."""
+    """Integers -> one 64-bit hash of them all (SplitMix64; Steele et al. 2014)."""
     x = 0
     for word in words:
         x = (x + word + 0x9E3779B97F4A7C15) & _WORD

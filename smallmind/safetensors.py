@@ -9,6 +9,7 @@ itself as zeros. `read` checks it; files from other writers may lack one.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import mmap
@@ -27,13 +28,19 @@ from smallmind.config import InputError
 # integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])
 DTYPES: dict[str, Any] = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": BFLOAT16, "I64": "<i8", "I32": "<i4",
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": BFLOAT16,
+    "I64": "<i8",
+    "I32": "<i4",
     "U8": "u1",
-}  # fmt: skip
+}
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is refused within a second
+MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is rejected within a second
 MAX_DIMENSIONS = 32
 BLANK = "0" * 64
+PIECE = 2**16  # bytes, of a file that may be larger than memory
 DIGEST = "smallmind.sha256"
 # A second mark, so that damage to the first cannot pass a file off as another writer's.
 DIGEST_OF = "smallmind.sha256.of"
@@ -58,12 +65,11 @@ def write(
     InputError for what the format cannot hold, OSError if the disk refuses the file.
     """
     head = _encode(tensors, metadata)
-    chunks = [_bytes(np.ascontiguousarray(tensor)) for tensor in tensors.values()]
     digest = hashlib.sha256(head)
-    for chunk in chunks:
-        digest.update(chunk)
+    for piece in _pieces(tensors):
+        digest.update(piece)
     head = head.replace(BLANK.encode(), digest.hexdigest().encode(), 1)
-    durable.write(path, [head, *chunks])
+    durable.write(path, itertools.chain([head], _pieces(tensors)))
 
 
 def read(
@@ -103,8 +109,9 @@ def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[
         head, entries, metadata = _read_head(file, before.st_size)
         digits = _pop_digest(metadata, strict=True)
         digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
+        while piece := file.read(PIECE):  # not from the mapping: all its pages would be loaded
+            digest.update(piece)
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        digest.update(memoryview(data)[len(head) :])
         _check_unchanged(before, os.fstat(file.fileno()))
         _check_digest(digest.hexdigest(), digits)
         tensors = {
@@ -114,6 +121,15 @@ def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[
             for entry in entries
         }
     return tensors, metadata
+
+
+def release_pages(mapped: np.ndarray) -> None:
+    """Unloads the pages of a read-only mapping, until they are used again."""
+    data: Any = mapped
+    while isinstance(data, np.ndarray | memoryview):
+        data = data.base if isinstance(data, np.ndarray) else data.obj
+    if isinstance(data, mmap.mmap) and hasattr(data, "madvise"):  # not on Windows
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
@@ -134,7 +150,7 @@ def _explained(path: str | PathLike[str]) -> Iterator[None]:
     except MemoryError:
         raise InputError(f"{path} does not fit in memory") from None
     except ValueError as error:
-        raise InputError(f"{path} is not a sound safetensors file: {error}") from None
+        raise InputError(f"{path} is not a valid safetensors file: {error}") from None
 
 
 def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
@@ -188,17 +204,17 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
     header: dict[str, Any] = {
         "__metadata__": _metadata({DIGEST: BLANK, DIGEST_OF: DIGEST_NOTE, **metadata})
     }
-    place = 0
+    begin = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in NAMES:
             raise InputError(
                 f"{name} is {tensor.dtype}, which the format lacks; convert it to one of "
                 f"{', '.join(NAMES.values())}"
             )
-        end = place + tensor.nbytes
+        end = begin + tensor.nbytes
         dtype, shape = NAMES[tensor.dtype], list(tensor.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [place, end]}
-        place = end
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin = end
     encoded = json.dumps(header, ensure_ascii=True).encode()
     encoded += b" " * (-len(encoded) % 8)
     if len(encoded) > MAX_HEADER:
@@ -206,6 +222,18 @@ def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> b
             f"names and metadata take {len(encoded):,} bytes; at most {MAX_HEADER:,} fit"
         )
     return len(encoded).to_bytes(8, "little") + encoded
+
+
+def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
+    """The bytes of tensors; those of read-only mappings piece by piece, one of which is loaded."""
+    for tensor in tensors.values():
+        data = _bytes(np.ascontiguousarray(tensor))
+        if not isinstance(tensor, np.memmap) or tensor.mode != "r":  # changes would be lost
+            yield data
+            continue
+        for start in range(0, len(data), PIECE):
+            yield data[start : start + PIECE]
+            release_pages(tensor)
 
 
 def _bytes(tensor: np.ndarray) -> memoryview:
@@ -218,7 +246,7 @@ def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if size < 8 or length > size - 8:
-        raise ValueError("it is truncated, or of another format")
+        raise ValueError("it is truncated or has another format")
     if length > MAX_HEADER:
         raise ValueError(f"its header has {length:,} bytes; at most {MAX_HEADER:,} are read")
     encoded = file.read(length)
@@ -235,7 +263,7 @@ def _metadata(table: Any) -> dict[str, str]:
 
 
 def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
-    """Removes the digest from metadata -> its digits; empty if the writer left it out."""
+    """Removes the digest from metadata -> its digits; empty if the writer added none."""
     digits, note = metadata.pop(DIGEST, ""), metadata.pop(DIGEST_OF, "")
     if not digits and (note or strict):
         raise ValueError("it has no SHA-256 of its contents")
@@ -245,13 +273,13 @@ def _pop_digest(metadata: dict[str, str], strict: bool) -> str:
 def _entries(header: dict[str, Any], size: int) -> list[_Entry]:
     """The tensors by offset. ValueError unless they fill `size` bytes without gap or overlap."""
     entries = sorted(_entry(name, described) for name, described in header.items())
-    place = 0
+    end = 0
     for entry in entries:
-        if entry.begin != place:
+        if entry.begin != end:
             raise ValueError("there are gaps or overlaps between its tensors")
-        place = entry.end
-    if place != size:
-        raise ValueError(f"it holds {size} bytes of tensors; its header describes {place}")
+        end = entry.end
+    if end != size:
+        raise ValueError(f"it holds {size} bytes of tensors; its header describes {end}")
     return entries
 
 

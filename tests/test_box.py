@@ -12,7 +12,7 @@ CELLS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=40
 
 
 @given(st.data(), st.integers(1, 6), st.integers(0, 5), st.booleans(), st.booleans())
-def test_every_line_is_as_long_as_the_others(data, columns, count, has_footer, ascii_only):
+def test_all_lines_have_the_same_length(data, columns, count, has_footer, ascii_only):
     row = st.lists(CELLS, min_size=columns, max_size=columns)
     title, heads = data.draw(CELLS), data.draw(row)
     rows = data.draw(st.lists(row, min_size=count, max_size=count))
@@ -24,7 +24,7 @@ def test_every_line_is_as_long_as_the_others(data, columns, count, has_footer, a
     assert all(cell in drawn for line in [heads, *rows, footer] for cell in line)
 
 
-def test_the_box_of_the_guide():
+def test_a_box_looks_as_documented():
     assert box.draw("REPORT", ["Name", "ms"], [["a", "1.5"]], ["ALL", "1.5"], widths=[6, 5]) == (
         "╔════════════════╗\n"
         "║     REPORT     ║\n"
@@ -38,7 +38,7 @@ def test_the_box_of_the_guide():
     )
 
 
-def test_in_ascii():
+def test_a_box_can_be_drawn_in_ascii():
     drawn = box.draw("REPORT", ["Name"], [["a"]], ascii_only=True)
     assert drawn.isascii()
     assert drawn.splitlines()[0] == "+========+"
@@ -47,6 +47,6 @@ def test_in_ascii():
 @pytest.mark.parametrize(
     ("encoding", "can"), [("utf-8", True), ("cp437", True), ("latin-1", False), (None, False)]
 )
-def test_what_a_console_can_show(encoding, can):
+def test_can_print_depends_on_the_encoding(encoding, can):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding) if encoding else object()
     assert box.can_print(stream) is can

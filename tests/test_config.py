@@ -1,3 +1,5 @@
+"""Settings: which values are allowed, and how they are saved and loaded."""
+
 import dataclasses
 
 import pytest
@@ -13,7 +15,7 @@ from smallmind import (
 
 
 @pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig, GenerationConfig])
-def test_defaults_are_allowed_and_frozen(config):
+def test_defaults_are_valid_and_frozen(config):
     made = config()
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, dataclasses.fields(config)[0].name, 1)
@@ -88,7 +90,7 @@ def test_defaults_are_allowed_and_frozen(config):
         (RunConfig, {"threads": 0}, "threads=0 must be at least 1"),
     ],
 )
-def test_what_is_out_of_range_is_named_with_its_value_and_range(config, settings, message):
+def test_an_invalid_value_is_named_with_its_allowed_range(config, settings, message):
     with pytest.raises(InputError) as error:
         config(**settings)
     assert str(error.value).startswith(message)
@@ -104,7 +106,7 @@ def test_min_lr_is_a_tenth_of_the_peak_unless_given(peak):
     assert lower.with_min_lr().min_lr == peak / 20
 
 
-def test_settings_survive_a_file():
+def test_settings_survive_saving():
     settings = Settings().replace(n_layer=3, min_lr=1e-5, seed=7, teacher="t", alpha=0.25)
     assert settings.model.n_layer == 3 and settings.distillation.alpha == 0.25
     saved = settings.to_dict()
@@ -112,7 +114,7 @@ def test_settings_survive_a_file():
     assert Settings.from_fields({"n_layer": 3, "seed": 7}).run.seed == 7
 
 
-def test_settings_of_earlier_versions_take_the_defaults_of_what_they_lack():
+def test_settings_of_earlier_versions_get_defaults_for_missing_fields():
     saved = {"model": {"n_layer": 3}, "training": {"windows_at_once": 5}, "run": {}}
     settings = Settings.from_dict(saved)
     assert settings == Settings().replace(n_layer=3, micro_batch_size=5)

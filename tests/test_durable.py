@@ -1,3 +1,5 @@
+"""Atomic writes: the order of operations, and what failures leave behind."""
+
 import os
 import subprocess
 import sys
@@ -31,19 +33,25 @@ def files(monkeypatch):
     return recorder
 
 
-def test_the_order_of_operations(tmp_path, files):
+def test_files_are_synced_before_and_after_renaming(tmp_path, files):
     durable.write(tmp_path / "file", [b"one", memoryview(b"two"), b""])
     assert (tmp_path / "file").read_bytes() == b"onetwo"
     assert files.calls == [
-        "create", "write", "write", "fsync", "close", "replace", "fsync_directory",
-    ]  # fmt: skip
+        "create",
+        "write",
+        "write",
+        "fsync",
+        "close",
+        "replace",
+        "fsync_directory",
+    ]
     files.calls.clear()
     for _ in range(2):
         durable.make_directory(tmp_path / "directory")
     assert files.calls == ["make_directory", "fsync_directory"] * 2
 
 
-def test_a_write_that_takes_only_a_part_is_gone_on_with(tmp_path, monkeypatch):
+def test_a_partial_write_is_continued(tmp_path, monkeypatch):
     class Slow(durable.Files):
         def write(self, file, data):
             return super().write(file, data[:3])
@@ -53,7 +61,7 @@ def test_a_write_that_takes_only_a_part_is_gone_on_with(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_bytes() == b"0123456789abc"
 
 
-def test_chunks_that_fail_leave_the_old_file(tmp_path):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path):
     durable.write(tmp_path / "file", [b"old"])
 
     def chunks():
@@ -66,13 +74,13 @@ def test_chunks_that_fail_leave_the_old_file(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_errors_name_the_file_that_was_meant(tmp_path):
+def test_errors_name_the_target_file(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         durable.write(tmp_path / "missing" / "file", [b""])
     assert caught.value.filename == str(tmp_path / "missing" / "file")
 
 
-def test_what_dead_processes_left_is_removed_and_nothing_else(tmp_path):
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     stale = {f".a.{dead.pid}-0.smallmind", f".b.c.{os.getpid()}-99999.smallmind"}
@@ -82,10 +90,10 @@ def test_what_dead_processes_left_is_removed_and_nothing_else(tmp_path):
     seen = set()
 
     def chunks():
-        durable.clear_stale(tmp_path)  # another write, at the same time
+        durable.clear_stale(tmp_path)  # as a concurrent write would
         seen.update(os.listdir(tmp_path))
         yield b"new"
 
     durable.write(tmp_path / "file", chunks())
-    assert len(seen - others) == 1  # the one that is being written
+    assert len(seen - others) == 1  # the file being written
     assert set(os.listdir(tmp_path)) == others | {"file"}

@@ -1,3 +1,5 @@
+"""Generating text: continuing, sampling, invalid settings."""
+
 import numpy as np
 import pytest
 
@@ -17,12 +19,12 @@ def trained():
     return model, tokenizer
 
 
-def test_greedy_goes_on_as_the_text_does_past_the_block_size(trained):
+def test_greedy_sampling_continues_the_text_past_the_block_size(trained):
     text = generate(*trained, prompt="cde", max_tokens=40, temperature=0)
     assert text == ("abcdefgh" * 6)[2 : 2 + 43]
 
 
-def test_a_prompt_longer_than_the_block_size(trained):
+def test_a_prompt_may_be_longer_than_the_block_size(trained):
     prompt = "abcdefgh" * 4 + "abc"
     assert generate(*trained, prompt=prompt, max_tokens=3, temperature=0) == prompt + "def"
 
@@ -39,7 +41,7 @@ def test_top_k_of_one_is_greedy(trained):
     assert text == generate(*trained, prompt="a", max_tokens=30, temperature=0)
 
 
-def test_stream_yields_piece_by_piece(trained):
+def test_stream_yields_text_piece_by_piece(trained):
     pieces = list(stream(*trained, "ab", GenerationConfig(max_tokens=5, temperature=0)))
     assert pieces == list("cdefg")
 
@@ -53,10 +55,10 @@ def test_stream_yields_piece_by_piece(trained):
         ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
         ({"temperature": float("nan")}, "temperature=nan must be finite and at least 0"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
-        ({"top_p": 0.0}, "top_p=0.0 must be at most 1.0 and above 0"),
+        ({"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
     ],
 )
-def test_wrong_settings_are_refused(trained, settings, message):
+def test_invalid_settings_are_refused(trained, settings, message):
     with pytest.raises(InputError, match=message):
         generate(*trained, **{"prompt": "a", **settings})
 
@@ -82,12 +84,12 @@ def test_temperature_sharpens_and_flattens():
     np.testing.assert_allclose(frequencies(temperature=1e-6), [0, 1, 0, 0])
 
 
-def test_top_k_keeps_the_likeliest():
+def test_top_k_keeps_the_most_likely_tokens():
     np.testing.assert_allclose(frequencies(top_k=2), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
     np.testing.assert_allclose(frequencies(top_k=99), frequencies())
 
 
-def test_top_p_keeps_the_fewest_that_reach_it():
+def test_top_p_keeps_the_fewest_tokens_that_reach_it():
     np.testing.assert_allclose(frequencies(top_p=0.3), [0, 1, 0, 0])
     np.testing.assert_allclose(frequencies(top_p=0.6), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
     np.testing.assert_allclose(frequencies(top_p=1.0), frequencies())
@@ -102,15 +104,15 @@ def test_logits_that_are_not_finite_are_refused():
         choose(np.array([0, np.nan], np.float32), GenerationConfig(), uniform=0.5)
 
 
-def test_without_a_prompt_it_starts_where_a_text_may(trained):
+def test_the_default_prompt_is_the_tokenizers_opening(trained):
     assert generate(*trained, max_tokens=3, temperature=0) == "abcd"
 
 
-def test_top_k_and_top_p_together_keep_what_both_keep():
+def test_top_k_and_top_p_can_be_combined():
     np.testing.assert_allclose(frequencies(top_k=1, top_p=0.99), [0, 1, 0, 0])
     np.testing.assert_allclose(frequencies(top_k=4, top_p=0.3), [0, 1, 0, 0])
 
 
-def test_a_model_with_more_tokens_than_the_tokenizer_draws_only_known_ones():
+def test_only_tokens_that_the_tokenizer_knows_are_sampled():
     text = generate(TransformerModel(50, 8, 8, 1, 1), Tokenizer("abc"), "a", max_tokens=50)
     assert set(text) <= set("abc")

@@ -1,4 +1,4 @@
-"""The gradient check itself: it must pass what is right and fail what is wrong by 0.1 %."""
+"""The gradient check itself: it must pass right gradients and fail those wrong by 0.1 %."""
 
 import numpy as np
 import pytest

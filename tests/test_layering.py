@@ -41,7 +41,7 @@ MODULES = {module_name(source): source for source in SOURCES}
 
 
 def imported(tree):
-    """The modules of this package that a file imports, wherever in the file it does so."""
+    """The modules of this package that a file imports, anywhere in the file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -86,9 +86,7 @@ def test_imports_point_downward(name):
         assert layer(other) <= layer(name), other
 
 
-def test_no_file_imports_itself_through_others():
-    # A package's __init__ hands on the names of its modules: those that import the package by
-    # name mean one of its modules.
+def test_imports_have_no_cycles():
     assert cycle(IMPORTS) == []
 
 
@@ -101,14 +99,14 @@ def test_only_the_command_line_prints(name):
         assert not (called and node.func.id == "print")
 
 
-def test_the_checks_see_what_they_look_for():
+def test_the_checks_find_violations():
     upward = imported(ast.parse("from smallmind.cli import main"))
     assert any(layer(other) > layer("smallmind.nn.block") for other in upward)
     assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
 @pytest.mark.parametrize("name", smallmind.__all__)
-def test_public_names_are_there_and_documented(name):
+def test_public_names_exist_and_are_documented(name):
     assert getattr(smallmind, name).__doc__
 
 

@@ -1,3 +1,5 @@
+"""The public matrix products: results, and which arguments are refused."""
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("product", "a", "b"), CASES)
-def test_products(product, a, b):
+def test_products_match_numpy(product, a, b):
     np.testing.assert_allclose(product(a, b), A @ B, rtol=1e-5, atol=1e-5)
     out = np.full((5, 9), np.nan, np.float32)
     assert product(a, b, out=out) is out
@@ -23,7 +25,7 @@ def test_products(product, a, b):
 
 
 @pytest.mark.parametrize(("product", "a", "b"), CASES)
-def test_other_layouts_and_types_are_converted(product, a, b):
+def test_other_layouts_and_dtypes_are_converted(product, a, b):
     for given_a in (np.asfortranarray(a), a.astype(np.float64), np.repeat(a, 2, axis=1)[:, ::2]):
         np.testing.assert_allclose(product(given_a, b), A @ B, rtol=1e-5, atol=1e-5)
     frozen = a.copy()
@@ -31,7 +33,7 @@ def test_other_layouts_and_types_are_converted(product, a, b):
     np.testing.assert_allclose(product(frozen, b), A @ B, rtol=1e-5, atol=1e-5)
 
 
-def test_shapes_that_do_not_fit_are_named():
+def test_mismatched_shapes_are_named():
     with pytest.raises(InputError, match=r"matmul: shapes \(5, 7\) and \(5, 7\) do not match"):
         smallmind.matmul(A, A)
     with pytest.raises(InputError, match=r"matmul_transpose_b: shapes \(5, 7\) and \(7, 9\)"):
@@ -50,18 +52,18 @@ def test_shapes_that_do_not_fit_are_named():
         [[0.0] * 9] * 5,
     ],
 )
-def test_a_wrong_out_is_refused(out):
+def test_an_invalid_out_is_refused(out):
     with pytest.raises(InputError, match="out must be a writable C-contiguous float32"):
         smallmind.matmul(A, B, out=out)
 
 
-def test_an_out_that_overlaps_is_refused():
+def test_an_overlapping_out_is_refused():
     square = np.eye(4, dtype=np.float32)
     with pytest.raises(InputError, match="must not overlap"):
         smallmind.matmul(square, square, out=square)
 
 
-def test_complex_numbers_and_words_are_refused():
+def test_complex_numbers_and_strings_are_refused():
     for wrong in (A.astype(complex), np.full(A.shape, "x")):
         with pytest.raises(InputError, match="not both real numbers"):
             smallmind.matmul(wrong, B)

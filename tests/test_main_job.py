@@ -25,20 +25,20 @@ def train(directory, *arguments):
     return result.stdout, [json.loads(line) for line in lines]
 
 
-def test_the_stories_are_learnt_to_near_their_entropy(tmp_path):
+def test_stories_are_learned_to_near_their_entropy(tmp_path):
     printed, _ = train(tmp_path / "run")
     excess = float(re.search(r"([\d.]+)\s+nats\s+above\s+that\s+floor", printed)[1])
     assert 0 < excess <= 0.15
 
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")
-def test_shakespeare_is_learnt_as_well_as_by_nanogpt(tmp_path):
+def test_shakespeare_is_learned_as_well_as_by_nanogpt(tmp_path):
     _, records = train(tmp_path / "run", str(SHAKESPEARE), "--no-bias", "--tie-weights")
     assert records[-1]["step"] == 2000
     assert records[-1]["val_loss"] <= 1.92
 
 
-def test_a_student_of_one_layer_learns_more_with_a_teacher_of_four(tmp_path):
+def test_a_one_layer_student_learns_more_with_a_four_layer_teacher(tmp_path):
     train(tmp_path / "teacher", "--val-every", "0")
     for seed in ("1337", "1", "2"):
         student = ["--n-layer", "1", "--steps", "1000", "--seed", seed]

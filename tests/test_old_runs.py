@@ -1,4 +1,4 @@
-"""Runs and models of earlier versions keep working: nothing on disk has to be converted."""
+"""Runs and models of earlier versions keep working, without conversion."""
 
 import json
 import shutil
@@ -22,8 +22,8 @@ def run(request, tmp_path, monkeypatch):
     return Path(shutil.copytree(OLD_RUNS / request.param, tmp_path / "run"))
 
 
-def break_off(run, step):
-    """The run as it would be on disk, had it been killed after its checkpoint of that step."""
+def truncate(run, step):
+    """Leaves the run on disk as if it had been killed after its checkpoint of that step."""
     (run / "model.safetensors").unlink()
     for path in (run / "checkpoints").iterdir():
         if path.name != f"step-{step:08d}.safetensors":
@@ -35,46 +35,46 @@ def losses(run):
     return {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
-def test_it_generates(run, capsys):
+def test_an_old_run_generates(run, capsys):
     assert main(["generate", "--run", str(run), "--prompt", "A", "--max-tokens", "20"]) == 0
     assert capsys.readouterr().out.startswith("A")
 
 
-def test_it_evaluates_to_what_it_did(run, capsys):
+def test_an_old_run_evaluates_to_the_same_loss(run, capsys):
     assert main(["evaluate", "--run", str(run)]) == 0
     assert "3.85" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("missing", [(), ("distillation", "teacher_sha256")])
-def test_it_resumes_to_the_weights_it_had(run, missing):
+def test_an_old_run_resumes_to_the_same_weights(run, missing):
     old, before = safetensors.read(run / "model.safetensors")[0], losses(run)
     config = json.loads((run / "config.json").read_text())
-    for name in missing:  # what a version before that one did not know
+    for name in missing:  # what even earlier versions did not write
         del config[name]
     (run / "config.json").write_text(json.dumps(config))
-    break_off(run, step=8)
+    truncate(run, step=8)
     assert main(["train", "--resume", str(run)]) == 0
     new = safetensors.read(run / "model.safetensors")[0]
     assert old.keys() == new.keys()
     for name, value in old.items():
-        # To rounding: another CPU may add in another order.
+        # Up to rounding: another CPU may add in another order.
         np.testing.assert_allclose(new[name], value, rtol=0, atol=2e-4, err_msg=name)
     for step, loss in losses(run).items():
         assert loss == pytest.approx(before[step], abs=1e-2)
 
 
-def test_it_is_verified(run, capsys):
+def test_an_old_run_is_verified(run, capsys):
     assert main(["verify", str(run), "--digests-only"]) == 0
     assert "4 checks passed" in capsys.readouterr().out
 
 
-def test_its_model_loads_from_python(run):
+def test_an_old_model_loads_from_python(run):
     model = smallmind.TransformerModel.load(run / "model.safetensors")
     assert model.config.n_layer == 2 and model.config.n_embd == 8
     assert np.isfinite(model.forward(np.array([[1, 2, 3]], np.int32))).all()
 
 
-def test_an_old_name_of_a_setting_is_read(run, capsys):
+def test_an_old_name_of_a_setting_is_accepted(run, capsys):
     config = json.loads((run / "config.json").read_text())
     assert "windows_at_once" in config["training"]
     config["training"]["windows_at_once"] = 2

@@ -1,4 +1,4 @@
-"""Sizes, presets and files: who wins over whom, and what a wrong file is told."""
+"""Sizes, presets and files: which overrides which, and how invalid files are refused."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ def toml(tmp_path):
 
 
 def configure(settings):
-    """The three configs with these settings, which also checks them."""
+    """The four configs with these settings, which also checks them."""
     return {
         section: config(**{k: v for k, v in settings.items() if FIELDS[k][0] == section})
         for section, config in SECTIONS.items()
@@ -50,12 +50,12 @@ def readme_rows(first_heading):
     return rows
 
 
-def test_a_name_means_one_field():
+def test_no_two_configs_share_a_field_name():
     assert len(FIELDS) == sum(len(dataclasses.fields(config)) for config in SECTIONS.values())
 
 
 @pytest.mark.parametrize("named", [*SIZES.values(), *PRESETS.values()])
-def test_what_has_a_name_is_allowed(named):
+def test_sizes_and_presets_are_valid(named):
     configure(named)
 
 
@@ -64,7 +64,7 @@ def test_tiny_is_the_default():
 
 
 @pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])
-def test_the_readme_shows_what_names_mean(kind, known):
+def test_the_readme_lists_sizes_and_presets(kind, known):
     rows = readme_rows(f"`--{kind}`")
     assert [row[f"`--{kind}`"] for row in rows] == list(known)
     for row, (name, settings) in zip(rows, known.items(), strict=True):
@@ -77,25 +77,25 @@ def test_the_readme_shows_what_names_mean(kind, known):
             assert float(row[f"`{field}`"]) == value, name
 
 
-def test_the_readme_tells_how_large_sizes_are():
+def test_the_readme_lists_parameters_and_memory_of_sizes():
     vocab_size = len(set(built_in_text()))
     for row, settings in zip(readme_rows("`--size`"), SIZES.values(), strict=True):
         configs = configure({**settings, "vocab_size": vocab_size})
         model, training = configs["model"], configs["training"]
         assert row["parameters"] == f"{declare_parameters(model).count:,}"
         memory = estimate(model, training, configs["run"].batch_size, threads=2).total
-        # The README's was measured.
+        # The README's number was measured.
         assert float(row["memory"].removesuffix(" MiB")) == pytest.approx(memory / 2**20, rel=0.1)
 
 
-def test_the_file_in_the_readme_is_one(toml):
+def test_the_config_file_in_the_readme_is_valid(toml):
     block = re.search(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     settings = read_settings(toml(block[1]))
     configure(settings)
     assert {FIELDS[key][0] for key in settings} == set(SECTIONS)
 
 
-def test_each_source_wins_over_those_before_it(toml):
+def test_each_source_overrides_those_before_it(toml):
     # batch_size is set by all four; every other key loses one source.
     file = toml("[run]\nbatch_size = 7\nseed = 7\n[training]\nval_every = 7\n")
     flags = {"batch_size": 9, "seed": 9}
@@ -116,22 +116,24 @@ def test_each_source_wins_over_those_before_it(toml):
         assert got == values, names
 
 
-def test_one_length_of_a_run_leaves_those_before_it_behind(toml):
+def test_a_length_overrides_all_lengths_set_before_it(toml):
     file = toml("[training]\nepochs = 3\n[run]\nseed = 2\n")
     assert resolve(preset="test", file=file)["epochs"] == 3
     assert "steps" not in resolve(preset="test", file=file)
     assert resolve(preset="test", file=file, flags={"steps": 5}).items() >= {
-        ("steps", 5), ("seed", 2), ("warmup_steps", 10),
-    }  # fmt: skip
+        ("steps", 5),
+        ("seed", 2),
+        ("warmup_steps", 10),
+    }
     assert "epochs" not in resolve(file=file, flags={"minutes": 5.0})
-    # What is saved of a run by epochs has their steps too.
+    # A saved run by epochs has their number of steps too.
     saved = toml("[training]\nepochs = 3\nsteps = 77\n")
     assert resolve(file=saved).items() >= {("epochs", 3), ("steps", 77)}
     with pytest.raises(InputError, match="--steps and --minutes both set the length"):
         resolve(flags={"steps": 5, "minutes": 1.0})
 
 
-def test_values_of_every_type(toml):
+def test_a_file_may_hold_values_of_every_type(toml):
     file = toml(
         "[model]\nbias = false\nn_layer = 3\n"
         "[training]\nlearning_rate = 1\nmin_lr = 1e-5\nschedule = 'wsd'\nsteps = 1_000\n"
@@ -140,20 +142,30 @@ def test_values_of_every_type(toml):
     )
     settings = read_settings(file)
     assert settings == {
-        "bias": False, "n_layer": 3, "learning_rate": 1.0, "min_lr": 1e-5, "schedule": "wsd",
-        "steps": 1000, "text": "a.txt", "threads": 1,
-    }  # fmt: skip
+        "bias": False,
+        "n_layer": 3,
+        "learning_rate": 1.0,
+        "min_lr": 1e-5,
+        "schedule": "wsd",
+        "steps": 1000,
+        "text": "a.txt",
+        "threads": 1,
+    }
     assert read_settings(toml("")) == read_settings(toml("[model]\n")) == {}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[model]\nn_layers = 4", "unknown key n_layers in [model]; did you mean n_layer in "
-         "[model]?"),
+        (
+            "[model]\nn_layers = 4",
+            "unknown key n_layers in [model]; did you mean n_layer in [model]?",
+        ),
         ("[model]\nn-layer = 4", "did you mean n_layer in [model]?"),
-        ("[training]\nbatch_size = 4", "unknown key batch_size in [training]; did you mean "
-         "batch_size in [run]?"),
+        (
+            "[training]\nbatch_size = 4",
+            "unknown key batch_size in [training]; did you mean batch_size in [run]?",
+        ),
         ("[trainng]\nsteps = 4", "unknown section [trainng]; did you mean [training]?"),
         ("steps = 4", "steps=4 is outside any section; did you mean steps in [training]?"),
         ("model = 4", "model=4 must be a section, [model]"),
@@ -169,15 +181,15 @@ def test_values_of_every_type(toml):
         ("[run]\nout = 3", "out=3 must be text in quotes"),
         ("[run]\nout = 2026-01-01", "out=datetime.date(2026, 1, 1) must be text in quotes"),
     ],
-)  # fmt: skip
-def test_what_is_wrong_in_a_file_is_named_with_the_file(toml, text, message):
+)
+def test_errors_in_a_file_name_the_file(toml, text, message):
     file = toml(text)
     with pytest.raises(InputError) as error:
         read_settings(file)
     assert str(error.value).startswith(f"{file}: ") and message in str(error.value)
 
 
-def test_what_is_no_config_file_is_said(tmp_path, toml):
+def test_an_invalid_config_file_is_refused(tmp_path, toml):
     (tmp_path / "saved.json").write_text('{"model": {}, "training": 3}', encoding="utf-8")
     (tmp_path / "newer.json").write_text('{"format": 2, "model": {}}', encoding="utf-8")
     (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
@@ -186,8 +198,11 @@ def test_what_is_no_config_file_is_said(tmp_path, toml):
         (toml("steps 4"), "run.toml is not TOML in UTF-8: Expected '='"),
         (tmp_path / "none.toml", "none.toml: No such file"),
         (tmp_path, f"cannot read {tmp_path}: "),
-        (tmp_path / "saved.json", "is not the config.json of a run: its training is not a section"),
-        (tmp_path / "list.json", "is not the config.json of a run: it has no section model"),
+        (
+            tmp_path / "saved.json",
+            "is not the config.json of a run: its 'training' is not a JSON object",
+        ),
+        (tmp_path / "list.json", "is not the config.json of a run: it has no section 'model'"),
         (tmp_path / "newer.json", "newer.json: a newer smallmind wrote it, in format 2"),
         (tmp_path / "cut.json", "is not the config.json of a run: Expecting"),
     ]:
@@ -208,7 +223,7 @@ def saved_run(tmp_path, **changes):
     return path
 
 
-def test_a_saved_run_is_trained_again_elsewhere(tmp_path):
+def test_a_saved_run_can_be_trained_again_elsewhere(tmp_path):
     changes = {"text": "/a.txt", "vocab_size": 9, "out": "runs/x", "threads": 64}
     settings = read_settings(saved_run(tmp_path, **changes))
     assert not settings.keys() & {"vocab_size", "out", "threads"}
@@ -219,7 +234,7 @@ def test_a_saved_run_is_trained_again_elsewhere(tmp_path):
     assert resolve(file=tmp_path / "config.json", flags={"steps": 8})["steps"] == 8
 
 
-def test_a_run_saved_by_an_earlier_version_is_trained_again(tmp_path):
+def test_a_run_of_an_earlier_version_can_be_trained_again(tmp_path):
     path = saved_run(tmp_path)
     config = json.loads(path.read_text(encoding="utf-8"))
     config["training"]["windows_at_once"] = 5

@@ -1,3 +1,5 @@
+"""The safetensors format: round trips, the safetensors package, digests, damage."""
+
 import hashlib
 import json
 import tracemalloc
@@ -26,7 +28,7 @@ def assert_same(actual, expected):
         np.testing.assert_array_equal(actual[name], value)
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_written_tensors_are_read_back(tmp_path):
     safetensors.write(tmp_path / "file", TENSORS, {"note": "häß"})
     tensors, metadata = safetensors.read(tmp_path / "file")
     assert_same(tensors, TENSORS)
@@ -34,12 +36,12 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_safetensors_package_reads_it(tmp_path):
+def test_the_safetensors_package_reads_our_files(tmp_path):
     safetensors.write(tmp_path / "file", TENSORS, {"note": "x"})
     assert_same(package.load_file(tmp_path / "file"), TENSORS)
 
 
-def test_it_reads_what_the_safetensors_package_writes(tmp_path):
+def test_files_of_the_safetensors_package_are_read(tmp_path):
     package.save_file(TENSORS, tmp_path / "file", {"note": "x"})
     tensors, metadata = safetensors.read(tmp_path / "file")
     assert_same(tensors, TENSORS)
@@ -61,7 +63,7 @@ def test_the_digest_is_that_of_the_file_with_its_digits_as_zeros(tmp_path):
     assert len(blank) % 8 == sum(tensor.nbytes for tensor in TENSORS.values()) % 8
 
 
-def test_a_digest_can_be_demanded(tmp_path):
+def test_a_digest_can_be_required(tmp_path):
     safetensors.write(tmp_path / "ours", TENSORS, {})
     package.save_file(TENSORS, tmp_path / "theirs")
     assert_same(safetensors.read(tmp_path / "ours", strict=True)[0], TENSORS)
@@ -70,7 +72,7 @@ def test_a_digest_can_be_demanded(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smallmind.sha256", "smallmind.sha256.of"])
-def test_names_of_the_digest_are_taken(tmp_path, name):
+def test_names_of_the_digest_are_reserved(tmp_path, name):
     with pytest.raises(InputError, match="reserved names"):
         safetensors.write(tmp_path / "file", {}, {name: "x"})
 
@@ -84,13 +86,13 @@ def test_names_of_the_digest_are_taken(tmp_path, name):
         ({}, {"x": "x" * safetensors.MAX_HEADER}, "at most 3,000,000 fit"),
     ],
 )
-def test_nothing_is_written_that_would_not_be_read(tmp_path, tensors, metadata, message):
+def test_tensors_that_could_not_be_read_are_not_written(tmp_path, tensors, metadata, message):
     with pytest.raises(InputError, match=message):
         safetensors.write(tmp_path / "file", tensors, metadata)
     assert not list(tmp_path.iterdir())
 
 
-def test_bfloat16_has_a_dtype_of_its_own(tmp_path):
+def test_bfloat16_has_its_own_dtype(tmp_path):
     bits = np.array([[0x3F80, 0xC000], [0x7F80, 1]], np.uint16)  # 1, -2, infinity, the smallest
     safetensors.write(tmp_path / "file", {"x": bits.view(safetensors.BFLOAT16)}, {})
     with open(tmp_path / "file", "rb") as file:
@@ -101,10 +103,10 @@ def test_bfloat16_has_a_dtype_of_its_own(tmp_path):
     assert read.dtype == safetensors.BFLOAT16
     np.testing.assert_array_equal(read.view(np.uint16), bits)
     with pytest.raises(TypeError):
-        read + read  # not taken for whole numbers
+        read + read  # not mistaken for integers
 
 
-def test_tensors_in_another_order_than_their_places(tmp_path):
+def test_tensors_are_returned_in_the_order_of_their_offsets(tmp_path):
     header = {
         "second": entry("U8", (2,), (4, 6)),
         "none": entry("U8", (0,), (4, 4)),
@@ -116,20 +118,20 @@ def test_tensors_in_another_order_than_their_places(tmp_path):
     assert tensors["first"] == 1.5 and tensors["second"].tobytes() == b"ab"
 
 
-def test_reading_takes_the_memory_of_the_tensors_alone(tmp_path):
+def test_reading_needs_no_more_memory_than_the_tensors(tmp_path):
     big = np.ones(2_000_000, np.float32)
     safetensors.write(tmp_path / "file", {"a": big, "b": big}, {})
     tracemalloc.start()
     try:
         tensors, _ = safetensors.read(tmp_path / "file")
         assert tracemalloc.get_traced_memory()[1] < 2.1 * big.nbytes
-        del tensors["a"]  # each is an array of its own
+        del tensors["a"]  # each is a separate array
         assert tracemalloc.get_traced_memory()[0] < 1.1 * big.nbytes
     finally:
         tracemalloc.stop()
 
 
-def test_what_is_read_may_be_written_to(tmp_path):
+def test_tensors_that_were_read_are_writable(tmp_path):
     safetensors.write(tmp_path / "file", TENSORS, {})
     safetensors.read(tmp_path / "file")[0]["a"] += 1
 
@@ -137,18 +139,18 @@ def test_what_is_read_may_be_written_to(tmp_path):
 @pytest.mark.parametrize(
     "text", ['{"a": NaN}', "[-Infinity]", "[1e999]", '{"a": 1, "a": 1}', "[" * 10**5]
 )
-def test_json_that_is_none_is_refused(text):
+def test_invalid_json_is_refused(text):
     with pytest.raises(ValueError):
         safetensors.from_json(text)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_json_that_would_be_none_is_not_written(value):
+def test_values_that_json_lacks_are_not_written(value):
     with pytest.raises(ValueError):
         safetensors.to_json({"a": value})
 
 
-def test_a_file_cut_short_anywhere_is_refused(tmp_path):
+def test_a_file_truncated_anywhere_is_refused(tmp_path):
     path = tmp_path / "file"
     safetensors.write(path, TENSORS, {})
     whole = path.read_bytes()
@@ -179,7 +181,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
         3,
     ],
 )
-def test_a_header_that_lies_is_refused(tmp_path, header):
+def test_an_inconsistent_header_is_refused(tmp_path, header):
     (tmp_path / "file").write_bytes(file_of(header, b"\0" * 4))
     with pytest.raises(InputError):
         safetensors.read(tmp_path / "file")
@@ -213,14 +215,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_mapped_file_holds_what_was_written_and_cannot_be_written_to(tmp_path):
+def test_a_mapped_file_holds_what_was_written_and_is_read_only(tmp_path):
     safetensors.write(tmp_path / "file", TENSORS, {"note": "häß"})
     tensors, metadata = safetensors.read_mapped(tmp_path / "file")
     assert_same(tensors, TENSORS)
     assert metadata == {"note": "häß"} == safetensors.read_metadata(tmp_path / "file")
     with pytest.raises(ValueError, match="read-only"):
         next(x for x in tensors.values() if x.size)[...] = 0
-    # What is replaced stays as it was for those who hold it.
+    # A reader that has mapped a file keeps it after it is replaced.
     safetensors.write(tmp_path / "file", {}, {})
     assert_same(tensors, TENSORS)
 
@@ -237,7 +239,7 @@ def test_mapping_takes_no_memory(tmp_path):
     assert peak < 200_000 and tensors["x"].sum() == 2_000_000
 
 
-def test_what_is_damaged_is_not_mapped(tmp_path):
+def test_damaged_files_are_not_mapped(tmp_path):
     path = tmp_path / "file"
     safetensors.write(path, TENSORS, {"note": "häß"})
     data = path.read_bytes()

@@ -42,14 +42,14 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.threads import choose_threads
     from smallmind.text.tokenizer import Tokenizer
 
-    model, size = settings.model, None
+    model, size, tokenizer = settings.model, None, None
     if "vocab_size" not in options:
         text = read_source(settings.run.text).text
         tokenizer = Tokenizer(text, settings.run.tokenizer)
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
         size = measure_text(text, tokenizer)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
-    teacher = read_teacher(settings.distillation)
+    teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)
     return show_estimate(Console(), plan, options.memory, options.target_batch)
 

@@ -64,7 +64,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
     parts = [
         [name.replace("_", " ").replace("program", "the program itself"), format_bytes(nbytes)]
         for name, nbytes in vars(estimate).items()
-        if name != "preparation" and (nbytes or name not in ("teacher", "text"))
+        if name != "preparation" and (nbytes or name not in ("teacher", "text", "timing"))
     ]
     console.table("Memory", [*parts, ["total", format_bytes(estimate.total)]])
     fits = estimate.total <= available
@@ -79,10 +79,7 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
 
 def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) -> None:
     """The largest batch that fits and ways to reach the target batch, or what to change."""
-    from smallmind.training.memory_estimate import max_micro_batch
-
-    threads = plan.run.threads or 1
-    largest = max_micro_batch(plan.model, plan.training, memory, threads, plan.teacher, plan.text)
+    largest = plan.largest_batch(memory)
     if not largest:
         _show_changes(console, plan, memory)
         return

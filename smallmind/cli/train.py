@@ -97,7 +97,7 @@ def _build(console: Console, run: "Run") -> None:
     from smallmind.training.memory_estimate import TextSize
 
     settings = run.settings
-    teacher = read_teacher(settings.distillation)
+    teacher = read_teacher(settings.distillation, run.data.tokenizer)
     tokens = len(run.data.train) + len(run.data.held_out)
     text = TextSize(sys.getsizeof(run.text), tokens)
     check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))

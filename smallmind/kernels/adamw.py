@@ -24,7 +24,7 @@ _NO_VECTOR = np.empty(0, np.float32)
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
-    g = gradient_scale * gradients, each number clipped to +-max_gradient
+    g = gradient_scale * gradients, each element clipped to +-max_gradient
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
@@ -32,7 +32,7 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     not None, a copy of the parameters, rounded to its dtype. coefficients: AdamWCoefficients.
     """
     working = _NO_VECTOR if working is None else working
-    # Settled as float64: each other type of number would compile another specialisation.
+    # Always float64: any other type of number would compile another specialisation.
     coefficients = AdamWCoefficients(*map(float, coefficients))
     _adamw(parameters, gradients, m, v, decayed, coefficients, working, threads())
 

@@ -1,8 +1,8 @@
 """Causal multi-head attention, fused: scores exist only in tiles of scratch, never as T x T.
 
-Forward takes TILE_ROWS queries at a time, whose scores against all earlier keys fit the cache, and
-keeps for the backward pass only the logarithm of each row's sum of exponentials (Dao et al. 2022).
-Backward recomputes the probabilities from it, ROWS queries at a time.
+Forward processes TILE_ROWS queries at a time, whose scores against all earlier keys fit the cache,
+and keeps for the backward pass only the logarithm of each row's sum of exponentials (Dao et al.
+2022). Backward recomputes the probabilities from it, ROWS queries at a time.
 """
 
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at o
 
 
 class Head(NamedTuple):
-    """One head of one sequence, and where it is found in qkv (B T, 3 C) and in out (B T, C)."""
+    """One head of one sequence, and where it begins in qkv (B T, 3 C) and in out (B T, C)."""
 
     number: int  # among the B H heads
     b: int
@@ -91,7 +91,7 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
-            # above a row grows as its square.
+            # of the first n rows grows as the square of n.
             first = _row_of_share(T, np.sqrt(max(0, begin - index * workers) / workers))
             last = _row_of_share(T, np.sqrt(min(workers, end - index * workers) / workers))
             if first < last:
@@ -101,7 +101,7 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
 
 @jit
 def _row_of_share(T, share):
-    """The row at a share of T, moved to the nearest border of a block of the backward pass."""
+    """The row at a share of T, moved to the nearest block boundary of the backward pass."""
     return T if share >= 1 else min(T, np.int64(share * T + ROWS / 2) // ROWS * ROWS)
 
 
@@ -128,12 +128,12 @@ def _rows(T, D):
 
 @called_jit
 def _score_row(T):
-    """Elements from a row of scores to the next: a power of two would use few sets of the cache."""
+    """Elements between rows of scores: a power of two would use only few sets of the cache."""
     return round_up(T, PANEL) + 16
 
 
 class ForwardLayout(NamedTuple):
-    """Where the parts of the forward pass's scratch begin. The keys of a head, in panels, at 0."""
+    """Where the parts of the forward pass's scratch begin; at 0, the keys of a head, in panels."""
 
     values: int  # of a head
     scores: int  # of a tile of queries, as all below
@@ -177,7 +177,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
                 Rows(at(keys, column * D), PANEL),
                 Extent(rows, width, D),
             )
-        # Pass by pass for all rows: within a row each has to wait for the one before.
+        # Each pass covers all rows: within one row, a pass would have to wait for the one before.
         for i in range(rows):
             logsumexp[head.b, head.h, first + i] = _row_maximum(scores, i * T_row, first + i + 1)
         for i in range(rows):
@@ -220,9 +220,9 @@ def _row_maximum(scores, s, count):
 
 @jit
 def _exponentials(scores, s, count, width, m, scale, mask, counter):
-    """Turns `count` scores from s on into dropped-out exp((score - m) scale), zeros up to width.
+    """`count` scores from s on -> exp((score - m) scale) after dropout, then zeros up to width.
 
-    Returns the sum of the exponentials, those included that are dropped.
+    In place. Returns the sum of the exponentials, including the dropped ones.
     """
     whole = count // LANES * LANES
     tail = count - whole
@@ -281,7 +281,7 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
 
 
 class Forward(NamedTuple):
-    """What the probabilities follow from, besides queries, keys and values."""
+    """What the backward pass needs from the forward pass, besides queries, keys and values."""
 
     dout: Any
     out: Any
@@ -305,7 +305,7 @@ class BackwardScratch(NamedTuple):
 
 
 class BackwardLayout(NamedTuple):
-    """Where each group of its parts begins, panels at 0, and the size of each part of a group."""
+    """Where each group of these parts begins (panels at 0), and the size of a part of the group."""
 
     panel_size: int
     rows: int
@@ -351,7 +351,7 @@ def _backward_scratch(scratch, T, D):
 def _attention_backward_rows(dqkv, qkv, forward, head, begin, end, own):
     """The gradients of the queries, keys and values begin..end of one head.
 
-    A worker that has the whole head computes each probability once; one that shares it computes
+    A worker that owns the whole head computes each probability once; one that shares it computes
     those of its queries, and then those of its keys.
     """
     # forward: s = q k^T scale, p = exp(s - logsumexp), out = (p mask) v
@@ -434,7 +434,7 @@ def _add_dkeys_and_dvalues(own, head, first, last, keys):
 
 @jit
 def _probabilities(own, forward, head, first, last, keys):
-    """Writes p and ds of the queries first..last; zeros for the keys that a query does not see."""
+    """Writes p and ds of the queries first..last, with zeros for keys after the query."""
     T, D = head.T, head.D
     D_row, T_row = round_up(D, LANES), _score_row(T)
     scale = np.float32(1 / np.sqrt(D))
@@ -480,7 +480,7 @@ class Softmax(NamedTuple):
 def _softmax_backward_row(p, ds, s, count, columns, softmax, mask, counter):
     """Scores in p -> probabilities after dropout; their gradients in ds -> those of the scores.
 
-    Row s.. of both, in the given columns, of which those from count on become zeros.
+    Both rows begin at s. Of the columns given, those from count on become zeros.
     """
     zero = broadcast(np.float32(0))
     for j in range(columns.left, min(columns.right, round_up(count, LANES)), LANES):

@@ -22,7 +22,7 @@ from smallmind.kernels.cross_entropy import row_maximum, scale_row
 from smallmind.kernels.reduce import CHUNK
 
 
-class Numbers(NamedTuple):
+class Scalars(NamedTuple):
     """The arguments of `distillation` that are not arrays, as float32."""
 
     alpha: np.float32
@@ -40,25 +40,25 @@ def distillation(
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
     derivative of losses by the temperature. Afterwards the contents of logits are undefined.
     """
-    numbers = Numbers(np.float32(alpha), np.float32(temperature), np.float32(scale))
-    _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers)
+    scalars = Scalars(np.float32(alpha), np.float32(temperature), np.float32(scale))
+    _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars)
 
 
 @parallel_jit
-def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, numbers):
+def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars):
     R = logits.shape[0]
     for chunk in prange(ceil_div(R, CHUNK)):
         first = np.int64(chunk) * CHUNK
         for r in range(first, min(R, first + CHUNK)):
             losses[r], dtemperatures[r] = _row(
-                dlogits, logits, teacher_logits, targets[r], r, numbers
+                dlogits, logits, teacher_logits, targets[r], r, scalars
             )
 
 
 @jit
-def _row(dlogits, logits, teacher_logits, target, r, numbers):
-    """Row r -> its loss, and the derivative of that by the temperature; writes its gradient."""
-    alpha, T, scale = numbers.alpha, numbers.temperature, numbers.scale
+def _row(dlogits, logits, teacher_logits, target, r, scalars):
+    """Row r -> its loss, and the derivative of the loss by the temperature; writes its gradient."""
+    alpha, T, scale = scalars.alpha, scalars.temperature, scalars.scale
     one = np.float32(1)
     inverse = one / T
     V = logits.shape[1]
@@ -80,22 +80,23 @@ def _row(dlogits, logits, teacher_logits, target, r, numbers):
         sum_p = sum_p + p
         pu, w = p * u, u - z
         sum_pu = sum_pu + pu
-        # Differences before they are summed: a student near its teacher loses no digits.
+        # The differences are summed, not their terms: a student near its teacher loses no digits.
         sum_pw = fma(p, w, sum_pw)
         sum_puw = fma(pu, w, sum_puw)
     e, q_total, p_total = lane_sum(sum_e), lane_sum(sum_q), lane_sum(sum_p)
     u_mean, w_mean = lane_sum(sum_pu) / p_total, lane_sum(sum_pw) / p_total
-    # The mean under p of log p - log q = w / T + log(q_total / p_total), and its derivative by 1/T.
+    # The mean under p of log p - log q = w / T + log(q_total / p_total); its derivative by 1 / T.
     divergence = w_mean * inverse + np.log(q_total / p_total)
     covariance = lane_sum(sum_puw) / p_total - u_mean * w_mean
     by_inverse = covariance * inverse - (u_mean - w_mean - lane_sum(sum_qz) / q_total)
     # backward: d loss / d logit = (1 - alpha) (softmax - onehot) + alpha T (q - p)
-    of_e, of_q, of_p = (one - alpha) / e, alpha * T / q_total, alpha * T / p_total
+    factor_e, factor_q, factor_p = (one - alpha) / e, alpha * T / q_total, alpha * T / p_total
     for v in range(0, V, LANES):
         count = min(LANES, V - v)
         z = load_up_to(logits, row + v, count) - z_top
         u = load_up_to(teacher_logits, row + v, count) - u_top
-        gradient = exp(z) * of_e + (exp(z * inverse) * of_q - exp(u * inverse) * of_p)
+        soft = exp(z * inverse) * factor_q - exp(u * inverse) * factor_p
+        gradient = exp(z) * factor_e + soft
         store_up_to(logits, row + v, gradient, count)
     logits[r, target] -= one - alpha
     scale_row(dlogits, logits, r, scale)

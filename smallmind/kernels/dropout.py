@@ -1,7 +1,7 @@
-"""Dropout (Srivastava et al. 2014) whose mask is computed from a counter, never stored.
+"""Dropout (Srivastava et al. 2014) with a mask that is computed from a counter, never stored.
 
-Whether an element is dropped follows from a hash of a key and of its flat position. The backward
-pass recomputes the mask from the same key; so does a resumed run, on any number of threads.
+A hash of a key and of its flat position decides whether an element is dropped. The backward pass
+recomputes the mask from the same key; so does a resumed run, on any number of threads.
 """
 
 from typing import NamedTuple
@@ -13,20 +13,19 @@ from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.simd import LANES, dropout_factors, load_up_to, share, store_up_to
 from smallmind.kernels.codegen.threads import threads
 
+_NO_MATRIX = np.empty((0, 0), np.float32)
+
 
 class Mask(NamedTuple):
     """A dropout mask: an element is dropped where its hash with the key is below the threshold."""
 
     key: int  # 64 bits
     threshold: int
-    factor: np.float32  # of what is kept
-
-
-_NO_MATRIX = np.empty((0, 0), np.float32)
+    factor: np.float32  # of the elements that are kept
 
 
 def dropout_threshold(probability):
-    """The number below which a 32-bit hash means `dropped`, and 1 / (1 - probability)."""
+    """The threshold below which a 32-bit hash drops its element, and 1 / (1 - probability)."""
     return int(probability * 2**32), np.float32(1 / (1 - probability))
 
 
@@ -35,23 +34,23 @@ def dropout(out, x, key, probability, addend=None):
 
     The mask follows from key, 64 bits. It is its own backward: dx = dropout(dy) with the same key.
     """
-    threshold, scale = dropout_threshold(probability)
+    threshold, factor = dropout_threshold(probability)
     addend = _NO_MATRIX if addend is None else addend
-    _dropout(out, x, np.uint64(key), threshold, scale, addend, threads())
+    _dropout(out, x, np.uint64(key), threshold, factor, addend, threads())
 
 
 @parallel_jit
-def _dropout(out, x, key, threshold, scale, addend, workers):
+def _dropout(out, x, key, threshold, factor, addend, workers):
     for worker in prange(workers):
-        _dropout_part(out, x, key, threshold, scale, addend, np.int64(worker), workers)
+        _dropout_part(out, x, key, threshold, factor, addend, np.int64(worker), workers)
 
 
 @jit
-def _dropout_part(out, x, key, threshold, scale, addend, worker, workers):
+def _dropout_part(out, x, key, threshold, factor, addend, worker, workers):
     first, last = share(x.size, worker, workers)
     for place in range(first, last, LANES):
         count = min(LANES, last - place)
-        y = load_up_to(x, place, count) * dropout_factors(key, place, threshold, scale)
+        y = load_up_to(x, place, count) * dropout_factors(key, place, threshold, factor)
         if addend.size > 0:
             y = y + load_up_to(addend, place, count)
         store_up_to(out, place, y, count)

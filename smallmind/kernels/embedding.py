@@ -45,7 +45,7 @@ def _embedding_rows(out, token_weight, position_weight, ids, start, first):
 def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     """dout (B T, C), ids (B, T) -> adds to dtoken_weight (V, C) and dposition_weight (P, C).
 
-    Each iteration owns a range of channels and walks all rows, so equal ids never collide.
+    Each iteration owns a range of channels and visits all rows, so equal ids never collide.
     """
     C = dout.shape[1]
     for group in prange(ceil_div(C, LANES)):

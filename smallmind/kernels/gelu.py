@@ -48,7 +48,7 @@ def gelu_and_derivative_of(x):
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
 
-    In training the product that makes x writes y as well: `matmul_gelu`.
+    In training, the product that computes x writes y as well: `matmul_gelu`.
     """
     _gelu(y, x, threads())
 

@@ -1,8 +1,8 @@
 """16-bit floating point: how arrays of it are represented, and their conversion in plain NumPy.
 
-Neither NumPy nor Numba computes in 16 bits on a CPU: it is a storage format, and kernels convert to
-float32 as they load and store. NumPy has no bfloat16 and Numba no float16, so both are arrays of
-their bits: uint16 stands for float16, int16 for bfloat16.
+16 bits are a storage format only: kernels convert to float32 as they load, and back as they store.
+NumPy has no bfloat16 and Numba no float16, so arrays hold the bits: uint16 those of float16, int16
+those of bfloat16.
 """
 
 from typing import Any
@@ -13,13 +13,8 @@ FLOAT16 = np.uint16
 BFLOAT16 = np.int16
 
 
-def is_half(array: np.ndarray) -> bool:
-    """Whether an array holds the bits of 16-bit floating point."""
-    return array.dtype in (FLOAT16, BFLOAT16)
-
-
 def to_float32(array: np.ndarray) -> np.ndarray:
-    """array -> its numbers as float32; an array of float32 or float64 is returned as it is."""
+    """array -> its values as float32; an array of float32 or float64 is returned unchanged."""
     if array.dtype == FLOAT16:
         return array.view(np.float16).astype(np.float32)
     if array.dtype == BFLOAT16:

@@ -1,6 +1,7 @@
 """Layer normalisation (Ba, Kiros & Hinton 2016) over the last axis, and its backward pass.
 
-Its loops run in the first-level cache, where `load_up_to` costs up to 10 %: tails are apart.
+The loops run in the first-level cache, where `load_up_to` would cost up to 10 %: the tails are
+handled separately.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
 EPSILON = np.float32(1e-5)
-BLOCK = 2048  # elements of a matrix that are worked on while they are in the first-level cache
+BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
 
@@ -48,10 +49,10 @@ def _layernorm(out, mean, rstd, x, weight, bias):
 
 @jit
 def _layernorm_rows(out, mean, rstd, x, weight, bias, first):
-    """One chunk, block after block of rows that stay in the first-level cache.
+    """One chunk, in blocks of rows that stay in the first-level cache.
 
     Three passes over a block instead of over a row: the sums of a row are a chain of additions, and
-    the chains of different rows run side by side.
+    the CPU runs the chains of different rows in parallel.
     """
     R, C = x.shape
     tail = C % LANES

@@ -43,7 +43,7 @@ def _gemm(out, activation, a, b, bias, addend, variant):
     addend = _NO_MATRIX if addend is None else addend
     size = b.size
     if a.itemsize == 2:
-        # Compiled only where it is used.
+        # Imported here, so that it is compiled only if it is used.
         from smallmind.kernels.gemm.sixteen_bit import sixteen_bit_gemm
 
         sixteen_bit_gemm(out, activation, a, b, bias, addend, variant)

@@ -1,7 +1,7 @@
-"""Every kernel in plain NumPy: the textbook, and what the compiled kernels are tested against.
+"""Every kernel in plain NumPy: easy to read, and what the compiled kernels are tested against.
 
-Names and arguments are those of the compiled kernels. Inputs may have any float type, and the
-results are computed in it. Read a backward function beside its forward function: each quotes the
+Names and arguments are those of the compiled kernels. Inputs may have any float type, and results
+are computed in that type. Read a backward function beside its forward function: each quotes the
 line that it differentiates.
 """
 
@@ -34,8 +34,8 @@ def matmul_gelu(activation, preactivation, a, b, bias=None):
     gelu(activation, preactivation)
 
 
-# The slope of GELU's tanh at 0, and the factor of its cube. Python's floats: NumPy's would turn
-# float32 into float64.
+# The slope of GELU's tanh at 0, and the factor of the cubic term. Python floats, as a NumPy float
+# would promote float32 to float64.
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
@@ -233,8 +233,8 @@ def distillation(
     p, q = np.exp(teacher), np.exp(soft)
     divergence = (p * (teacher - soft)).sum(axis=1)
     losses[...] = (1 - alpha) * -hard[rows, targets] + alpha * T**2 * divergence
-    # forward: teacher = log softmax(u / T), soft = log softmax(z / T); by 1 / T they change by
-    # their logits less the mean of these under p and q.
+    # forward: teacher = log softmax(u / T), soft = log softmax(z / T); their derivatives by 1 / T
+    # are u and z less their means under p and q.
     du = teacher_logits - (p * teacher_logits).sum(axis=1, keepdims=True)
     dz = logits - (q * logits).sum(axis=1, keepdims=True)
     by_inverse = (p * du * (teacher - soft) - p * dz).sum(axis=1)
@@ -275,13 +275,13 @@ class AdamWCoefficients(NamedTuple):
     correction1: float  # 1 / (1 - beta1**step)
     correction2: float  # 1 / (1 - beta2**step)
     gradient_scale: float
-    max_gradient: float = math.inf  # limit for each number of the scaled gradient
+    max_gradient: float = math.inf  # limit for each element of the scaled gradient
 
 
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
 
-    g = gradient_scale * gradients, each number clipped to +-max_gradient
+    g = gradient_scale * gradients, each element clipped to +-max_gradient
     m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
     p = p (1 - learning_rate weight_decay)
         - learning_rate m correction1 / (sqrt(v correction2) + epsilon)

@@ -1,1 +1,1 @@
-"""The pool that arrays are rented from, and how much memory is used and free."""
+"""A pool of reusable arrays, and how much memory is used and available."""

@@ -1,4 +1,4 @@
-"""How much memory is free, on the machine and in the container of this process."""
+"""How much memory is available to this process, on the machine and within its container."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -7,8 +7,8 @@ import psutil
 
 PROCESS = Path("/proc/self")
 
-# The files of a control group, by its file system: limits, usage, and the part of the usage that
-# the kernel can reclaim, from memory.stat. (Kernel documentation: cgroup-v1/memory, cgroup-v2.)
+# The files of a control group, by file system: limits, usage, and the key in memory.stat of the
+# usage that the kernel can reclaim. (Kernel documentation: cgroup-v1/memory, cgroup-v2.)
 FILES = {
     "cgroup2": (("memory.max", "memory.high"), "memory.current", "inactive_file"),
     "cgroup": (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
@@ -16,9 +16,9 @@ FILES = {
 
 
 def available_bytes(process: Path = PROCESS) -> int:
-    """What this process can still allocate: the free memory of the machine, within its container.
+    """What this process can still allocate: the machine's free memory, limited by its container.
 
-    `process` is its directory in /proc; if it does not exist, only the machine counts.
+    `process` is its directory in /proc; if that does not exist, only the machine counts.
     """
     return max(0, min([psutil.virtual_memory().available, *_left_by_limits(process)]))
 
@@ -28,7 +28,7 @@ def _left_by_limits(process: Path) -> Iterator[int]:
     for kind, mount, group in _groups(process):
         limits, used, idle = FILES[kind]
         for directory in (group, *group.parents):
-            yield from _left(directory, limits, used, idle)
+            yield from _remaining(directory, limits, used, idle)
             if directory == mount:
                 break
 
@@ -43,17 +43,18 @@ def _groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
         elif "memory" in controllers.split(","):
             paths["cgroup"] = PurePosixPath(path)
     for line in _lines(process / "mountinfo"):
-        place, _, source = line.partition(" - ")
-        root, mount = place.split()[3:5]
+        target, _, source = line.partition(" - ")
+        root, mount = target.split()[3:5]
         kind, *_, options = source.split()
         if kind in paths and (kind == "cgroup2" or "memory" in options.split(",")):
             group = paths[kind]
-            # A container may see its own group as the root, but the path as seen from outside.
-            seen = group.is_relative_to(root) and ".." not in group.parts
-            yield kind, Path(mount), Path(mount, group.relative_to(root) if seen else "")
+            # A container may see its own group as the root, but its path as it is outside.
+            inside = group.is_relative_to(root) and ".." not in group.parts
+            yield kind, Path(mount), Path(mount, group.relative_to(root) if inside else "")
 
 
-def _left(directory: Path, limits: tuple[str, ...], used: str, idle: str) -> Iterator[int]:
+def _remaining(directory: Path, limits: tuple[str, ...], used: str, idle: str) -> Iterator[int]:
+    """What is left below each of the limits of one control group."""
     usage = _number(_lines(directory / used))
     if usage is None:
         return

@@ -15,9 +15,9 @@ MAX_REQUESTS = 4096  # sizes whose bucket a pool remembers
 
 
 def unbacked(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """shape -> an array whose elements are all one and the same: it takes no memory.
+    """shape -> an array that takes no memory: all its elements share one address.
 
-    For dry runs, which only count bytes. It is writable, and its contents mean nothing.
+    For dry runs, which only count bytes. It is writable, but its contents are meaningless.
     """
     shape = (shape,) if isinstance(shape, int) else shape
     element = np.zeros(1, dtype)
@@ -25,7 +25,7 @@ def unbacked(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarra
 
 
 def bucket_size(n: int) -> int:
-    """Requested elements -> elements of their bucket: 64, 128, ... 65536, then steps of an eighth.
+    """Requested elements -> the size of their bucket: 64, 128, ... 65536, then steps of an eighth.
 
     Up to 65536 a bucket is a power of two; above, at most 12.5 % is wasted.
     """
@@ -35,12 +35,12 @@ def bucket_size(n: int) -> int:
     if power <= 65536:
         return power
     step = power // 16
-    return (n + step - 1) // step * step
+    return math.ceil(n / step) * step
 
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """What a pool has done and holds. Units: bytes, whole buckets."""
+    """What a pool has done and what it holds. Bytes are those of whole buckets."""
 
     rents: int
     hits: int  # rents that allocated nothing
@@ -67,11 +67,11 @@ class _Bucket:
 
 
 class TensorPool:
-    """Arrays by bucket and dtype. Safe to use from several threads.
+    """Arrays by bucket and dtype. Thread-safe.
 
     `capacity` limits the bytes that it holds, rented and idle; None: no limit. At the limit idle
-    arrays are freed; MemoryError where that is not enough. After `close`, which a `with` block
-    calls at its end, everything but `statistics` raises RuntimeError.
+    arrays are freed; MemoryError if that is not enough. After `close`, which a `with` block calls
+    at its end, everything but `statistics` raises RuntimeError.
 
     `allocate(elements, dtype)` makes the arrays; with `unbacked` the pool only counts.
 
@@ -99,7 +99,7 @@ class TensorPool:
     def rent(self, n: int, dtype: Any = np.float32) -> np.ndarray:
         """-> a 1-D array of n elements, aligned to 64 bytes, contents undefined.
 
-        MemoryError where it would exceed the capacity.
+        MemoryError if it would exceed the capacity.
         """
         with self._lock:
             bucket = self._requests.get((n, dtype)) or self._bucket(n, dtype)
@@ -113,7 +113,7 @@ class TensorPool:
             if rented > self._high_water_mark:
                 self._high_water_mark = rented
             self._rented[id(array.base)] = bucket, array, n
-        return array[:n]  # always a view: whoever rents it may reshape it in place
+        return array[:n]  # always a view: the caller may reshape it in place
 
     def return_(self, array: np.ndarray, clear: bool = True) -> None:
         """Returns an array from `rent`, of any shape; zeroes it first if clear.
@@ -121,9 +121,9 @@ class TensorPool:
         ValueError, with nothing done, if the array is not rented from this pool, was already
         returned, or is only a part of what was rented.
         """
-        place = id(array.base)
+        key = id(array.base)
         with self._lock:
-            rented = self._rented.get(place)
+            rented = self._rented.get(key)
             if rented is None:
                 self._check_open()
                 raise ValueError(
@@ -135,7 +135,7 @@ class TensorPool:
             # Before another thread can rent it.
             if clear:
                 whole[:n] = 0
-            del self._rented[place]
+            del self._rented[key]
             self._bytes_rented -= bucket.nbytes
             bucket.idle.append(whole)
 
@@ -149,7 +149,7 @@ class TensorPool:
             self.return_(array, clear=False)
 
     def trim(self) -> int:
-        """Frees all idle arrays -> how many bytes they had."""
+        """Frees all idle arrays -> the number of bytes freed."""
         with self._lock:
             self._check_open()
             return self._trim()
@@ -181,7 +181,7 @@ class TensorPool:
             )
 
     def _bucket(self, n: int, dtype: Any) -> _Bucket:
-        """The bucket for n elements of a dtype, however that is spelled: "f4", np.float32, ..."""
+        """The bucket for n elements of a dtype, however it is spelled: "f4", np.float32, ..."""
         self._check_open()
         key = bucket_size(n), np.dtype(dtype)
         bucket = self._buckets.get(key)

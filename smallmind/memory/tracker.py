@@ -1,4 +1,4 @@
-"""How much memory the process takes, phase by phase."""
+"""How much memory the process uses, phase by phase."""
 
 import sys
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class MemorySnapshot:
 
     phase: str
     resident: int  # of the whole process, in RAM
-    peak: int  # highest resident size since the process began
+    peak: int  # highest resident size since the process started
     pool_held: int  # by the pool, rented and idle
     pool_rented: int
     pool_peak: int  # highest pool_rented so far
@@ -77,7 +77,7 @@ class MemoryTracker:
 
 
 def resident_bytes() -> int:
-    """The memory of this process that is resident now."""
+    """The resident memory of this process, now."""
     return int(psutil.Process().memory_info().rss)
 
 

@@ -1,1 +1,1 @@
-"""The transformer, layer by layer: each backward stands below its forward."""
+"""The transformer, layer by layer: each backward pass is written below its forward pass."""

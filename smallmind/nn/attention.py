@@ -9,7 +9,7 @@ from smallmind.nn.scope import Scope
 
 
 class Attention:
-    """Queries, keys and values by one product; attention head by head; a projection back."""
+    """One product for queries, keys and values; attention head by head; an output projection."""
 
     def __init__(self, scope: Scope) -> None:
         C = scope.config.n_embd

@@ -1,4 +1,4 @@
-"""Where a model computes: the kernels that it calls and the memory that it takes."""
+"""Back ends: the kernels that a model calls and the pool that it rents memory from."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from smallmind.memory.tensor_pool import TensorPool, unbacked
 
 @dataclass(frozen=True)
 class Backend:
-    """Kernels under the names in `kernels/reference.py`, a pool, and vectors for parameters."""
+    """Kernels named as in `kernels/reference.py`, a pool, and an allocator for parameters."""
 
     name: str
     kernels: Any
@@ -23,11 +23,11 @@ class Backend:
 
     @property
     def computes(self) -> bool:
-        """False for a dry run, in which no array has contents."""
+        """False in a dry run, whose arrays have no contents."""
         return self.zeros is not unbacked
 
 
-class _NoKernels:
+class NoKernels:
     """Kernels that do nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., float]:
@@ -38,17 +38,17 @@ def _no_kernel(*_arguments: Any, **_named: Any) -> float:
     return 0.0
 
 
-def dry_run_backend() -> Backend:
+def dry_run_backend(kernels: NoKernels | None = None) -> Backend:
     """A back end that allocates and computes nothing: its pool only counts."""
-    return Backend("none", _NoKernels(), TensorPool(allocate=unbacked), unbacked)
+    return Backend("none", kernels or NoKernels(), TensorPool(allocate=unbacked), unbacked)
 
 
 def open_backend(name: str) -> Backend:
-    """ "numba" or "numpy" -> the back end. InputError for another name."""
+    """name -> the back end "numba" or "numpy". InputError for any other name."""
     if name == "numpy":
         return Backend(name, reference, TensorPool.shared)
     if name == "numba":
-        # Numba takes a third of a second to import: only where it is used.
+        # Numba takes a third of a second to import: only if it is used.
         from smallmind.kernels import compiled
 
         return Backend(name, compiled, TensorPool.shared)

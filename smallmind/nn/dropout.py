@@ -6,7 +6,7 @@ from smallmind.nn.scope import Scope
 
 
 class Dropout:
-    """One place in the model where activations are dropped. It has the name of the layer there."""
+    """One place in the model where activations are dropped, named after the layer it is in."""
 
     def __init__(self, scope: Scope) -> None:
         self.workspace = scope.workspace
@@ -19,7 +19,7 @@ class Dropout:
         return self.workspace.drop_probability > 0
 
     def key(self) -> tuple[int, float]:
-        """What the mask of this pass follows from: its key, and the share that is dropped."""
+        """The key of this pass's mask, and the probability of dropping an element."""
         return self.workspace.dropout_key(self.site), self.workspace.drop_probability
 
     def forward(self, y: np.ndarray, x: np.ndarray, residual: np.ndarray | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Tokens and their positions -> the residual stream, and dropout (Radford et al. 2019)."""
+"""Tokens and their positions -> the residual stream, with dropout (Radford et al. 2019)."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from smallmind.nn.scope import Scope
 
 
 class Embedding:
-    """A row for every token (V, C) and for every position (block_size, C)."""
+    """A matrix with a row per token (V, C), and one with a row per position (block_size, C)."""
 
     def __init__(self, scope: Scope) -> None:
         config, normal = scope.config, Normal(INITIAL_DEVIATION)

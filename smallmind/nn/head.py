@@ -1,4 +1,4 @@
-"""The residual stream -> logits, by a matrix of its own or the token embedding."""
+"""The residual stream -> logits, with a separate matrix or the token embedding."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from smallmind.nn.scope import Scope
 
 
 class TiedHead:
-    """logits = x token_embedding^T (Press & Wolf 2017). Declares nothing: embedding does."""
+    """logits = x token_embedding^T (Press & Wolf 2017). Declares no parameters of its own."""
 
     def __init__(self, scope: Scope, embedding: Embedding) -> None:
         self.workspace = scope.workspace
@@ -35,7 +35,7 @@ class TiedHead:
 
 
 class UntiedHead:
-    """logits = x weight + bias."""
+    """logits = x weight; no bias even if the model has biases."""
 
     def __init__(self, scope: Scope) -> None:
         shape = scope.config.n_embd, scope.config.vocab_size

@@ -31,7 +31,7 @@ class LayerNorm:
     def backward(self, dy: np.ndarray, dx: np.ndarray, residual: np.ndarray | None) -> None:
         """dy (R, C) -> dx (R, C) [+ residual, the gradient that bypasses this norm]. Writes dx.
 
-        Adds to the gradients of weight and bias. Releases x, which nothing else needs any more.
+        Adds to the gradients of weight and bias. Releases x, which nothing else needs by then.
         """
         # forward: y = (x - mean) rstd weight + bias
         self.workspace.kernels_for(self.name).layernorm_backward(

@@ -1,34 +1,63 @@
-"""Which layers a model is made of. A new kind of norm, attention, MLP or embedding is added here.
+"""Which layers a model is made of: the config names a kind, and `parts` says where it is.
 
-Each function takes the scope of the layer, whose config says which kind is wanted.
+Each function takes the scope of the layer.
 """
 
+from typing import Protocol
+
+import numpy as np
+
+from smallmind import parts
 from smallmind.nn.attention import Attention
 from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import Head, TiedHead, UntiedHead
-from smallmind.nn.layernorm import LayerNorm
-from smallmind.nn.mlp import MLP
 from smallmind.nn.scope import Scope
+
+
+class Norm(Protocol):
+    """Normalises each row of the residual stream."""
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> y (R, C); keeps what backward needs, x included."""
+
+    def backward(self, dy: np.ndarray, dx: np.ndarray, residual: np.ndarray | None) -> None:
+        """dy (R, C) -> dx (R, C) [+ residual]. Writes dx, adds to gradients, releases x."""
+
+
+class Perceptron(Protocol):
+    """Mixes the channels of each token."""
+
+    def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """x, residual (R, C) -> residual + mlp(x) (R, C); keeps what backward needs."""
+
+    def recompute(self, x: np.ndarray) -> None:
+        """x (R, C); keeps what forward keeps, without computing its result."""
+
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, C) -> dx (R, C); adds to gradients."""
 
 
 def build_embedding(scope: Scope) -> Embedding:
     """Tokens and their positions -> the residual stream."""
-    return Embedding(scope)
+    embedding: Embedding = parts.load(parts.POSITIONS, scope.config.positions)(scope)
+    return embedding
 
 
-def build_norm(scope: Scope) -> LayerNorm:
+def build_norm(scope: Scope) -> Norm:
     """The norm before attention, MLP and head."""
-    return LayerNorm(scope)
+    norm: Norm = parts.load(parts.NORMS, scope.config.norm)(scope)
+    return norm
 
 
 def build_attention(scope: Scope) -> Attention:
-    """What mixes tokens."""
+    """The layer that mixes tokens."""
     return Attention(scope)
 
 
-def build_mlp(scope: Scope) -> MLP:
+def build_mlp(scope: Scope) -> Perceptron:
     """What mixes the channels of a token."""
-    return MLP(scope)
+    mlp: Perceptron = parts.load(parts.MLPS, scope.config.mlp)(scope)
+    return mlp
 
 
 def build_head(scope: Scope, embedding: Embedding) -> Head:

@@ -25,7 +25,7 @@ class Network:
         self.use_recompute(RecomputePlan(enabled=False))
 
     def use_recompute(self, plan: RecomputePlan) -> None:
-        """From now on the segments are those of the plan."""
+        """Divides the blocks into the segments of the plan."""
         ranges = plan.segments(len(self.blocks))
         self.segments = [
             Segment(self.workspace, self.blocks[range_.start : range_.stop], range_ == ranges[-1])
@@ -58,7 +58,7 @@ class Network:
 
 
 def declare_parameters(config: ModelConfig) -> Parameters:
-    """The parameters that a model of this config has. Allocates nothing."""
+    """The parameters of a model with this config. Allocates nothing."""
     parameters = Parameters()
     Network(Workspace(dry_run_backend(), np.float32, 0.0, 0), parameters, config)
     return parameters

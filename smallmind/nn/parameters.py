@@ -17,7 +17,7 @@ CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
 
 
 class Role(enum.StrEnum):
-    """What a parameter is for. Optimizers, weight decay and exports go by it, not by the name."""
+    """What a parameter is for. Optimizers and exports select by role, never by name."""
 
     EMBEDDING = "embedding"  # a row per token or position
     MATRIX = "matrix"
@@ -29,12 +29,12 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Normal:
-    """Independent normal numbers of mean 0."""
+    """Independent normal values with mean 0."""
 
     deviation: float
 
     def fill(self, values: np.ndarray, seed: int, stream: int) -> None:
-        """Writes values, which follow from the seed and the number of the stream."""
+        """Writes values, which depend only on the seed and the number of the stream."""
         # Each parameter has its own stream: its values do not depend on those before it.
         random = np.random.Generator(np.random.Philox(key=[seed, stream]))
         values[...] = self.deviation * random.standard_normal(values.shape)
@@ -70,7 +70,7 @@ class ParameterSpec:
 
 
 class Parameter:
-    """A parameter as its layer holds it. Both views exist once `Parameters.allocate` was called.
+    """The handle that a layer keeps. Both views exist once `Parameters.allocate` has been called.
 
     `compute` is what kernels read: float32, or the rounded copy in 16 bits. `grad` is what they
     add to.
@@ -79,7 +79,7 @@ class Parameter:
     __slots__ = ("compute", "grad")
 
     def __init__(self) -> None:
-        # Any, so that layers need not check for None: NO_PARAMETER keeps these.
+        # Any, so that layers need not check for None: only NO_PARAMETER keeps it.
         self.compute: Any = None
         self.grad: Any = None
 
@@ -140,7 +140,7 @@ class Parameters:
     def allocate(
         self, dtype: Any = np.float32, zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
     ) -> None:
-        """Makes the vectors, of zeros, and the views of all that was declared."""
+        """Makes the vectors, filled with zeros, and the views of all declared parameters."""
         self._zeros = zeros
         self._offsets = [0] * len(self.specs)
         end = 0
@@ -176,7 +176,7 @@ class Parameters:
         return ranges
 
     def store_working_copy(self, dtype: Any) -> None:
-        """From now on layers read a copy in dtype or, for None, the values themselves.
+        """Makes layers read a copy in dtype or, for None, the values themselves.
 
         The optimizer keeps the copy up to date; call `refresh` after writing to `data` by hand.
         """
@@ -204,5 +204,5 @@ class Parameters:
 
 
 def _padded(size: int) -> int:
-    """Elements up to the start of a cache line."""
-    return -(-size // ALIGNED) * ALIGNED
+    """size rounded up to whole cache lines."""
+    return math.ceil(size / ALIGNED) * ALIGNED

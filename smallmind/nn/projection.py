@@ -1,4 +1,4 @@
-"""The way back into the residual stream: linear, dropout, addition."""
+"""What adds to the residual stream: a linear layer, dropout, addition."""
 
 import math
 
@@ -14,7 +14,7 @@ class Projection:
 
     def __init__(self, scope: Scope, inputs: int) -> None:
         self.workspace = scope.workspace
-        # Every block adds to the residual stream twice; so its variance does not grow with depth.
+        # Each block adds to the residual stream twice: so its variance does not grow with depth.
         deviation = INITIAL_DEVIATION / math.sqrt(2 * scope.config.n_layer)
         self.linear = Linear(scope, (inputs, scope.config.n_embd), deviation)
         self.dropout = Dropout(scope)

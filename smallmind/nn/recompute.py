@@ -2,7 +2,7 @@
 
 The blocks are divided into segments. The forward pass keeps only the input of a segment; the
 backward pass first runs the segment forward once more, keeping what backward needs. Dropout masks
-follow from counters and are the same both times, so that no gradient changes by a bit.
+depend only on counters and are the same both times, so the gradients are the same to the bit.
 """
 
 from collections.abc import Sequence

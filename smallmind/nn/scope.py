@@ -1,4 +1,4 @@
-"""Where a layer is built: what it shares with the others, and its name."""
+"""What a layer is built from: all that it shares with the others, and its name."""
 
 from typing import NamedTuple
 
@@ -24,17 +24,17 @@ class Scope(NamedTuple):
     name: str = ""
 
     def inner(self, name: str) -> "Scope":
-        """The scope of a layer inside this one."""
+        """The scope of a layer within this one."""
         return self._replace(name=f"{self.name}.{name}" if self.name else name)
 
     def declare(
         self, name: str, shape: tuple[int, ...], initialisation: Normal | Constant, role: Role
     ) -> Parameter:
-        """A parameter of this layer."""
+        """Declares a parameter of this layer."""
         return self.parameters.declare(self.inner(name).name, shape, initialisation, role)
 
     def declare_bias(self, size: int) -> Parameter:
-        """Its bias of zeros, or NO_PARAMETER in a model without biases."""
+        """Declares a bias, initially zero -> NO_PARAMETER in a model without biases."""
         if not self.config.bias:
             return NO_PARAMETER
         return self.declare("bias", (size,), ZEROS, Role.BIAS)

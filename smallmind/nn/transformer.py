@@ -1,4 +1,4 @@
-"""The whole model as its users see it: passes over batches, precision, files."""
+"""The model's public interface: passes over batches, precision, files."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     RunConfig,
-    current_names,
+    from_saved,
     micro_batch_sizes,
 )
 from smallmind.kernels.half import BFLOAT16, FLOAT16
@@ -31,7 +31,7 @@ from smallmind.nn.workspace import Kernel, Workspace
 FORMAT = "smallmind model 1"
 DEFAULT_SEED = 42
 
-# Called with the arguments of cross_entropy, and before them which windows of the batch these are:
+# Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # objective(windows, losses, dlogits, logits, targets, scale).
 Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
 
@@ -39,16 +39,16 @@ Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, flo
 def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[slice]:
     """The parts of a batch, ids (B, T), that go through the model one after another.
 
-    So memory does not grow with the batch. The order of all sums follows from these numbers alone.
+    So memory does not grow with the batch. The order of all sums depends only on these sizes.
     """
     end = 0
-    for windows in micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size):
-        start, end = end, end + windows
+    for size in micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size):
+        start, end = end, end + size
         yield slice(start, end)
 
 
 def resolve_precision(precision: Precision, backend: str) -> Precision:
-    """The same, AUTO resolved. InputError for 16 bits with the NumPy backend."""
+    """precision, with AUTO resolved. InputError for 16 bits with the NumPy backend."""
     if precision == Precision.AUTO:
         if backend == "numpy":
             return Precision.FLOAT32
@@ -61,9 +61,9 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
 
 
 def _signature() -> inspect.Signature:
-    """What TransformerModel takes: the fields of ModelConfig, and seed, backend, dtype.
+    """The arguments of TransformerModel: the fields of ModelConfig, and seed, backend, dtype.
 
-    Those that may be given by position are listed; later fields of ModelConfig are keywords.
+    Those that may be positional are listed; all other fields of ModelConfig are keyword-only.
     """
     required = ("vocab_size", "block_size", "n_embd", "n_layer", "n_head")
     optional = ("dropout", "seed", "tie_weights", "bias", "backend", "dtype")
@@ -87,13 +87,14 @@ class TransformerModel:
     vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads; learned positions,
     pre-norm, tanh-GELU, MLP of 4C. `tie_weights` uses the token embedding as output matrix;
     `bias=False` leaves biases out of linear layers and norms. `backend` is "numba" (compiled,
-    float32) or "numpy" (plain, `dtype` float32 or float64). Weights follow from `seed`: normal with
-    deviation 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0, gains 1.
+    float32) or "numpy" (plain, `dtype` float32 or float64). `seed` determines the weights: normal
+    with deviation 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0,
+    gains 1.
 
-    A ModelConfig may take the place of its fields: `TransformerModel(config, seed=1)`.
+    A ModelConfig may replace its fields: `TransformerModel(config, seed=1)`.
 
     `parameters` and `gradients` map names to writable views of one flat vector each. Matrices are
-    (in, out). InputError where an argument is out of its range.
+    (in, out). InputError if an argument is out of range.
     """
 
     __signature__: ClassVar[inspect.Signature] = _signature()
@@ -114,7 +115,7 @@ class TransformerModel:
             self.flat.initialise(self.seed)
 
     def _build(self, config: ModelConfig, seed: int, backend: Backend, dtype: Any) -> None:
-        """Everything but the values of the parameters, which are zeros."""
+        """Builds everything; the parameters are zeros."""
         is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
         if np.dtype(dtype) != np.float32 and not is_plain:
             raise InputError(f"dtype={np.dtype(dtype)} needs backend='numpy'; numba is float32")
@@ -127,7 +128,7 @@ class TransformerModel:
         self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
-        self.passes = 0  # training passes so far: dropout masks follow from it
+        self.passes = 0  # training passes so far: dropout masks depend on it
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
@@ -138,7 +139,7 @@ class TransformerModel:
         return self.network.blocks
 
     def use_precision(self, precision: Precision) -> Precision:
-        """From now on passes store weights and activations so -> the same, AUTO resolved.
+        """Makes passes store weights and activations in precision -> precision, AUTO resolved.
 
         `parameters` and `gradients` stay float32. In 16 bits passes read a rounded copy, which
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
@@ -152,29 +153,29 @@ class TransformerModel:
         return precision
 
     def use_recompute(self, plan: RecomputePlan) -> None:
-        """From now on training recomputes activations as planned; no gradient changes by a bit."""
+        """Makes training recompute activations as planned; the gradients stay the same bits."""
         self.recompute_plan = plan
         self.network.use_recompute(plan)
 
     use_checkpointing = use_recompute  # the public name
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
-        """ids (B, T) -> logits (B, T, V), a new array. Nothing is dropped out.
+        """ids (B, T) -> logits (B, T, V), a new array. Dropout is off.
 
-        InputError where T is over block_size or an id is outside the vocabulary.
+        InputError if T exceeds block_size or an id is outside the vocabulary.
         """
         ids = self._checked(ids)
         logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
-        for group in micro_batches(ids, self.micro_batch_size):
-            with self.logits(ids[group]) as rows:
-                logits[group] = rows.reshape(logits[group].shape)
+        for windows in micro_batches(ids, self.micro_batch_size):
+            with self.logits(ids[windows]) as rows:
+                logits[windows] = rows.reshape(logits[windows].shape)
         return logits
 
     @contextmanager
     def logits(self, ids: np.ndarray) -> Iterator[np.ndarray]:
         """ids (B, T) -> logits (B T, V), rented for the duration of the block.
 
-        The whole batch goes through the model at once. Nothing is dropped out.
+        The whole batch goes through the model at once. Dropout is off.
         """
         ids = self._checked(ids)
         with self.workspace.one_pass():
@@ -184,28 +185,27 @@ class TransformerModel:
             yield logits
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
-        """ids, targets (B, T) -> mean cross-entropy in nats per token. Nothing is dropped out."""
+        """ids, targets (B, T) -> mean cross-entropy in nats per token. Dropout is off."""
         return float(self.losses(ids, targets).mean(dtype=np.float64))
 
     def losses(
         self, ids: np.ndarray, targets: np.ndarray, correct: np.ndarray | None = None
     ) -> np.ndarray:
-        """ids, targets (B, T) -> cross-entropy of every token (B, T) in nats, a new array.
+        """ids, targets (B, T) -> cross-entropy of each token (B, T) in nats, a new array.
 
-        If correct (B, T) is given, writes into it whether the target has the highest logit.
+        If correct (B, T) is given, writes to it whether the target has the highest logit.
         """
         ids, targets = self._checked_pair(ids, targets)
         losses = np.empty(ids.shape, self.workspace.dtype)
-        for group in micro_batches(ids, self.micro_batch_size):
+        for windows in micro_batches(ids, self.micro_batch_size):
             with self.workspace.one_pass():
                 with self.workspace.profile("Forward"):
-                    logits = self.network.forward(ids[group])
+                    logits = self.network.forward(ids[windows])
                 if correct is not None:
-                    correct[group] = (
-                        logits.argmax(axis=1).reshape(ids[group].shape) == targets[group]
-                    )
+                    likeliest = logits.argmax(axis=1).reshape(ids[windows].shape)
+                    correct[windows] = likeliest == targets[windows]
                 with self.workspace.profile("Loss"):
-                    self._cross_entropy(losses[group], logits, targets[group])
+                    self._cross_entropy(losses[windows], logits, targets[windows])
         return losses
 
     def loss_and_gradients(
@@ -218,22 +218,22 @@ class TransformerModel:
         """ids, targets (B, T) -> mean cross-entropy in nats per token; adds to the gradients.
 
         Adds the gradient of scale * loss. Dropout is on, with a new mask at each call. An objective
-        takes the place of the cross-entropy: it writes the losses and their gradient.
+        replaces the cross-entropy: it writes the losses and their gradient.
         """
         ids, targets = self._checked_pair(ids, targets)
         total = 0.0
-        for group in micro_batches(ids, self.micro_batch_size):
+        for windows in micro_batches(ids, self.micro_batch_size):
             with self.workspace.one_pass(self.passes):
                 self.passes += 1
                 with self.workspace.profile("Forward"):
-                    logits = self.network.forward(ids[group])
+                    logits = self.network.forward(ids[windows])
                 with self.workspace.profile("Loss"):
-                    losses = self.workspace.rent_full_precision(*ids[group].shape)
-                    kernel = objective and functools.partial(objective, group)
+                    losses = self.workspace.rent_full_precision(*ids[windows].shape)
+                    kernel = objective and functools.partial(objective, windows)
                     dlogits = self._cross_entropy(
-                        losses, logits, targets[group], scale / targets.size, kernel
+                        losses, logits, targets[windows], scale / targets.size, kernel
                     )
-                    total += float(losses.sum())  # in its own precision: another takes a buffer
+                    total += float(losses.sum())  # in its own precision: converting takes a buffer
                 with self.workspace.profile("Backward"):
                     self.network.backward(dlogits)
         return total / targets.size
@@ -243,20 +243,20 @@ class TransformerModel:
         self.flat.grad[:] = 0
 
     def save(self, path: str | PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
-        """Writes parameters and config to a safetensors file, replacing it whole or not at all."""
+        """Writes parameters and config to a safetensors file, atomically."""
         config = safetensors.to_json(dataclasses.asdict(self.config))
         metadata = {"format": FORMAT, "config": config, **(metadata or {})}
         safetensors.write(path, self.parameters, metadata)
 
     @classmethod
     def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
-        """The model that `save` wrote. InputError where the file is not one of its files."""
+        """The model that `save` wrote. InputError if the file is anything else."""
         tensors, metadata = safetensors.read(path)
         # Files of earlier versions have no format.
-        if (format := metadata.get("format", FORMAT)) != FORMAT:
-            raise InputError(f"{path} is {format!r}; this version reads {FORMAT!r}")
+        if (found := metadata.get("format", FORMAT)) != FORMAT:
+            raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
         try:
-            config = ModelConfig(**current_names(safetensors.from_json(metadata["config"])))
+            config = from_saved(ModelConfig, safetensors.from_json(metadata["config"]))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
         return cls.from_tensors(config, tensors, os.fspath(path), backend)
@@ -269,8 +269,10 @@ class TransformerModel:
         source: str,
         backend: str = "numba",
     ) -> "TransformerModel":
-        """A model of these parameters, which are moved out of tensors. InputError naming their
-        source where they do not match config."""
+        """A model with these parameters, which are moved out of tensors.
+
+        InputError naming their source if they do not match config.
+        """
         # Before anything is allocated: a wrong config may ask for any amount of memory.
         shapes = {name: value.shape for name, value in tensors.items()}
         if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
@@ -278,7 +280,7 @@ class TransformerModel:
         model = cls.__new__(cls)
         model._build(config, DEFAULT_SEED, open_backend(backend), np.float32)
         for name in list(tensors):
-            value = tensors.pop(name)  # freed as soon as it is copied: no second copy of all
+            value = tensors.pop(name)  # freed once copied: the weights never exist twice
             if value.dtype != np.float32 or not np.isfinite(value).all():
                 raise InputError(f"{source}: {name} is not finite float32")
             model.parameters[name][...] = value
@@ -294,8 +296,8 @@ class TransformerModel:
     ) -> np.ndarray:
         """logits (B T, V), targets (B, T) -> dlogits (B T, V), the gradient; writes losses (B, T).
 
-        dlogits overwrites logits or, where gradients have 16 bits, is rented and logits are
-        released. A kernel takes the place of cross_entropy.
+        dlogits overwrites logits or, if gradients have 16 bits, is rented and logits are released.
+        A kernel replaces cross_entropy.
         """
         workspace = self.workspace
         in_place = workspace.activation_dtype is workspace.dtype

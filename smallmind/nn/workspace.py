@@ -23,9 +23,9 @@ def no_profile(_name: str) -> AbstractContextManager[None]:
 
 
 class Workspace:
-    """Hands layers their kernels and arrays.
+    """Gives layers their kernels and arrays.
 
-    `layer` is the name of the layer whose kernel runs now, `direction` the pass that it is in:
+    `layer` is the name of the layer whose kernel is running, `direction` the pass that it is in:
     "forward" or "backward", which includes recompute.
     """
 
@@ -45,12 +45,12 @@ class Workspace:
         self._rented: dict[int, np.ndarray] = {}
 
     def kernels_for(self, layer: str) -> Any:
-        """The kernels, which run for this layer until another asks for them."""
+        """The kernels. Sets `layer`, for what profiles or checks them."""
         self.layer = layer
         return self.kernels
 
     def rent(self, *shape: int) -> np.ndarray:
-        """shape -> an array for activations, contents undefined, until it is released."""
+        """shape -> an array for activations, contents undefined; `release` it after use."""
         return self._rent(shape, self.activation_dtype)
 
     def rent_full_precision(self, *shape: int) -> np.ndarray:
@@ -71,21 +71,21 @@ class Workspace:
             self.pool.return_(array, clear=False)
 
     def rented(self) -> set[int]:
-        """What is rented now, by identity."""
+        """The ids of the arrays that are rented now."""
         return set(self._rented)
 
     def release_all_but(self, kept: set[int]) -> None:
-        """Returns everything that is rented, except what `kept` identifies."""
+        """Returns all rented arrays except those whose ids are in `kept`."""
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
     @contextmanager
     def one_pass(self, number: int | None = None) -> Iterator[None]:
         """A pass through the model: whatever it rents is returned at its end, even after an error.
 
-        number counts the training passes; the dropout masks follow from it.
+        number counts the training passes and determines the dropout masks.
         """
         if not self._busy.acquire(blocking=False):
-            raise RuntimeError("the model is in a pass already: use it from one thread at a time")
+            raise RuntimeError("the model is already in a pass: use it from one thread at a time")
         try:
             self.pass_number, self.direction = number, "forward"
             yield
@@ -98,7 +98,7 @@ class Workspace:
 
     @contextmanager
     def using_pool(self, pool: TensorPool) -> Iterator[None]:
-        """Within the block passes rent from this pool."""
+        """Within the block, passes rent from this pool."""
         previous, self.pool = self.pool, pool
         try:
             yield
@@ -107,7 +107,7 @@ class Workspace:
 
     @contextmanager
     def wrapped_kernels(self, wrap: Callable[[str, Kernel], Kernel]) -> Iterator[None]:
-        """Within the block each kernel is wrap(its name, the kernel)."""
+        """Within the block, each kernel is replaced by wrap(name, kernel)."""
         kernels = self.kernels
         self.kernels = _WrappedKernels(kernels, wrap)
         try:
@@ -126,12 +126,12 @@ class Workspace:
         return 0.0 if self.pass_number is None else self.dropout
 
     def new_dropout_site(self) -> int:
-        """The number of one more place in the model that drops activations, from 0."""
+        """Registers a place in the model that drops activations -> its number, from 0."""
         self._sites += 1
         return self._sites - 1
 
     def dropout_key(self, site: int) -> int:
-        """The key of a place in the model: the same in the forward and backward of a pass."""
+        """The key of such a place: the same in the forward and backward of a pass."""
         return hash64(self.seed, self.pass_number or 0, site)
 
 
@@ -144,5 +144,5 @@ class _WrappedKernels:
 
     def __getattr__(self, name: str) -> Kernel:
         wrapped = self._wrap(name, getattr(self._kernels, name))
-        setattr(self, name, wrapped)  # made once
+        setattr(self, name, wrapped)  # wrapped only once
         return wrapped

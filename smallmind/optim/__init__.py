@@ -1,1 +1,1 @@
-"""What turns gradients into better weights."""
+"""Optimizers, learning-rate schedules, gradient clipping and loss scaling."""

@@ -19,8 +19,8 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
     Matrices decay, embeddings included; biases and norms do not. The moments `m` and `v` are flat
-    vectors like the model's; `learning_rate` may be set before each step. InputError where a
-    setting is out of range.
+    vectors like the model's; `learning_rate` may be set before each step. InputError if a setting
+    is out of range.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AdamW:
 
     @classmethod
     def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "AdamW":
-        """The optimizer of a run."""
+        """The optimizer that a run with this config uses."""
         betas = config.beta1, config.beta2
         return cls(model, config.learning_rate, betas, weight_decay=config.weight_decay)
 
@@ -104,6 +104,6 @@ class AdamW:
         self.steps = int(state["steps"])
 
     def _decayed(self) -> int:
-        """How many of the flat vector's elements decay: its first ones, as matrices come first."""
+        """The number of elements that decay: the flat vector begins with all matrices."""
         (decayed,) = self.model.flat.ranges(*DECAYED)
         return int(decayed.stop)

@@ -4,7 +4,7 @@ from typing import Any
 
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled
-MAX_SKIPS = 10  # in a row, after which a smaller scale does not help
+MAX_SKIPS = 10  # in a row; then a smaller scale does not help
 
 
 class LossScaler:
@@ -20,7 +20,7 @@ class LossScaler:
         self.skips = 0  # in a row
 
     def update(self, overflowed: bool) -> None:
-        """Adjusts the scale after a step whose gradient overflowed or not."""
+        """Adjusts the scale after a step."""
         if overflowed:
             self.scale = max(1.0, self.scale / 2)
             self.clean_steps, self.skips = 0, self.skips + 1

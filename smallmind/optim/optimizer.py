@@ -1,12 +1,12 @@
-"""What a run asks of its optimizer, and the table of optimizers."""
+"""What a run needs from its optimizer."""
 
 from typing import Any, Protocol
 
 import numpy as np
 
+from smallmind import parts
 from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.adamw import AdamW
 
 
 class Optimizer(Protocol):
@@ -27,7 +27,7 @@ class Optimizer(Protocol):
         """
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name: those that step updates in place."""
+        """The arrays that a resumed run needs, by name; `step` updates them in place."""
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""
@@ -36,11 +36,8 @@ class Optimizer(Protocol):
         """Restores what state() returned."""
 
 
-OPTIMIZERS = {"adamw": AdamW}
-
-
-def make_optimizer(
-    model: TransformerModel, config: TrainingConfig, name: str = "adamw"
-) -> Optimizer:
+def make_optimizer(model: TransformerModel, config: TrainingConfig) -> Optimizer:
     """The optimizer of a run, as it is before the first step."""
-    return OPTIMIZERS[name].from_config(model, config)
+    kind = parts.load(parts.OPTIMIZERS, config.optimizer)
+    optimizer: Optimizer = kind.from_config(model, config)
+    return optimizer

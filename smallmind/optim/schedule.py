@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from smallmind import parts
 from smallmind.config import TrainingConfig
 
 ONE_CYCLE_START = 1 / 25  # of the peak
@@ -11,13 +12,14 @@ IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as l
 
 def schedule(config: TrainingConfig) -> "Schedule":
     """The schedule named by config, as it is before the first step."""
-    return CLASSES[config.schedule](config)
+    named: Schedule = parts.load(parts.SCHEDULES, config.schedule)(config)
+    return named
 
 
 class Schedule:
-    """The learning rate of each step: linear warmup (Goyal et al. 2017), then that of the class.
+    """The learning rate of each step: linear warmup (Goyal et al. 2017), then `after_warmup`.
 
-    A run that is no longer than its warmup ends before the peak.
+    A run that is no longer than its warmup never reaches the peak.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -26,9 +28,9 @@ class Schedule:
 
     def lr(self, step: int) -> float:
         """step (from 0) -> the learning rate of its update."""
-        return self.rise(step) if step < self.warmup else self.after_warmup(step)
+        return self.during_warmup(step) if step < self.warmup else self.after_warmup(step)
 
-    def rise(self, step: int) -> float:
+    def during_warmup(self, step: int) -> float:
         """Equal increments, the first above 0: step `warmup` is the first at the peak."""
         return self.peak * (step + 1) / (self.warmup + 1)
 
@@ -37,20 +39,20 @@ class Schedule:
         raise NotImplementedError
 
     def observe(self, val_loss: float) -> None:
-        """Takes the held-out loss of each evaluation, in nats per token."""
+        """Called with the held-out loss of each evaluation, in nats per token."""
 
     def state(self) -> dict[str, Any]:
-        """What `observe` has changed, JSON-able: a resumed run needs it."""
+        """What a resumed run needs, JSON-able: all that `observe` has changed."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what state() returned."""
 
-    def between(self, height: float) -> float:
+    def interpolate(self, height: float) -> float:
         """0 -> min_lr, 1 -> the peak."""
         return self.min_lr + height * (self.peak - self.min_lr)
 
-    def reduced(self, factor: float, times: int) -> float:
+    def reduce(self, factor: float, times: int) -> float:
         """The peak times factor ** times; never below min_lr."""
         return max(self.min_lr, self.peak * factor**times)
 
@@ -78,40 +80,40 @@ class Cosine(Schedule):
     """A cosine from the peak to min_lr (Loshchilov & Hutter 2017, without restarts)."""
 
     def after_warmup(self, step: int) -> float:
-        return self.between(half_cosine(progress(step, self.warmup, self.steps)))
+        return self.interpolate(half_cosine(progress(step, self.warmup, self.steps)))
 
 
 class OneCycle(Cosine):
     """A cosine from a 25th of the peak up to it over a tenth of the steps, then down to min_lr.
 
-    Smith & Topin (2018). It has its own warmup: warmup_steps is ignored.
+    Smith & Topin (2018). It has its own warmup and ignores warmup_steps.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__(config)
         self.warmup = self.steps // 10
 
-    def rise(self, step: int) -> float:
+    def during_warmup(self, step: int) -> float:
         start = self.peak * ONE_CYCLE_START
         return start + (1 - half_cosine(step / self.warmup)) * (self.peak - start)
 
 
 class Linear(Schedule):
-    """A straight line from the peak to min_lr (Devlin et al. 2019, there to 0)."""
+    """A straight line from the peak to min_lr (Devlin et al. 2019, with min_lr 0)."""
 
     def after_warmup(self, step: int) -> float:
-        return self.between(1 - progress(step, self.warmup, self.steps))
+        return self.interpolate(1 - progress(step, self.warmup, self.steps))
 
 
 class Step(Schedule):
-    """Multiplied by lr_decay_factor every lr_decay_every steps after the warmup, down to min_lr."""
+    """The peak, times lr_decay_factor every lr_decay_every steps after the warmup, to min_lr."""
 
     def __init__(self, config: TrainingConfig) -> None:
         super().__init__(config)
         self.factor, self.every = config.lr_decay_factor, config.lr_decay_every
 
     def after_warmup(self, step: int) -> float:
-        return self.reduced(self.factor, (step - self.warmup) // self.every)
+        return self.reduce(self.factor, (step - self.warmup) // self.every)
 
 
 class Exponential(Schedule):
@@ -126,7 +128,7 @@ class Exponential(Schedule):
 class WarmupStableDecay(Schedule):
     """The peak, then a straight line to min_lr over the last lr_decay_share of the steps.
 
-    Hu et al. (2024), section 4, who decay exponentially; that cannot reach a min_lr of 0.
+    Hu et al. (2024), section 4; they decay exponentially, which cannot reach a min_lr of 0.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -135,7 +137,7 @@ class WarmupStableDecay(Schedule):
         self.decay_start = max(self.warmup, stable_end)
 
     def after_warmup(self, step: int) -> float:
-        return self.between(1 - progress(step, self.decay_start, self.steps))
+        return self.interpolate(1 - progress(step, self.decay_start, self.steps))
 
 
 class ReduceOnPlateau(Schedule):
@@ -143,7 +145,7 @@ class ReduceOnPlateau(Schedule):
     loss, down to min_lr.
 
     As in PyTorch's ReduceLROnPlateau, a loss counts as lower if it is below the best by more than a
-    ten-thousandth; unlike there, the last of `patience` evaluations reduces, not the one after it.
+    ten-thousandth. PyTorch reduces one evaluation later than this.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -154,7 +156,7 @@ class ReduceOnPlateau(Schedule):
         self.reductions = 0
 
     def after_warmup(self, step: int) -> float:
-        return self.reduced(self.factor, self.reductions)
+        return self.reduce(self.factor, self.reductions)
 
     def observe(self, val_loss: float) -> None:
         threshold = math.inf if self.best is None else self.best * (1 - IMPROVEMENT)
@@ -171,15 +173,3 @@ class ReduceOnPlateau(Schedule):
     def load_state(self, state: dict[str, Any]) -> None:
         self.best, self.waited = state["best"], state["waited"]
         self.reductions = state["reductions"]
-
-
-CLASSES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "cosine": Cosine,
-    "one-cycle": OneCycle,
-    "linear": Linear,
-    "step": Step,
-    "exponential": Exponential,
-    "wsd": WarmupStableDecay,
-    "plateau": ReduceOnPlateau,
-}

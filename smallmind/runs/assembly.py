@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.config import DistillationConfig, InputError, ModelConfig, Settings, current_names
+from smallmind.config import DistillationConfig, InputError, ModelConfig, Settings, from_saved
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import MODEL
-from smallmind.runs.loading import load_model
+from smallmind.runs.loading import load_model, read_tokenizer
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.text.dataset import Dataset, read_text
 from smallmind.text.samplers import Epochs
@@ -112,11 +112,7 @@ def load_distillation(
     if not config.teacher:
         return None
     teacher, teacher_tokenizer = load_model(_model_file(config.teacher), backend)
-    if teacher_tokenizer.state() != tokenizer.state():
-        raise InputError(
-            f"the tokens of the teacher {config.teacher} are not those of this text; use a teacher "
-            "trained on text with the same characters, or train both with --tokenizer byte"
-        )
+    _check_tokens(config.teacher, teacher_tokenizer, tokenizer)
     return Distillation(
         teacher,
         config.temperature,
@@ -127,16 +123,29 @@ def load_distillation(
     )
 
 
-def read_teacher(config: DistillationConfig) -> Teacher | None:
-    """The shape of the teacher, from its file's metadata: enough to estimate its memory."""
+def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
+    if of_teacher.state() != of_text.state():
+        raise InputError(
+            f"the tokens of the teacher {teacher} are not those of this text; use a teacher "
+            "trained on text with the same characters, or train both with --tokenizer byte"
+        )
+
+
+def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Teacher | None:
+    """The shape of the teacher, from its file's metadata: enough to estimate its memory.
+
+    InputError where its tokens are not those of the tokenizer, if that is known.
+    """
     if not config.teacher:
         return None
     file = _model_file(config.teacher)
     try:
         fields = safetensors.from_json(safetensors.read_metadata(file)["config"])
-        model = ModelConfig(**current_names(fields))
+        model = from_saved(ModelConfig, fields)
     except (KeyError, TypeError) as error:
         raise InputError(f"{file} is not a model saved by smallmind: {error}") from None
+    if tokenizer:
+        _check_tokens(config.teacher, read_tokenizer(file), tokenizer)
     return Teacher(model, config.teacher_top_k if config.teacher_cache else None)
 
 

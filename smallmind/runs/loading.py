@@ -4,7 +4,7 @@ from os import PathLike
 from pathlib import Path
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, current_names
+from smallmind.config import InputError, ModelConfig, from_saved
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.directory import MODEL
 from smallmind.text.tokenizer import Tokenizer
@@ -57,14 +57,19 @@ def load_from_run(
 def load_model(path: Path, backend: str = "numba") -> Loaded:
     """The model and tokenizer in a model file. InputError if it does not hold both."""
     model = TransformerModel.load(path, backend)
-    metadata = safetensors.read_metadata(path)
-    try:
-        tokenizer = Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
+    tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
     return model, tokenizer
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a model file, whose tensors are not read. InputError where it has none."""
+    metadata = safetensors.read_metadata(path)
+    try:
+        return Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
 
 
 def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
@@ -72,7 +77,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     place = f"the checkpoint of step {saved.step}"
     tokenizer = tokenizer_of(saved)
     try:
-        config = ModelConfig(**current_names(saved.state["model"]))
+        config = from_saved(ModelConfig, saved.state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
     weights = {

@@ -14,6 +14,7 @@ from smallmind.generation import generate
 from smallmind.training.checkpoint import save
 from smallmind.training.loop import Training
 from smallmind.training.records import StepRecord
+from smallmind.training.state import split_snapshot
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least
@@ -56,7 +57,8 @@ def measure(
     """
     with training.preserved():
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
-        training.spikes.keep(training.state())  # as a run does before it saves
+        state, _ = split_snapshot(training.state())
+        training.spikes.keep(state)  # as a run does before it saves
         with tempfile.TemporaryDirectory(dir=directory) as scratch, _timed() as saving:
             save(scratch, training.state(), best=True)
         batches = config.val_batches if config.val_every else 1

@@ -21,7 +21,7 @@ class ByteTokenizer(Tokenizer):
         pass
 
     def encode(self, text: str) -> np.ndarray:
-        # Command-line bytes that are not UTF-8 arrive as lone surrogates.
+        # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
         encoded = text.encode("utf-8", "surrogateescape")
         return np.frombuffer(encoded, np.uint8).astype(np.int32)
 

@@ -12,7 +12,7 @@ CHUNK = 1 << 20  # characters encoded together
 
 
 class CharTokenizer(Tokenizer):
-    """The vocabulary is the sorted characters of a text."""
+    """The vocabulary is the characters that occur in a text, sorted."""
 
     kind = "char"
     unit = "characters"
@@ -28,7 +28,7 @@ class CharTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         ids = np.full(len(text), -1, np.int32)
-        # In chunks: for a long text, memory for temporaries of its size may be missing.
+        # In chunks, so that temporary arrays stay small even for a long text.
         for start in range(0, len(text), CHUNK):
             codes = _code_points(text[start : start + CHUNK])
             chunk, inside = ids[start : start + CHUNK], codes < len(self._ids)

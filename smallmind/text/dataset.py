@@ -12,7 +12,7 @@ from smallmind.config import InputError, RunConfig, check_field
 from smallmind.randomness import hash64
 from smallmind.text.tokenizer import Tokenizer
 
-HELD_OUT = 0.1  # share at the end of a text that is never trained on
+HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
 
 
 class Batch(NamedTuple):
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
 
 
 def read_text(path: str) -> str:
-    """The text of a UTF-8 file. InputError with one line where it cannot be read."""
+    """The text of a UTF-8 file. InputError, one line, if it cannot be read."""
     if Path(path).is_dir():
         raise InputError(f"{path} is a directory; give a text file in it")
     try:
@@ -52,11 +52,10 @@ def read_text(path: str) -> str:
 
 
 class Dataset:
-    """The tokens of a text, of which the last tenth is held out, and windows of either part.
+    """The tokens of a text, with the last tenth held out, and windows of either part.
 
-    `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows are
-    trained on, by `seed`; evaluations always take the same ones. InputError where the text is
-    shorter than a window.
+    `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows to train
+    on, by `seed`; evaluations always use the same ones. InputError if the text is too short.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Dataset:
         batch_size: int = 12,
         seed: int = 1337,
     ) -> "Dataset":
-        """The dataset of a text. InputError where the tokenizer does not know a character."""
+        """The dataset of a text. InputError if the tokenizer does not know a character."""
         return cls(tokenizer.encode(text), block_size, batch_size, seed, tokenizer)
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
@@ -101,7 +100,7 @@ class Dataset:
 
     @property
     def held_out_batches(self) -> int:
-        """How many batches have as many tokens as the held-out part."""
+        """The number of batches with as many tokens as the held-out part."""
         return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
 
     @functools.cached_property
@@ -112,7 +111,7 @@ class Dataset:
         return max(1, len(self.tokenizer.decode(self.held_out))) / len(self.held_out)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
-        """Batch `number` of the part "train" or "held_out": the same at every evaluation."""
+        """Batch `number` of the part "train" or "held_out": the same in every evaluation."""
         tokens, stream = (self.train, 2) if part == "train" else (self.held_out, 1)
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
@@ -121,9 +120,9 @@ class Dataset:
 
 
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:
-    """`count` multiples of stride below limit, drawn by key."""
-    places = (limit - 1) // stride + 1
-    return np.array([hash64(*key, row) % places * stride for row in range(count)])
+    """`count` multiples of stride below limit, determined by key."""
+    choices = (limit - 1) // stride + 1
+    return np.array([hash64(*key, row) % choices * stride for row in range(count)])
 
 
 def _windows(tokens: np.ndarray, T: int, starts: np.ndarray, out: Batch | None) -> Batch:

@@ -1,4 +1,4 @@
-"""Probabilistic grammars whose texts can be drawn at random and whose entropy is known exactly."""
+"""Probabilistic grammars: texts are sampled at random, and the entropy is known exactly."""
 
 import math
 import re
@@ -13,32 +13,32 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Slot:
-    """`{slot}`: writes what the slot holds; `{Slot}` writes it with a capital first letter."""
+    """`{slot}` writes what the slot holds; `{Slot}` writes it with a capital first letter."""
 
     name: str
     capital: bool
 
     def text(self, slots: Mapping[str, str]) -> str:
-        """Take the values of the slots; return the text to write."""
+        """The values of the slots -> the text to write."""
         value = slots[self.name]
         return value.capitalize() if self.capital else value
 
 
 @dataclass(frozen=True)
 class Reference:
-    """`<rule>`: expands a rule; `<rule {slot}>` the rule whose last word is what the slot holds."""
+    """`<rule>` expands a rule; `<rule {slot}>` the rule whose last word is what the slot holds."""
 
     rule: str
     slot: str | None
 
     def name(self, slots: Mapping[str, str]) -> str:
-        """Take the values of the slots; return the name of the rule to expand."""
+        """The values of the slots -> the name of the rule to expand."""
         return self.rule if self.slot is None else f"{self.rule} {slots[self.slot]}"
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """`{slot=value}`: expands the value, keeps its text in the slot and writes nothing."""
+    """`{slot=value}` expands the value, keeps its text in the slot and writes nothing."""
 
     slot: str
     value: "Symbols"
@@ -47,25 +47,25 @@ class Assignment:
 Symbol = str | Slot | Reference | Assignment
 Symbols = tuple[Symbol, ...]
 
-# The part of the slots that matters somewhere, sorted by slot so that equal states compare equal.
+# The slots that matter at some place, sorted by name so that equal states compare equal.
 State = tuple[tuple[str, str], ...]
 Distribution = dict[State, float]
 
-# The slots at one place in a story: takes the names of the slots wanted, returns their joint
-# distribution. It sums to the probability that this place is reached.
+# The slots at one place in a story: the names of some slots -> their joint distribution. It sums to
+# the probability of reaching that place.
 Marginals = Callable[[frozenset[str]], Distribution]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The alternatives of a rule, their probabilities and, for drawing one, the running sums."""
+    """The alternatives of a rule, their probabilities and, to draw one, the cumulative sums."""
 
     alternatives: tuple[Symbols, ...]
     probabilities: tuple[float, ...]
     thresholds: tuple[float, ...]
 
     def choices(self) -> Iterator[tuple[Symbols, float]]:
-        """Yield each alternative with its probability."""
+        """Yields each alternative with its probability."""
         return zip(self.alternatives, self.probabilities, strict=True)
 
 
@@ -84,7 +84,7 @@ class Measure(NamedTuple):
 
 
 class Match(NamedTuple):
-    """One derivation of the text up to `end`, with the slots it set and its ln probability."""
+    """One derivation of the text up to `end`, with the slots it set and its log-probability."""
 
     end: int
     slots: Mapping[str, str]
@@ -92,9 +92,9 @@ class Match(NamedTuple):
 
 
 def parse_symbols(template: str) -> Symbols:
-    """Take the text of one alternative; return its symbols. Raises ValueError if it is malformed.
+    """The text of one alternative -> its symbols. ValueError if it is malformed.
 
-    Outside of `<...>` and `{...}` text stands for itself.
+    Outside `<...>` and `{...}`, text is literal.
     """
     symbols: list[Symbol] = []
     for token in re.findall(r"<[^<>]*>|\{(?:[^{}]|\{\w+\})*\}|[^<>{}]+|.", template):
@@ -112,7 +112,7 @@ def parse_symbols(template: str) -> Symbols:
 
 
 def parse_rule(body: str) -> Rule:
-    """Take what follows `name:`; return the rule. Raises ValueError if it is malformed."""
+    """What follows `name:` -> the rule. ValueError if it is malformed."""
     weights, alternatives = [], []
     for alternative in re.sub(r"\s+", " ", body).split("|"):
         weighted = re.fullmatch(r"(?:(\d+) \* )?(.+)", alternative.strip())
@@ -122,7 +122,7 @@ def parse_rule(body: str) -> Rule:
         # Spaces beside a line break come from the layout of the rules and are not in the text.
         alternatives.append(parse_symbols(re.sub(r" ?\\n ?", "\n", weighted[2])))
     probabilities = tuple(weight / sum(weights) for weight in weights)
-    # Without the last sum, which may round to less than a number that is drawn.
+    # Without the last sum, which rounding may leave below a number drawn.
     thresholds = tuple(accumulate(probabilities))[:-1]
     return Rule(tuple(alternatives), probabilities, thresholds)
 
@@ -131,17 +131,17 @@ class Grammar:
     """A probabilistic context-free grammar with slots, which make later choices fit earlier ones.
 
     Takes the rules as text; the first is the start. A rule is `name: alternative | alternative`
-    and may go on in indented lines. Alternatives are equally likely unless one begins with a
+    and may continue on indented lines. Alternatives are equally likely unless one begins with a
     weight, as in `3 * text`. In an alternative
 
     - `<rule>` expands a rule, and `<rule {slot}>` the rule named by `rule` and the slot's value;
     - `{slot=value}` expands the value (text and `<rule>`s) into a slot without writing it;
-    - `{slot}` writes the slot, `{Slot}` with a capital; it is no choice and has no entropy;
-    - a backslash and an n are a line break; all else but | stands for itself.
+    - `{slot}` writes the slot, `{Slot}` with a capital; this is not a choice and has no entropy;
+    - a backslash followed by n is a line break; all else but | is literal.
 
-    Raises ValueError if a rule is malformed, missing, contains itself, sets a slot in only some of
-    its alternatives (then a later use could find it empty), or if a slot is read before it is set.
-    The methods raise KeyError where `<rule {slot}>` meets a value that no rule is named after.
+    ValueError if a rule is malformed, missing, contains itself, or sets a slot in only some of its
+    alternatives (a later use could then find it empty), or if a slot is read before it is set. The
+    methods raise KeyError if `<rule {slot}>` meets a value that no rule is named after.
     """
 
     def __init__(self, rules: str) -> None:
@@ -159,17 +159,17 @@ class Grammar:
             raise ValueError(f"slots read before they are set: {sorted(unset)}")
 
     def sample(self, random: Random) -> str:
-        """Take a source of random numbers; return the text of one derivation.
+        """A source of random numbers -> the text of one derivation.
 
-        Only `random.random()` is used: unlike `choice`, its stream is the same in all versions
-        of Python.
+        Uses only `random.random()`: unlike `choice`, its stream is the same in all versions of
+        Python.
         """
         pieces: list[str] = []
         self._write(self._start, {}, random, pieces)
         return "".join(pieces)
 
     def entropy(self) -> float:
-        """Return the entropy of one derivation in nats, exactly.
+        """The exact entropy of one derivation, in nats.
 
         By the chain rule (Cover & Thomas, Elements of Information Theory, theorem 2.2.1) it is
         the sum over all choices of the expected entropy of the choice given those before it. It
@@ -178,18 +178,18 @@ class Grammar:
         return self._measure(self._start, no_slots).entropy
 
     def expected_length(self) -> float:
-        """Return the expected number of characters of one derivation, exactly."""
+        """The exact expected number of characters of one derivation."""
         return self._measure(self._start, no_slots).length
 
     def derivations(self, text: str) -> int:
-        """Take a text; return how many derivations give exactly this text.
+        """text -> the number of derivations that give exactly this text.
 
-        The grammar is unambiguous if this is 1 for all that it writes.
+        The grammar is unambiguous if this is 1 for every text that it can write.
         """
         return len(self._derive(text))
 
     def log_probability(self, text: str) -> float:
-        """Take a text; return its ln probability in nats, minus infinity if nothing derives it."""
+        """text -> its log-probability in nats, minus infinity if it has no derivation."""
         total = math.fsum(math.exp(match.log_probability) for match in self._derive(text))
         return math.log(total) if total else -math.inf
 
@@ -211,7 +211,7 @@ class Grammar:
                 slots[symbol.slot] = "".join(value)
 
     def _effect(self, symbols: Symbols) -> Effect:
-        """Take symbols; return the slots that they read from before them and that they set."""
+        """symbols -> the slots that they read before setting them, and those that they set."""
         reads: set[str] = set()
         sets: set[str] = set()
         for symbol in symbols:
@@ -252,9 +252,9 @@ class Grammar:
         return Effect(frozenset(reads), effects[0].sets)
 
     def _measure(self, symbols: Symbols, slots: Marginals) -> Measure:
-        """Take symbols and the slots before; return their entropy and length.
+        """symbols and the slots before them -> their entropy and length.
 
-        Expectations add up even where choices depend on each other, so each symbol only needs the
+        Expectations add up even if choices depend on each other, so each symbol needs only the
         distribution of the slots that it reads itself, never that of all slots at once.
         """
         entropy = length = 0.0
@@ -268,14 +268,14 @@ class Grammar:
     def _measure_symbol(self, symbol: Symbol, slots: Marginals) -> Measure:
         reads = self._effect_of(symbol).reads
         if reads:
-            return self._measure_anew(symbol, slots)
+            return self._compute_measure(symbol, slots)
         if symbol not in self._measures:
-            self._measures[symbol] = self._measure_anew(symbol, no_slots)
+            self._measures[symbol] = self._compute_measure(symbol, no_slots)
         reached = sum(slots(reads).values())
         entropy, length = self._measures[symbol]
         return Measure(reached * entropy, reached * length)
 
-    def _measure_anew(self, symbol: Symbol, slots: Marginals) -> Measure:
+    def _compute_measure(self, symbol: Symbol, slots: Marginals) -> Measure:
         if isinstance(symbol, str):
             return Measure(0.0, len(symbol))
         if isinstance(symbol, Slot):
@@ -294,18 +294,18 @@ class Grammar:
     def _choices(
         self, reference: Reference, slots: Marginals
     ) -> Iterator[tuple[Symbols, float, Marginals]]:
-        """Take a reference and the slots before it; yield all alternatives that it can become.
+        """A reference and the slots before it -> all alternatives that it can expand to.
 
-        With each comes its probability once its rule is reached, and the slots where that is so.
+        Yields each with its probability given that its rule is reached, and with the slots then.
         """
         reads = frozenset({reference.slot} if reference.slot else ())
         for state in slots(reads):
-            chosen = given(slots, state) if state else slots
+            chosen = condition(slots, state) if state else slots
             for symbols, probability in self._rules[reference.name(dict(state))].choices():
                 yield symbols, probability, chosen
 
     def _after(self, symbol: Symbol, slots: Marginals) -> Marginals:
-        """Take a symbol and the slots before it; return the slots after it."""
+        """A symbol and the slots before it -> the slots after it."""
         reads, sets = self._effect_of(symbol)
         if not sets:
             return slots
@@ -330,7 +330,7 @@ class Grammar:
         return after
 
     def _texts(self, symbols: Symbols, slots: Mapping[str, str]) -> list[tuple[str, float]]:
-        """Take symbols that set no slots; return text and probability of each derivation."""
+        """Symbols that set no slots -> the text and probability of each derivation."""
         texts = [("", 1.0)]
         for symbol in symbols:
             if isinstance(symbol, Reference):
@@ -352,7 +352,7 @@ class Grammar:
         return [match for match in matches if match.end == len(text)]
 
     def _match(self, symbols: Symbols, text: str, match: Match) -> list[Match]:
-        """Take symbols and a match of all before them; return every way to go on with them."""
+        """Symbols and a match of everything before them -> every way to extend it by them."""
         matches = [match]
         for symbol in symbols:
             matches = [longer for match in matches for longer in self._extend(symbol, text, match)]
@@ -381,17 +381,17 @@ class Grammar:
 
 
 def restrict(slots: Mapping[str, str], wanted: frozenset[str]) -> State:
-    """Take slots and the names of some of them; return these, sorted by name."""
+    """Slots and the names of some -> those, sorted by name."""
     return tuple((name, slots[name]) for name in sorted(wanted))
 
 
 def no_slots(wanted: frozenset[str]) -> Distribution:
-    """Take no names, as no slot is set at the start; return the certainty of that."""
+    """The slots at the start, where none is set: with certainty the empty state."""
     return {restrict({}, wanted): 1.0}
 
 
-def given(slots: Marginals, event: State) -> Marginals:
-    """Take slots and values of some of them; return the slots where these hold, and how often."""
+def condition(slots: Marginals, event: State) -> Marginals:
+    """Slots and values of some -> the slots where these hold; sums to how likely that is."""
 
     @cache
     def where(wanted: frozenset[str]) -> Distribution:
@@ -402,7 +402,7 @@ def given(slots: Marginals, event: State) -> Marginals:
 
 
 def add_up(weighted: Iterable[tuple[State, float]]) -> Distribution:
-    """Take states, some of them more than once, with probabilities; return the sum for each."""
+    """States with probabilities, some repeated -> the total probability of each."""
     distribution: Distribution = {}
     for state, probability in weighted:
         distribution[state] = distribution.get(state, 0.0) + probability

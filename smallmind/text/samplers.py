@@ -1,7 +1,7 @@
-"""Which windows of a text make which batch: drawn at random, or each once per epoch.
+"""Which windows of a text make up each batch: drawn at random, or each once per epoch.
 
-A batch follows from the seed and its number alone, whichever batches were drawn before it, so that
-a resumed run continues with the batches it would have drawn anyway.
+A batch depends only on the seed and its number, not on which batches were drawn before it, so a
+resumed run continues with the batches that it would have drawn anyway.
 """
 
 import math
@@ -14,7 +14,7 @@ from smallmind.text.dataset import Batch, Dataset, random_starts
 
 
 class Sampler(Protocol):
-    """Chooses the windows of every batch; an update takes `batches` of them, one after another."""
+    """Chooses the windows of every batch; an update uses `batches` consecutive batches."""
 
     dataset: Dataset
     batches: int
@@ -24,10 +24,10 @@ class Sampler(Protocol):
         """Windows of the largest batch."""
 
     def starts(self, number: int) -> np.ndarray:
-        """Where in the training part the windows of a batch, from 0, begin: (b,), b may be 0."""
+        """Batch number, from 0 -> where its windows begin, (b,); b may be 0."""
 
     def windows_in_step(self, step: int) -> int:
-        """How many windows the batches of an update, from 1, have together."""
+        """Update, from 1 -> the number of windows in all its batches together."""
 
 
 class RandomWindows(Sampler):
@@ -52,9 +52,9 @@ class RandomWindows(Sampler):
 
 
 class Epochs(Sampler):
-    """The training part cut into windows, each of which comes once per epoch.
+    """The training part cut into windows, each used once per epoch.
 
-    Every epoch has an order and an offset of its own, a multiple of stride. An update never spans
+    Every epoch has its own order, and its own offset, a multiple of stride. An update never spans
     two epochs, so the last batches of an epoch may have fewer windows, or none.
     """
 
@@ -84,14 +84,14 @@ class Epochs(Sampler):
     def _shuffle(self, epoch: int) -> np.ndarray:
         data = self.dataset
         order = np.argsort(hash_words(np.arange(self.windows), hash64(data.seed, 3, epoch)))
-        # The windows do not fill the text: which tokens are left out changes with the epoch.
+        # The windows do not fill the text: which tokens are unused changes from epoch to epoch.
         unused = len(data.train) - 1 - self.windows * data.block_size
         first = hash64(data.seed, 4, epoch) % (unused // self.stride + 1) * self.stride
         return order * data.block_size + first
 
 
 def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:
-    """The sampler of a run: by epochs if it has any, else at random."""
+    """The sampler of a run: Epochs if it has any, else RandomWindows."""
     return Epochs(dataset, batches, stride) if epochs else RandomWindows(dataset, batches, stride)
 
 

@@ -1,4 +1,4 @@
-"""The built-in text: small stories that a seeded probabilistic grammar writes.
+"""The built-in text: short stories written by a seeded probabilistic grammar.
 
 Because the source of the text is known, so is its entropy: the loss in nats per character that
 no model can beat on average. `entropy_per_character` computes it from the grammar, exactly.
@@ -159,7 +159,7 @@ def entropy_per_character() -> float:
     """The entropy rate of the endless stream of stories, in nats per character.
 
     It is the entropy of a story over the expected length of a story. Stories are independent and
-    each ends in the only empty line in it, so the characters tell where every story ends (the
+    each ends in the only empty line in it, so the characters determine where every story ends (the
     stream is self-delimiting) and, as no story has two derivations (the grammar is unambiguous),
     which choices made it. The first n stories therefore carry exactly n times the entropy of one.
     By the law of large numbers their length over n tends to the expected length, so the quotient

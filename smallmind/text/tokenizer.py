@@ -1,4 +1,4 @@
-"""What every tokenizer does: text to token ids and back."""
+"""The interface of tokenizers: text to token ids and back."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
@@ -16,13 +16,12 @@ class Tokenizer:
     "char", or "byte", whose vocabulary is the 256 bytes, so that it can encode any text. InputError
     for an unknown kind.
 
-    A subclass is one kind: it defines everything below, and takes text or `state` to build itself.
+    Each subclass is one kind: it defines everything below, and is built from text or from `state`.
     """
 
     kind: ClassVar[str]
-    unit: ClassVar[str]  # what a token is, in the plural
+    unit: ClassVar[str]  # what tokens are: "characters"
     vocab_size: int
-
     opening: str  # the default prompt: a newline, if the vocabulary has one
 
     def __new__(cls, *arguments: Any, **settings: Any) -> "Tokenizer":
@@ -54,8 +53,10 @@ class Tokenizer:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Tokenizer":
-        """The tokenizer whose `state()` this is, of any kind. KeyError, TypeError or ValueError
-        (InputError included) where it is something else."""
+        """The tokenizer, of any kind, whose `state()` this is.
+
+        KeyError, TypeError or ValueError (InputError included) if it is anything else.
+        """
         if state["kind"] not in parts.TOKENIZERS:
             raise InputError(f"tokenizer={state['kind']!r} is not known to this version")
         tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, state["kind"]).from_state(state)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import DistillationConfig, InputError, Precision
+from smallmind.config import DistillationConfig, InputError, ModelConfig, Precision
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache
@@ -55,6 +55,7 @@ class Distillation:
         )
         self.digest = model_digest(teacher)
         self.teacher: TransformerModel | None = teacher
+        self.teacher_config = teacher.config
         self.vocab_size = teacher.config.vocab_size
         self.top_k = min(top_k, self.vocab_size)
         self.cache_file = cache
@@ -71,13 +72,9 @@ class Distillation:
 
         InputError if model, dataset and teacher, or the cache, do not belong together.
         """
-        if self.vocab_size != model.config.vocab_size:
-            raise InputError(
-                f"the teacher has {self.vocab_size} tokens, the student "
-                f"vocab_size={model.config.vocab_size}; use a teacher with the same vocabulary"
-            )
+        check_teacher(self.teacher_config, model.config.vocab_size, dataset.block_size)
         if self.teacher:
-            _check_teacher(self.teacher, model, dataset)
+            _check_precision(self.teacher, model)
         if self.cache_file is None:
             return
         if self.teacher and not os.path.lexists(self.cache_file):
@@ -155,12 +152,21 @@ class Distillation:
             yield logits
 
 
-def _check_teacher(teacher: TransformerModel, model: TransformerModel, dataset: Dataset) -> None:
-    if teacher.config.block_size < dataset.block_size:
+def check_teacher(teacher: ModelConfig, vocab_size: int, block_size: int) -> None:
+    """InputError where a teacher cannot teach a student of this vocabulary on these windows."""
+    if teacher.vocab_size != vocab_size:
         raise InputError(
-            f"the teacher sees {teacher.config.block_size} tokens, a window has "
-            f"block_size={dataset.block_size}; lower it, or use a teacher that sees more"
+            f"the teacher has {teacher.vocab_size} tokens, the student "
+            f"vocab_size={vocab_size}; take a teacher of the same vocabulary"
         )
+    if teacher.block_size < block_size:
+        raise InputError(
+            f"the teacher sees {teacher.block_size} tokens, a window has "
+            f"block_size={block_size}; lower it, or take a teacher that sees more"
+        )
+
+
+def _check_precision(teacher: TransformerModel, model: TransformerModel) -> None:
     if teacher.workspace.dtype != model.workspace.dtype:
         raise InputError("teacher and student differ in dtype; build both with the same one")
     if teacher.precision != Precision.FLOAT32:

@@ -12,7 +12,7 @@ from smallmind.config import (
     Precision,
     TrainingConfig,
     __version__,
-    current_names,
+    from_saved,
 )
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
@@ -145,7 +145,7 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
 def _completed(kind: type, saved: Any) -> Any:
     """The fields of a config that any version saved, with defaults for those it lacked."""
     try:
-        config = kind(**current_names(saved))
+        config = from_saved(kind, saved)
     except (TypeError, AttributeError, ValueError):
         return saved  # not a config: it equals none
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in OBSERVING}

@@ -1,6 +1,7 @@
 """The memory of a training run before it starts: a dry run of the real model.
 
 Kernels do nothing, and arrays have a shape but no memory: the pool only counts what it would hold.
+NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
 from dataclasses import dataclass, replace
@@ -10,19 +11,22 @@ import numpy as np
 from smallmind.config import ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.kernels.half import FLOAT16
 from smallmind.memory.tensor_pool import unbacked
-from smallmind.nn.backend import Backend, dry_run_backend
+from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
-from smallmind.training.distillation import Distillation
+from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
-from smallmind.training.teacher_cache import TeacherCache
+from smallmind.training.plain_kernels import ADAMW, CACHING, CountedKernels
+from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 
-# Python, NumPy, Numba and the compiled kernels, loaded from the cache. Measured as the peak of
-# small runs less everything that is counted here; 16 bits load other kernels of the same size.
-PROGRAM = 119 * 2**20
+# Python, NumPy, Numba and the compiled kernels, which come from the cache. Measured as the peak of
+# whole runs less everything else that is counted here, the mean of five; of ten others none is off
+# by more than 5 %. Where kernels are still to be compiled the peak is up to 270 MB higher.
+PROGRAM = 121 * 2**20
+PLAIN_PROGRAM = 45 * 2**20  # the same with backend="numpy", which needs neither of the last two
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,13 @@ class MemoryEstimate:
     gradients: int
     moments: int
     snapshot: int  # of weights and moments: for rollbacks, and for saving in the background
-    activations: int  # everything in the pool: also their gradients and the batches
-    scratch: int  # of kernels, all threads
+    activations: int  # everything in the pool: kept for the backward pass, gradients, batches
+    scratch: int  # of kernels: all threads, or NumPy's temporary arrays
     teacher: int = 0  # its weights; its activations are in the pool
     text: int = 0  # the text and its tokens
     program: int = PROGRAM
-    preparation: int = 0  # before training, while a teacher whose logits are cached is loaded
+    timing: int = 0  # a copy of the weights while steps are timed, in a run by minutes
+    preparation: int = 0  # before training, while the teacher's logits are cached
 
     @property
     def total(self) -> int:
@@ -71,13 +76,18 @@ def estimate(
     threads: int = 1,
     teacher: Teacher | None = None,
     text: TextSize | None = None,
+    backend: str = "numba",
+    timed: bool = False,
 ) -> MemoryEstimate:
     """The memory of training on batches of batch_size windows of model.block_size tokens.
 
     Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
-    depends on the CPU.
+    depends on the CPU. A run is timed if its number of steps follows from its minutes. InputError
+    where the teacher does not fit the model.
     """
-    run = _DryRun(model, training, teacher)
+    if teacher:
+        check_teacher(teacher.model, model.vocab_size, model.block_size)
+    run = _DryRun(model, training, teacher, backend)
     if text:
         tokens = unbacked(text.tokens, np.int32)
         data = Dataset(tokens, model.block_size, batch_size, seed=0)
@@ -89,23 +99,31 @@ def estimate(
         held = run.held
         if training.epochs and batch_size > 1:
             # The last batch of an epoch is smaller: in other arrays, at most as large as these.
-            rest = _DryRun(model, training, teacher)
+            rest = _DryRun(model, training, teacher, backend)
             rest.train_batch(batch_size)
             held += rest.held
     flat = run.model.flat
     teacher_weights = 4 * declare_parameters(teacher.model).padded_count if teacher else 0
+    working = 0 if flat.working is None else flat.working.nbytes
+    preparation = 0
+    if teacher and teacher.top_k:
+        preparation = flat.data.nbytes + working + teacher_weights + _caching(teacher, backend)
+    is_plain = backend == "numpy"
+    parameters = 4 * declare_parameters(model).count  # in arrays of their own: without padding
     return MemoryEstimate(
         weights=flat.data.nbytes,
-        working_weights=0 if flat.working is None else flat.working.nbytes,
+        working_weights=working,
         gradients=flat.grad.nbytes,
         moments=2 * flat.data.nbytes,
-        snapshot=3 * flat.data.nbytes,
+        snapshot=parameters + 2 * flat.data.nbytes,
         activations=held,
-        scratch=_scratch(model, threads),
+        scratch=run.temporaries if is_plain else _scratch(model, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=0 if teacher and teacher.top_k else teacher_weights,
         text=text.nbytes + 4 * text.tokens if text else 0,
-        preparation=teacher_weights,
+        program=PLAIN_PROGRAM if is_plain else PROGRAM,
+        timing=parameters if timed else 0,
+        preparation=preparation,
     )
 
 
@@ -116,12 +134,15 @@ def max_micro_batch(
     threads: int = 1,
     teacher: Teacher | None = None,
     text: TextSize | None = None,
+    backend: str = "numba",
+    timed: bool = False,
 ) -> int:
     """The largest batch that fits in memory if it passes through the model at once, or 0."""
 
     def fits(windows: int) -> bool:
         config = replace(training, micro_batch_size=windows)
-        return estimate(model, config, windows, threads, teacher, text).total <= memory
+        needed = estimate(model, config, windows, threads, teacher, text, backend, timed)
+        return needed.total <= memory
 
     if not fits(1):
         return 0
@@ -138,9 +159,10 @@ class _DryRun:
     """A model, set up as training would do it, that allocates and computes nothing."""
 
     def __init__(
-        self, config: ModelConfig, training: TrainingConfig, teacher: Teacher | None
+        self, config: ModelConfig, training: TrainingConfig, teacher: Teacher | None, name: str
     ) -> None:
-        backend = dry_run_backend()
+        self.kernels = _dry_kernels(name)
+        backend = dry_run_backend(self.kernels)
         self.training = training
         self.pool = backend.pool
         self.model = TransformerModel(config, backend=backend)
@@ -154,6 +176,12 @@ class _DryRun:
     def held(self) -> int:
         """Bytes that the pool holds so far."""
         return self.pool.statistics().bytes_held
+
+    @property
+    def temporaries(self) -> int:
+        """The most bytes that a kernel of NumPy allocates, AdamW's included."""
+        assert isinstance(self.kernels, CountedKernels)
+        return max(self.kernels.nbytes, ADAMW * self.model.flat.data.nbytes)
 
     def train(self, data: Dataset) -> None:
         """Trains on a batch of every size that a run on this data has."""
@@ -192,7 +220,25 @@ class _DryRun:
                 windows = unbacked((data.batch_size, length), np.int32)
                 self.model.losses(windows, windows)
         held_out = data.held_out[: (data.batch_size + 1) * T]
-        evaluate(self.model, held_out, len(held_out), data.batch_size)
+        with np.errstate(all="ignore"):  # nothing has been computed: its losses are anything
+            evaluate(self.model, held_out, len(held_out), data.batch_size)
+
+
+def _dry_kernels(backend: str) -> NoKernels:
+    return CountedKernels() if backend == "numpy" else NoKernels()
+
+
+def _caching(teacher: Teacher, backend: str) -> int:
+    """What a teacher takes besides its weights while its logits are cached."""
+    T, kernels = teacher.model.block_size, _dry_kernels(backend)
+    opened = dry_run_backend(kernels)
+    windows = max(1, TOKENS_PER_PASS // T)
+    with TransformerModel(teacher.model, backend=opened).logits(
+        unbacked((windows, T), np.int32)
+    ) as logits:
+        chosen = CACHING * logits.nbytes
+    held = opened.pool.statistics().bytes_held
+    return held + max(chosen, kernels.nbytes if isinstance(kernels, CountedKernels) else 0)
 
 
 def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
-from smallmind.training.memory_estimate import MemoryEstimate, Teacher, TextSize, estimate
+from smallmind.training.memory_estimate import (
+    MemoryEstimate,
+    Teacher,
+    TextSize,
+    estimate,
+    max_micro_batch,
+)
 
 FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
 RECOMPUTE: dict[str, Any] = {
@@ -36,9 +42,23 @@ class Plan:
 
     @property
     def estimate(self) -> MemoryEstimate:
-        """The memory that the run takes."""
-        threads, batch_size = self.run.threads or 1, self.run.batch_size
-        return estimate(self.model, self.training, batch_size, threads, self.teacher, self.text)
+        """The memory that it takes."""
+        return estimate(self.model, self.training, self.run.batch_size, **self._circumstances)
+
+    def largest_batch(self, memory: int) -> int:
+        """The largest batch that fits in memory if it goes through the model at once; 0: none."""
+        return max_micro_batch(self.model, self.training, memory, **self._circumstances)
+
+    @property
+    def _circumstances(self) -> dict[str, Any]:
+        """What estimates depend on besides model, training and batch."""
+        return {
+            "threads": self.run.threads or 1,
+            "teacher": self.teacher,
+            "text": self.text,
+            "backend": self.run.backend,
+            "timed": self.run.minutes is not None,
+        }
 
     def changed(self, **settings: Any) -> "Plan":
         """The plan with new values for these fields, whichever config has them."""

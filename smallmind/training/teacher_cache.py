@@ -79,7 +79,9 @@ class TeacherCache:
                 for rented, mapped in zip((indices, log_probabilities), self._tensors, strict=True):
                     rented[place : place + T] = mapped[window : window + T]
             if indices.min() < 0 or indices.max() >= V:
-                raise InputError(f"{self.path} was changed while it was being read; remove it")
+                raise InputError(f"{self.path} was changed while it was read; remove it")
+            for mapped in self._tensors:
+                safetensors.release_pages(mapped)
             workspace.kernels.top_k_logits(logits, indices, log_probabilities)
             yield logits
 
@@ -110,6 +112,7 @@ def make_cache(
                 tokens, kept = top_k_log_probabilities(logits, K)
             indices.write(tokens.astype("<i4").data)
             log_probabilities.write(kept.astype("<f2").data)
+        teacher.workspace.pool.trim()  # the student takes arrays of other sizes
         tensors = {
             "indices": _mapped(indices, "<i4", (windows * T, K)),
             "log_probabilities": _mapped(log_probabilities, "<f2", (windows * T, K + 1)),

@@ -117,12 +117,15 @@ def test_unsuitable_teachers_are_refused(root, tmp_path, capsys):
         ([cows, *teacher], "are not those of this text"),
         ([cats, "--teacher", str(tmp_path / "none")], "cannot read"),
         ([cats, "--teacher", str(tokenless)], "has no tokenizer in its metadata"),
-        ([cats, "--teacher", cats], "is not a sound safetensors file"),
+        ([cats, "--teacher", cats], "is not a valid safetensors file"),
         ([cats, "--temperature", "3"], "temperature=3.0 needs a teacher"),
         ([cats, "--learn-temperature"], "learn_temperature=True needs a teacher"),
         ([cats, *teacher, "--alpha", "2"], "alpha=2.0 must be at least 0 and at most 1"),
         ([cats, *teacher, "--block-size", "17"], "the teacher sees 16 tokens"),
-        ([cats, *teacher, "--teacher-cache", str(tmp_path)], "is no regular file"),
+        (
+            [cats, *teacher, "--teacher-cache", str(tmp_path)],
+            "is not a sound safetensors file: not a regular file",
+        ),
         ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot write"),
     ):
         out = tmp_path / "run"

@@ -57,7 +57,8 @@ def signal_at(patch, owner, name, call, number):
     original, calls = getattr(owner, name), []
 
     def disturbed(*arguments, **settings):
-        calls.append(1)
+        if getattr(arguments[0], "backend", None) != "none":  # not in the estimate's dry run
+            calls.append(1)
         if len(calls) == call:
             signal.raise_signal(number)
         return original(*arguments, **settings)

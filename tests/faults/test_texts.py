@@ -128,7 +128,8 @@ def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypat
 
 
 def test_a_text_longer_than_a_chunk_is_encoded_whole():
-    from smallmind.text.tokenizer import CHUNK, Tokenizer
+    from smallmind.text.char_tokenizer import CHUNK
+    from smallmind.text.tokenizer import Tokenizer
 
     text = "ab" * CHUNK + "c"
     tokenizer = Tokenizer(text)

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: found again, never stale, never in the way."""
+"""The cache of compiled kernels: it is reused, never stale, and never causes a failure."""
 
 import os
 import shutil
@@ -40,12 +40,12 @@ def run_kernel(package_parent, **environment):
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the package, free to be edited, with a cache of its own."""
+    """A copy of the package that a test can edit, with its own cache."""
     shutil.copytree(Path(smallmind.__file__).parent, tmp_path / "smallmind")
     return tmp_path
 
 
-def test_kernels_are_compiled_once_and_again_after_an_edit_in_another_file(package):
+def test_kernels_are_compiled_once_and_again_after_an_edit_to_another_file(package):
     cache = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
     value, compiled, _ = run_kernel(package, **cache)
     assert value == pytest.approx(1.0829641)
@@ -73,8 +73,8 @@ print(sum_of_squares(one[0]), "numba.np.polynomial.polynomial_core" in sys.modul
 """
 
 
-def test_kernels_from_the_cache_load_nothing_of_the_compiler(package):
-    """And one that it does not hold is compiled beside those."""
+def test_loading_cached_kernels_does_not_initialise_the_compiler(package):
+    """And a kernel missing from the cache is compiled and added to it."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(package),
@@ -97,7 +97,7 @@ def test_kernels_from_the_cache_load_nothing_of_the_compiler(package):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are those of POSIX")
-def test_a_home_that_is_no_directory_moves_the_cache(package):
+def test_the_cache_moves_if_home_is_not_a_directory(package):
     (package / "file").touch()
     home = str(package / "file")
     environment = {
@@ -113,7 +113,7 @@ def test_a_home_that_is_no_directory_moves_the_cache(package):
 
 @pytest.mark.parametrize("share", [0, 0.5])
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
-def test_a_cache_file_that_is_cut_short_is_compiled_anew(package, suffix, share):
+def test_a_kernel_is_recompiled_if_its_cache_file_is_truncated(package, suffix, share):
     environment = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
     value, _, cache = run_kernel(package, **environment)
     files = [path for path in cache.rglob("*") if path.suffix == suffix]
@@ -124,7 +124,7 @@ def test_a_cache_file_that_is_cut_short_is_compiled_anew(package, suffix, share)
     assert run_kernel(package, **environment)[:2] == (value, False)
 
 
-def test_two_first_starts_at_once_both_run(package):
+def test_concurrent_first_starts_all_succeed(package):
     environment = {
         **os.environ,
         "PYTHONPATH": str(package),

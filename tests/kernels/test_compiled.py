@@ -1,4 +1,4 @@
-"""The compiled kernels against the reference, at awkward sizes, between guard values."""
+"""The compiled kernels against the reference: awkward sizes, between guard values."""
 
 import functools
 import inspect
@@ -25,9 +25,9 @@ def normal(random, *shape):
 
 
 def run_both(name, outputs, *inputs):
-    """Runs both kernels; outputs are shapes (start as NaN) or arrays (are added to or rewritten).
+    """Runs both kernels; outputs are shapes (initially NaN) or arrays (added to or overwritten).
 
-    Returns the pairs (compiled, reference) of outputs. Inputs must come out as they were.
+    Returns the pairs (compiled, reference) of outputs. Inputs must stay unchanged.
     """
     shaped = [output if isinstance(output, tuple) else output.shape for output in outputs]
     starts = [None if isinstance(output, tuple) else output for output in outputs]
@@ -52,7 +52,7 @@ def run_both(name, outputs, *inputs):
 
 
 def assert_close(pairs, tolerance=2e-6, min_scale=1e-3):
-    """The error of each output against its largest element, or min_scale where that is larger."""
+    """Compares the error of each output to its largest element, or to min_scale if larger."""
     for actual, exact in pairs:
         scale = max(np.abs(exact).max(initial=0), min_scale)
         np.testing.assert_allclose(actual, exact, rtol=0, atol=tolerance * scale)
@@ -70,7 +70,7 @@ def test_both_backends_have_the_same_kernels_with_the_same_arguments():
 
 
 @pytest.mark.parametrize("shape", [*itertools.product((0, 1, 40), repeat=3)], ids=str)
-def test_products_of_nothing(random, shape):
+def test_products_with_empty_operands_match_the_reference(random, shape):
     M, K, N = shape
     a, b = normal(random, M, K), normal(random, K, N)
     a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
@@ -82,13 +82,13 @@ def test_products_of_nothing(random, shape):
 
 
 @pytest.mark.parametrize("M", SIZES)
-def test_products(random, M):
+def test_products_match_the_reference(random, M):
     for K, N in itertools.product(SIZES, SIZES):
         a, b = normal(random, M, K), normal(random, K, N)
         a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
         bias, addend = normal(random, N), normal(random, M, N)
         out = (M, N)
-        # Terms of size 1 may cancel: the error is one of the terms, not of what is left.
+        # Terms of size 1 may cancel: the error is relative to the terms, not to their sum.
         check = functools.partial(assert_close, min_scale=np.sqrt(K))
         check(run_both("matmul", [out], a, b))
         check(run_both("matmul", [out], a, b, bias))
@@ -101,7 +101,7 @@ def test_products(random, M):
 
 
 @pytest.mark.parametrize("K", [255, 256, 257, 511, 700])
-def test_products_over_several_blocks_of_depth(random, K):
+def test_products_over_several_blocks_of_depth_match_the_reference(random, K):
     M, N = 70, 65
     a, b, bias = normal(random, M, K), normal(random, K, N), normal(random, N)
     assert_close(run_both("matmul", [(M, N)], a, b, bias, normal(random, M, N)))
@@ -111,7 +111,7 @@ def test_products_over_several_blocks_of_depth(random, K):
     assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
 
 
-def test_products_with_many_rows(random):
+def test_products_with_many_rows_match_the_reference(random):
     M, K, N = 1000, 33, 40  # several strips
     a, b = normal(random, M, K), normal(random, K, N)
     assert_close(run_both("matmul", [(M, N)], a, b))
@@ -126,7 +126,7 @@ def test_a_product_may_add_to_its_own_output(random):
 
 
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_layernorm(random, R, C):
+def test_layernorm_matches_the_reference(random, R, C):
     x, weight, bias, dy = (normal(random, *s) for s in ((R, C), (C,), (C,), (R, C)))
     for shift in (bias, None):
         pairs = run_both("layernorm", [(R, C), (R,), (R,)], x, weight, shift)
@@ -140,7 +140,7 @@ def test_layernorm(random, R, C):
         assert_close(pairs, 1e-5)
 
 
-def test_layernorm_backward_in_place(random):
+def test_layernorm_backward_may_overwrite_its_addend(random):
     R, C = 5, 33
     x, dy, residual, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
     out, mean, rstd = np.empty_like(x), np.empty(R, np.float32), np.empty(R, np.float32)
@@ -155,13 +155,13 @@ def test_layernorm_backward_in_place(random):
     np.testing.assert_array_equal(*results)
 
 
-def test_gelu_backward_in_place(random):
+def test_gelu_backward_may_overwrite_its_inputs(random):
     x, dy = normal(random, 37, 29), normal(random, 37, 29)
     dx, y, preactivation, alone = (np.empty_like(x) for _ in range(4))
     compiled.gelu_backward(dx, y, dy, x)
     activation = np.empty_like(x)
     compiled.matmul_gelu(activation, preactivation, x, np.eye(29, dtype=np.float32))
-    np.testing.assert_array_equal(y, activation)  # what the forward pass had, to the bit
+    np.testing.assert_array_equal(y, activation)  # the same bits as in the forward pass
     compiled.gelu(alone, x)
     np.testing.assert_array_equal(y, alone)
     compiled.gelu_backward(x, dy, dy, x)
@@ -170,7 +170,7 @@ def test_gelu_backward_in_place(random):
 
 
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
-def test_rows_and_elements(random, R, C):
+def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
     x, dy = 3 * normal(random, R, C), normal(random, R, C)
     assert_close(run_both("gelu", [(R, C)], x))
     assert_close(run_both("gelu_backward", [(R, C), (R, C)], dy, x))
@@ -182,24 +182,24 @@ def test_rows_and_elements(random, R, C):
 
 
 @pytest.mark.parametrize("n", [1, 15, 8191, 8192, 8193, 30001])
-def test_sum_of_squares(random, n):
+def test_sum_of_squares_matches_the_reference(random, n):
     x = normal(random, n)
     assert compiled.sum_of_squares(x) == pytest.approx(reference.sum_of_squares(x), rel=1e-6)
 
 
 @pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
 @pytest.mark.parametrize("R", [1, 3, 65])
-def test_cross_entropy(random, R, V):
+def test_cross_entropy_matches_the_reference(random, R, V):
     logits, targets = 5 * normal(random, R, V), random.integers(0, V, R).astype(np.int32)
     pairs = run_both("cross_entropy", [(R,), (R, V), logits], targets, 1 / R)[:2]
     assert_close(pairs, 1e-5)
     losses = np.empty(R, np.float32)
-    compiled.cross_entropy(losses, logits, logits, targets, 1 / R)  # the gradient in their place
+    compiled.cross_entropy(losses, logits, logits, targets, 1 / R)  # in place
     np.testing.assert_array_equal(logits, pairs[1][0])
     np.testing.assert_array_equal(losses, pairs[0][0])
 
 
-def test_cross_entropy_of_logits_of_all_sizes():
+def test_cross_entropy_is_exact_for_logits_of_very_different_sizes():
     logits = np.array([[-1e10, 0, 200, 500]], np.float32)
     pairs = run_both("cross_entropy", [(1,), (1, 4), logits], np.array([0], np.int32), 1.0)
     assert_close(pairs[:2])
@@ -207,7 +207,7 @@ def test_cross_entropy_of_logits_of_all_sizes():
 
 @pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
 @pytest.mark.parametrize("R", [1, 3, 65])
-def test_distillation(random, R, V):
+def test_distillation_matches_the_reference(random, R, V):
     targets = random.integers(0, V, R).astype(np.int32)
     for alpha, temperature in ((0.0, 1.0), (0.3, 2.0), (1.0, 0.7), (0.9, 10.0)):
         logits, teacher_logits = 5 * normal(random, R, V), 4 * normal(random, R, V)
@@ -218,12 +218,12 @@ def test_distillation(random, R, V):
         assert_close(pairs[1:2], 1e-5)
         assert_close(pairs[2:], 1e-5, min_scale=1)
         losses, dtemperatures = np.empty(R, np.float32), np.empty(R, np.float32)
-        compiled.distillation(losses, logits, dtemperatures, logits, *inputs)  # in their place
+        compiled.distillation(losses, logits, dtemperatures, logits, *inputs)  # in place
         for actual, (expected, _) in zip((losses, logits, dtemperatures), pairs, strict=True):
             np.testing.assert_array_equal(actual, expected)
 
 
-def test_distillation_from_a_teacher_that_is_nearly_the_student(random):
+def test_distillation_is_exact_if_the_teacher_is_close_to_the_student(random):
     teacher_logits = 5 * normal(random, 9, 65)
     logits = teacher_logits + np.float32(1e-2) * normal(random, 9, 65)
     outputs = [(9,), (9, 65), (9,), logits]
@@ -234,7 +234,7 @@ def test_distillation_from_a_teacher_that_is_nearly_the_student(random):
     np.testing.assert_allclose(*pairs[2], atol=3e-6)
 
 
-def test_distillation_of_logits_of_all_sizes():
+def test_distillation_is_exact_for_logits_of_very_different_sizes():
     logits = np.array([[-1e4, 0, 200, 500]], np.float32)
     for teacher_logits in (logits[:, ::-1].copy(), logits):
         inputs = (teacher_logits, np.array([0], np.int32), 0.5, 2.0, 1.0)
@@ -242,7 +242,7 @@ def test_distillation_of_logits_of_all_sizes():
 
 
 @pytest.mark.parametrize(("V", "K"), [(1, 1), (5, 3), (65, 16), (130, 130)])
-def test_top_k_logits(random, V, K):
+def test_top_k_logits_matches_the_reference(random, V, K):
     R = 67
     indices = np.argsort(random.random((R, V)), axis=1)[:, :K].astype(np.int32)
     log_probabilities = normal(random, R, K + 1)
@@ -250,14 +250,14 @@ def test_top_k_logits(random, V, K):
     np.testing.assert_array_equal(*pairs[0])
 
 
-def test_attention_after_a_score_of_another_size(random):
+def test_attention_is_exact_for_scores_of_very_different_sizes(random):
     T, D = 5, 4
     qkv = normal(random, T, 3 * D)
     qkv[0, D : 2 * D] = -1e11 * qkv[3, :D]
     assert_close(run_both("attention", [(T, D), (1, 1, T)], qkv))
 
 
-def test_cross_entropy_of_huge_logits(random):
+def test_cross_entropy_is_exact_for_huge_logits(random):
     logits = np.array([[3e4, -3e4, 0.0], [-3e4, -3e4, -3e4]], np.float32)
     targets = np.array([1, 0], np.int32)
     pairs = run_both("cross_entropy", [(2,), (2, 3), logits], targets, 1.0)
@@ -267,7 +267,7 @@ def test_cross_entropy_of_huge_logits(random):
 
 @pytest.mark.parametrize("C", [1, 5, 16, 63, 65])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (2, 3), (3, 65)])
-def test_embedding(random, B, T, C):
+def test_embedding_matches_the_reference(random, B, T, C):
     V = 11
     ids = random.integers(0, V, (B, T)).astype(np.int32)
     token, position = normal(random, V, C), normal(random, T + 3, C)
@@ -281,7 +281,7 @@ def test_embedding(random, B, T, C):
     ("B", "H", "T", "D"),
     [(1, 1, 1, 1), (2, 3, 5, 7), (1, 2, 64, 32), (2, 2, 65, 16), (1, 2, 129, 33), (1, 1, 200, 80)],
 )
-def test_attention(random, B, H, T, D, probability):
+def test_attention_matches_the_reference(random, B, H, T, D, probability):
     R, C = B * T, H * D
     qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
     shapes = [(R, C), (B, H, T)]
@@ -295,7 +295,7 @@ def test_attention(random, B, H, T, D, probability):
 
 
 @pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
-def test_attention_gradients_where_scores_are_in_the_thousands(random, kernels):
+def test_attention_gradients_are_exact_for_scores_in_the_thousands(random, kernels):
     B, H, T, D = 2, 2, 33, 16
     qkv, dout = 16 * normal(random, B * T, 3 * H * D), normal(random, B * T, H * D)
     results = []
@@ -312,7 +312,7 @@ def test_attention_gradients_where_scores_are_in_the_thousands(random, kernels):
 
 
 @pytest.mark.parametrize("beta2", [0.9, 0.999, 0.99999, 0.99999999])
-def test_adamw_remembers_the_smallest_share(random, beta2):
+def test_adamw_keeps_precision_for_beta2_close_to_1(random, beta2):
     p, g, m, v = normal(random, 20), normal(random, 20), np.zeros(20, "f"), np.zeros(20, "f")
     bias2 = 1 / (1 - beta2)
     coefficients = reference.AdamWCoefficients(1e-2, 0.9, beta2, 1e-8, 0.1, 10.0, bias2, 1.0)
@@ -322,7 +322,7 @@ def test_adamw_remembers_the_smallest_share(random, beta2):
 
 
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
-def test_adamw(random, n):
+def test_adamw_matches_the_reference(random, n):
     p, g, m = (normal(random, n) for _ in range(3))
     v = np.abs(normal(random, n))
     coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
@@ -332,7 +332,7 @@ def test_adamw(random, n):
 
 
 @pytest.mark.parametrize("n", [1, 16, 1000])
-def test_adamw_clips_each_number_of_the_scaled_gradient(random, n):
+def test_adamw_clips_each_element_of_the_scaled_gradient(random, n):
     p, m = (normal(random, n) for _ in range(2))
     g, v = 100 * normal(random, n), np.abs(normal(random, n))
     settings = (1e-2, 0.0, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.01)
@@ -340,5 +340,5 @@ def test_adamw_clips_each_number_of_the_scaled_gradient(random, n):
         "adamw", [p, g, m, v], n, reference.AdamWCoefficients(*settings, max_gradient=0.5)
     )
     assert_close(pairs)
-    # With beta1 = 0 the first moment is the gradient that was taken.
+    # With beta1 = 0 the first moment is the clipped gradient itself.
     np.testing.assert_allclose(pairs[2][0], np.clip(0.01 * g, -0.5, 0.5), rtol=1e-6)

@@ -16,7 +16,7 @@ from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 from tests.guards import Guarded
 
 DTYPES = [FLOAT16, BFLOAT16]
-# Half a unit in the last place, relative; and what rounding of denormals adds.
+# Half a unit in the last place, relative.
 ROUNDING = {FLOAT16: 2.0**-11, BFLOAT16: 2.0**-8, np.float32: 1e-6}
 SHAPES = [(1, 1, 1), (7, 5, 3), (37, 130, 65), (65, 513, 129), (130, 700, 33), (385, 40, 17)]
 KEY = 0x123456789ABCDEF
@@ -39,15 +39,15 @@ def convert_one_by_one(y, x):
 
 
 def stored(values, dtype):
-    """What kernels store for values: the CPU's rounding to bfloat16 makes zeros of denormals."""
+    """What kernels store for values: the CPU's rounding to bfloat16 flushes denormals to zero."""
     if dtype == BFLOAT16 and ISA.bfloat16:
         values = np.where(np.abs(values) < 2.0**-126, np.copysign(np.float32(0), values), values)
     return round_to(values, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_number_is_widened(dtype):
-    x = np.arange(2**16, dtype=np.uint16).view(dtype)[:-3]  # the last vector is not whole
+def test_every_number_is_widened_exactly(dtype):
+    x = np.arange(2**16, dtype=np.uint16).view(dtype)[:-3]  # the last vector is partial
     for conversion in (convert, convert_one_by_one):
         y = np.empty(x.size, np.float32)
         conversion(y, x)
@@ -58,7 +58,7 @@ def test_every_number_is_widened(dtype):
 def test_numbers_are_rounded_to_the_nearest(dtype):
     exact = np.sort(to_float32(np.arange(2**16, dtype=np.uint16).view(dtype)))
     exact = exact[np.isfinite(exact)]
-    # Ties, what is next to them, and any bits at all.
+    # Ties, their neighbours, and random bits.
     with np.errstate(over="ignore"):
         ties = ((exact[1:].astype(np.float64) + exact[:-1]) / 2).astype(np.float32)
         up, down = (np.nextafter(ties, np.float32(end)) for end in (np.inf, -np.inf))
@@ -74,7 +74,7 @@ def test_numbers_are_rounded_to_the_nearest(dtype):
     if dtype == FLOAT16:
         with np.errstate(over="ignore"):
             np.testing.assert_array_equal(y[is_number], x.astype(np.float16).view(dtype)[is_number])
-    # To the nearest: no neighbour is nearer.
+    # No neighbour is nearer.
     finite = x[np.isfinite(x) & (np.abs(x) <= exact[-1])].astype(np.float64)
     place = np.searchsorted(exact, finite).clip(1, len(exact) - 1)
     distance = np.minimum(np.abs(exact[place] - finite), np.abs(exact[place - 1] - finite))
@@ -84,7 +84,7 @@ def test_numbers_are_rounded_to_the_nearest(dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu", ["x86-64", "haswell"])
-def test_conversion_on_other_cpus(cpu, tmp_path):
+def test_conversion_is_the_same_on_other_cpus(cpu, tmp_path):
     environment = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": ""}
     environment["SMALLMIND_CACHE_DIR"] = str(tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "widened or nearest"]
@@ -103,8 +103,8 @@ sys.exit(pytest.main(["-q", sys.argv[1], "-k", "products or gelu or attention"])
 
 
 @pytest.mark.slow
-def test_products_of_pairs_where_the_cpu_has_no_dot_product_of_them(tmp_path):
-    """The same packing and tiles, with the dot product in several instructions."""
+def test_products_of_pairs_work_without_a_dot_product_instruction(tmp_path):
+    """Same packing and tiles, but the dot product takes several instructions."""
     environment = {**os.environ, "SMALLMIND_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).parent.parent.parent
     command = [sys.executable, "-c", PAIRED, __file__]
@@ -122,9 +122,9 @@ def half(values, dtype):
 
 
 def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
-    """Both kernels on the same stored numbers; the compiled one may round each result once.
+    """Runs both kernels on the same stored numbers; the compiled one may round each result once.
 
-    outputs: (shape, dtype), which start as NaN, or float32 arrays that are added to.
+    outputs: (shape, dtype), initially NaN, or float32 arrays that are added to.
     """
     fast, slow = [], []
     for output in outputs:
@@ -153,7 +153,7 @@ def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "K", "N"), SHAPES)
-def test_products(dtype, M, K, N):
+def test_products_match_the_reference(dtype, M, K, N):
     random = np.random.default_rng(0)
     a, b = normal(random, M, K), normal(random, K, N)
     bias, addend = half(normal(random, N), dtype), normal(random, M, N)
@@ -168,7 +168,7 @@ def test_products(dtype, M, K, N):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("M", "K", "N"), SHAPES)
-def test_the_forward_pass_has_gelu_of_what_the_backward_pass_reads(dtype, M, K, N):
+def test_the_forward_pass_applies_gelu_to_the_rounded_preactivation(dtype, M, K, N):
     random = np.random.default_rng(0)
     a, b = half(normal(random, M, K), dtype), half(normal(random, K, N) / np.sqrt(K), dtype)
     activation, preactivation, again, dx = (np.zeros((M, N), dtype) for _ in range(4))
@@ -179,14 +179,14 @@ def test_the_forward_pass_has_gelu_of_what_the_backward_pass_reads(dtype, M, K, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("R", "C"), [(1, 1), (5, 7), (65, 48), (130, 33)])
-def test_rows(dtype, R, C):
+def test_kernels_of_rows_match_the_reference(dtype, R, C):
     random = np.random.default_rng(0)
     exact = np.float32
     x, dy = half(normal(random, R, C), dtype), half(normal(random, R, C), dtype)
     weight, bias, addend = (half(normal(random, *s), dtype) for s in ((C,), (C,), (R, C)))
     outputs = [((R, C), dtype), ((R,), exact), ((R,), exact)]
     for given in (bias, None):
-        # One channel has no variance: what is left of it is rounding.
+        # One channel has no variance, only rounding errors.
         tolerance = 1e-5 if C > 1 else 2e-3
         _, mean, rstd = assert_half_close(
             "layernorm", outputs, x, weight, given, tolerance=tolerance
@@ -224,7 +224,7 @@ def test_rows(dtype, R, C):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_embedding(dtype):
+def test_embedding_matches_the_reference(dtype):
     random = np.random.default_rng(0)
     B, T, C, V = 3, 7, 19, 11
     ids = random.integers(0, V, (B, T)).astype(np.int32)
@@ -239,7 +239,7 @@ def test_embedding(dtype):
 @pytest.mark.parametrize(
     ("B", "H", "T", "D"), [(1, 1, 1, 1), (2, 3, 7, 5), (2, 2, 65, 16), (1, 3, 130, 33)]
 )
-def test_attention(dtype, B, H, T, D):
+def test_attention_matches_the_reference(dtype, B, H, T, D):
     random = np.random.default_rng(0)
     R, C = B * T, H * D
     qkv, dout = half(normal(random, R, 3 * C), dtype), half(normal(random, R, C), dtype)
@@ -260,7 +260,7 @@ def test_attention(dtype, B, H, T, D):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 16, 37, 1000])
-def test_adamw_writes_the_working_copy(dtype, n):
+def test_adamw_rounds_the_parameters_into_the_working_copy(dtype, n):
     random = np.random.default_rng(0)
     coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
     start = [normal(random, n), normal(random, n), normal(random, n), normal(random, n) ** 2]

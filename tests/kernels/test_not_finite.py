@@ -1,4 +1,4 @@
-"""NaN and infinity reach the output, as they do in plain NumPy, and spread no further."""
+"""NaN and infinity reach the output, as in plain NumPy, and spread no further."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def random():
 
 
 def assert_same_kinds(name, shapes, *inputs, added=()):
-    """Both backends have NaN, inf and -inf at the same places of their outputs, and somewhere."""
+    """Both backends have NaN, inf and -inf at the same places of their outputs, at least one."""
     fast = [np.zeros(shape, np.float32) for shape in shapes] + [x.copy() for x in added]
     slow = [np.zeros(shape, np.float32) for shape in shapes] + [x.copy() for x in added]
     getattr(compiled, name)(*fast, *inputs)
@@ -29,7 +29,7 @@ def assert_same_kinds(name, shapes, *inputs, added=()):
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("M", "K", "N"), [(1, 40, 37), (3, 40, 37), (70, 65, 130)])
-def test_products(random, M, K, N, value):
+def test_non_finite_values_pass_through_products(random, M, K, N, value):
     for operand in range(2):
         a, b = normal(random, M, K), normal(random, K, N)
         (a, b)[operand][-1, -1] = value
@@ -49,7 +49,7 @@ def test_products(random, M, K, N, value):
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("C", [5, 16, 37])
-def test_rows_and_channels(random, C, value):
+def test_non_finite_values_pass_through_kernels_of_rows(random, C, value):
     R = 9
     clean, spoilt, weight = normal(random, R, C), normal(random, R, C), normal(random, C)
     spoilt[3, -1] = value
@@ -67,7 +67,7 @@ def test_rows_and_channels(random, C, value):
     targets = np.zeros(R, np.int32)
     losses, logits = np.zeros(R, np.float32), spoilt.copy()
     compiled.cross_entropy(losses, logits, logits, targets, 1.0)
-    if value != -np.inf:  # which is a probability of zero
+    if value != -np.inf:  # a probability of zero
         assert np.isnan(losses[3])
         assert np.isnan(logits[3]).any()
     assert np.isfinite(np.delete(losses, 3)).all()
@@ -76,7 +76,7 @@ def test_rows_and_channels(random, C, value):
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("C", [5, 16, 37])
-def test_distillation(random, C, value):
+def test_non_finite_logits_spoil_only_their_row_in_distillation(random, C, value):
     R = 9
     for place in ((3, 0), (3, 1), (3, C - 1)):  # the target, and others
         for spoilt in range(2):
@@ -91,12 +91,12 @@ def test_distillation(random, C, value):
                 assert not np.isfinite(outputs[0][3])
                 for output in outputs:
                     assert np.isfinite(np.delete(output, 3, axis=0)).all()
-                if value != -np.inf:  # which is a probability of zero
+                if value != -np.inf:  # a probability of zero
                     assert np.isnan(dlogits[3]).any()
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_embedding(random, value):
+def test_non_finite_values_pass_through_embedding(random, value):
     ids = np.array([[1, 2, 1], [0, 2, 3]], np.int32)
     token, position, dout = normal(random, 4, 21), normal(random, 3, 21), normal(random, 6, 21)
     token[2, -1], dout[4, 0] = value, value
@@ -106,13 +106,13 @@ def test_embedding(random, value):
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("n", [5, 40, 9000])
-def test_vectors(random, n, value):
+def test_non_finite_values_pass_through_vector_kernels(random, n, value):
     for spoilt in range(2):
         vectors = [normal(random, n), normal(random, n), np.ones(n, "f"), np.ones(n, "f")]
         vectors[spoilt][-1] = value
         coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
         assert_same_kinds("adamw", [], n, coefficients, added=vectors)
-        if np.isnan(value):  # which is not clipped to a number
+        if np.isnan(value):  # NaN must not be clipped to a number
             clipping = coefficients._replace(max_gradient=0.1)
             assert_same_kinds("adamw", [], n, clipping, added=vectors)
     x = normal(random, n)
@@ -123,7 +123,7 @@ def test_vectors(random, n, value):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 @pytest.mark.parametrize(("T", "D"), [(7, 5), (70, 32)])
-def test_attention_spoils_no_other_head_and_no_other_sequence(random, T, D, part, value):
+def test_non_finite_values_spoil_no_other_head_or_sequence_in_attention(random, T, D, part, value):
     B, H, b, h, t = 2, 2, 1, 0, T // 2
     C = H * D
     qkv, dout = normal(random, B * T, 3 * C), normal(random, B * T, C)

@@ -20,7 +20,7 @@ def nan(*shape):
     return np.full(shape, np.nan)
 
 
-def test_matmul_and_its_two_backward_products(random):
+def test_gradients_of_matmul_match_finite_differences(random):
     x, weight, u = (random.standard_normal(s) for s in ((R, K), (K, C), (R, C)))
     dx, dweight = nan(R, K), nan(K, C)
     reference.matmul_transpose_b(dx, u, weight)
@@ -34,7 +34,7 @@ def test_matmul_and_its_two_backward_products(random):
     assert_gradients(f, [dx, dweight], [x, weight])
 
 
-def test_bias(random):
+def test_gradient_of_a_bias_matches_finite_differences(random):
     x, weight, bias, u = (random.standard_normal(s) for s in ((R, K), (K, C), (C,), (R, C)))
     dbias = np.zeros(C)
     reference.column_sum(dbias, u)
@@ -47,7 +47,7 @@ def test_bias(random):
     assert_gradients(f, [dbias], [bias])
 
 
-def test_gelu(random):
+def test_gradient_of_gelu_matches_finite_differences(random):
     x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, C))
     dx, y = nan(R, C), nan(R, C)
     reference.gelu_backward(dx, y, u, x)
@@ -64,7 +64,7 @@ def test_gelu(random):
 
 
 class Assigned(np.ndarray):
-    """An output that remembers the types of what is written to it before they become its own."""
+    """An output that records the dtypes of the values written to it, before conversion."""
 
     dtypes: ClassVar[list] = []
 
@@ -135,7 +135,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_layernorm(random, with_bias):
+def test_gradients_of_layernorm_match_finite_differences(random, with_bias):
     x, weight, u = (random.standard_normal(s) for s in ((R, C), (C,), (R, C)))
     arrays = [x, weight] + ([random.standard_normal(C)] if with_bias else [])
     mean, rstd, out, dx = nan(R), nan(R), nan(R, C), nan(R, C)
@@ -152,7 +152,7 @@ def test_layernorm(random, with_bias):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.4])
-def test_attention(random, probability):
+def test_gradient_of_attention_matches_finite_differences(random, probability):
     B, H, T, D = 2, 3, 5, 4
     qkv, u = random.standard_normal((B * T, 3 * H * D)), random.standard_normal((B * T, H * D))
     key = (12345 << 32) + 678
@@ -167,7 +167,7 @@ def test_attention(random, probability):
     assert_gradients(lambda qkv: float((forward(qkv)[0] * u).sum()), [dqkv], [qkv])
 
 
-def test_attention_sees_no_later_token(random):
+def test_attention_does_not_see_later_tokens(random):
     T, C = 6, 4
     qkv = random.standard_normal((T, 3 * C))
     outs = []
@@ -180,7 +180,7 @@ def test_attention_sees_no_later_token(random):
     assert np.abs(outs[0][4:] - outs[1][4:]).min() > 0
 
 
-def test_embedding(random):
+def test_gradients_of_embedding_match_finite_differences(random):
     B, T, V = 2, 3, 5
     ids = np.array([[1, 1, 4], [0, 1, 4]], np.int32)
     arrays = [random.standard_normal((V, C)), random.standard_normal((T + 2, C))]
@@ -196,7 +196,7 @@ def test_embedding(random):
     assert_gradients(f, gradients, arrays)
 
 
-def test_dropout(random):
+def test_gradient_of_dropout_matches_finite_differences(random):
     x, u, dx = random.standard_normal((R, C)), random.standard_normal((R, C)), nan(R, C)
     reference.dropout(dx, u, 99, 0.3)
 
@@ -224,7 +224,7 @@ def test_dropout_masks_of_neighbouring_keys_are_unrelated():
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.013
 
 
-def test_cross_entropy(random):
+def test_gradient_of_cross_entropy_matches_finite_differences(random):
     V = 7
     logits, targets = 3 * random.standard_normal((R, V)), random.integers(0, V, R)
     dlogits = nan(R, V)
@@ -245,7 +245,7 @@ def test_cross_entropy_of_equal_logits_is_the_logarithm_of_their_number():
 
 
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.4, 2.0), (1.0, 5.0)])
-def test_distillation(random, alpha, temperature):
+def test_gradients_of_distillation_match_finite_differences(random, alpha, temperature):
     V = 7
     logits, teacher_logits = 3 * random.standard_normal((R, V)), 2 * random.standard_normal((R, V))
     targets = random.integers(0, V, R)
@@ -263,11 +263,11 @@ def test_distillation(random, alpha, temperature):
     assert_gradients(f, gradients, [logits, np.array(temperature)])
 
 
-def test_distillation_by_hand():
+def test_distillation_matches_a_calculation_by_hand():
     logits, teacher_logits = np.log([[0.25, 0.25, 0.5]]), np.log([[0.64, 0.32, 0.04]])
     losses, dlogits = nan(1), nan(1, 3)
     reference.distillation(losses, dlogits, nan(1), logits, teacher_logits, [2], 0.25, 2.0, 1.0)
-    # At temperature 2 probabilities become their square roots, and these are made to sum to 1.
+    # At temperature 2 probabilities become their square roots, normalised to sum to 1.
     p, q = np.array([0.8, 0.8 / 2**0.5, 0.2]), np.array([0.5, 0.5, 0.5**0.5])
     p, q = p / p.sum(), q / q.sum()
     divergence = (p * np.log(p / q)).sum()
@@ -276,7 +276,7 @@ def test_distillation_by_hand():
     np.testing.assert_allclose(dlogits[0], 0.75 * hard + 0.25 * 2 * soft)
 
 
-def test_a_student_that_is_the_teacher_has_only_the_text_to_learn_from(random):
+def test_a_student_equal_to_its_teacher_has_no_distillation_loss(random):
     logits, targets = random.standard_normal((R, 7)), random.integers(0, 7, R)
     losses, dlogits, slopes, usual = nan(R), nan(R, 7), nan(R), nan(R)
     reference.distillation(losses, dlogits, slopes, logits, logits, targets, 1.0, 3.0, 1.0)
@@ -286,14 +286,14 @@ def test_a_student_that_is_the_teacher_has_only_the_text_to_learn_from(random):
     np.testing.assert_allclose(losses, usual)
 
 
-def test_adamw_by_hand():
+def test_adamw_matches_a_calculation_by_hand():
     p, g, m, v = (np.array(x, np.float64) for x in ([1.0, 1.0], [2.0, 2.0], [0, 0], [0, 0]))
     beta1, beta2, rate, decay = 0.9, 0.99, 0.1, 0.5
     coefficients = reference.AdamWCoefficients(
         rate, beta1, beta2, 1e-8, decay, 1 / (1 - beta1), 1 / (1 - beta2), gradient_scale=0.5
     )
     reference.adamw(p, g, m, v, 1, coefficients)
-    # The first step of Adam is the learning rate whatever the gradient; only the first decays.
+    # Adam's first step is the learning rate, whatever the gradient; only the first element decays.
     np.testing.assert_allclose(p, [1 - rate * decay - rate, 1 - rate])
     np.testing.assert_allclose(m, [0.1, 0.1])
     np.testing.assert_allclose(v, [0.01, 0.01])

@@ -22,8 +22,8 @@ def apply(function):
     return applied
 
 
-def every(step, start, stop):
-    """Every step-th float32 between two positive numbers, and the same below zero."""
+def every_nth_float(step, start, stop):
+    """Every step-th float32 between two positive numbers, and their negatives."""
     first, last = np.array([start, stop], np.float32).view(np.int32)
     x = np.arange(first, last, step, dtype=np.int32).view(np.float32)
     x = np.concatenate([x, -x])
@@ -31,8 +31,8 @@ def every(step, start, stop):
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
-def test_exp_over_its_whole_range():
-    x = every(501, 1e-38, 110)
+def test_exp_is_accurate_over_its_whole_range():
+    x = every_nth_float(501, 1e-38, 110)
     exact = np.exp(x.astype(np.float64))
     computed = apply(simd.exp)(x).astype(np.float64)
     largest = float(np.finfo(np.float32).max)
@@ -43,34 +43,33 @@ def test_exp_over_its_whole_range():
     assert np.isposinf(computed[exact > largest * (1 + 1e-6)]).all()
 
 
-def test_exp_at_its_ends():
+def test_exp_handles_nan_infinities_and_overflow():
     x = np.zeros(16, np.float32)
     x[:6] = np.nan, np.inf, -np.inf, 1000, -1000, 0
     np.testing.assert_array_equal(apply(simd.exp)(x)[:6], [np.nan, np.inf, 0, np.inf, 0, 1])
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
-def test_sigmoid_over_its_whole_range():
-    x = every(501, 1e-38, 110)
+def test_sigmoid_is_accurate_over_its_whole_range():
+    x = every_nth_float(501, 1e-38, 110)
     exact = 1 / (1 + np.exp(-x.astype(np.float64)))
     computed = apply(simd.sigmoid)(x).astype(np.float64)
     # 2e-7 relative; below -88.7 it is less than 3e-39, and 0.
     assert (np.abs(computed - exact) <= np.maximum(2e-7 * exact, 3e-39)).all()
 
 
-def test_sigmoid_at_its_ends():
+def test_sigmoid_handles_nan_infinities_and_overflow():
     x = np.zeros(16, np.float32)
     x[:6] = np.nan, np.inf, -np.inf, 1000, -1000, 0
     np.testing.assert_array_equal(apply(simd.sigmoid)(x)[:6], [np.nan, 1, 0, 1, 0, 0.5])
 
 
-@pytest.mark.filterwarnings("ignore:overflow")
 @njit(error_model="numpy")
 def _gelu_derivative_of(x):
     return gelu_and_derivative_of(x)[1]
 
 
-def test_gelu_and_its_derivative_over_their_whole_range():
+def test_gelu_and_its_derivative_are_accurate_over_their_whole_range():
     for start, stop in ((-12, 12), (-1e4, 1e4)):
         x = np.linspace(start, stop, 1 << 20).astype(np.float32)
         z = x.astype(np.float64)

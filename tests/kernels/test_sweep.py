@@ -15,14 +15,14 @@ def random():
 
 
 def swept(**others):
-    """Shapes in which one dimension after another takes every size, the others as given."""
+    """Shapes in which each dimension in turn takes every size, with the others as given."""
     for name in others:
         for size in SIZES:
             yield tuple((others | {name: size}).values())
 
 
 @pytest.mark.parametrize("others", [(7, 33, 65), (13, 17, 3)], ids=str)
-def test_products(random, others):
+def test_products_of_every_size_match_the_reference(random, others):
     for M, K, N in swept(**dict(zip("MKN", others, strict=True))):
         a, b, addend = normal(random, M, K), normal(random, K, N), normal(random, M, N)
         a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
@@ -33,11 +33,11 @@ def test_products(random, others):
         assert_close(pairs, 5e-6, min_scale=np.sqrt(K))
 
 
-def test_kernels_of_rows_and_channels(random):
+def test_kernels_of_rows_of_every_size_match_the_reference(random):
     for R, C in swept(R=5, C=37):
         x, dy, addend, weight = (normal(random, *s) for s in ((R, C), (R, C), (R, C), (C,)))
         pairs = run_both("layernorm", [(R, C), (R,), (R,)], x, weight, weight)
-        # Where a row has few channels rstd is large, and so is what it makes of rounding.
+        # With few channels rstd may be large, and it multiplies rounding errors.
         mean, rstd = pairs[1][1].astype(np.float32), pairs[2][1].astype(np.float32)
         assert_close(pairs, 1e-5 * max(1, rstd.max()))
         sums = [normal(random, C), normal(random, C)]
@@ -51,15 +51,15 @@ def test_kernels_of_rows_and_channels(random):
         pairs += run_both("cross_entropy", [(R,), (R, C), x.copy()], targets, 1 / R)[:2]
         logits = normal(random, R, C)
         outputs = [(R,), (R, C), (R,), logits]
-        of_student = run_both("distillation", outputs, x, targets, 0.4, 2.0, 1 / R)[:3]
-        assert_close(of_student, 5e-6, min_scale=1)
+        distilled = run_both("distillation", outputs, x, targets, 0.4, 2.0, 1 / R)[:3]
+        assert_close(distilled, 5e-6, min_scale=1)
         indices = np.argsort(x, axis=1)[:, : (C + 1) // 2].astype(np.int32)
         chosen = normal(random, R, indices.shape[1] + 1)
         pairs += run_both("top_k_logits", [(R, C)], indices, chosen)
         assert_close(pairs, 5e-6)
 
 
-def test_embedding(random):
+def test_embedding_of_every_size_matches_the_reference(random):
     for B, T, C in swept(B=3, T=5, C=37):
         ids = random.integers(0, 7, (B, T)).astype(np.int32)
         token, position, dout = normal(random, 7, C), normal(random, T, C), normal(random, B * T, C)
@@ -69,7 +69,7 @@ def test_embedding(random):
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2])
-def test_attention(random, probability):
+def test_attention_of_every_size_matches_the_reference(random, probability):
     for B, H, T, D in swept(B=1, H=1, T=23, D=13):
         R, C = B * T, H * D
         if R * C > 23 * 130:
@@ -84,7 +84,7 @@ def test_attention(random, probability):
         assert_close(pairs, 1e-5)
 
 
-def test_vectors(random):
+def test_adamw_of_every_size_matches_the_reference(random):
     coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
     for n in SIZES:
         p, g, m, v = normal(random, n), normal(random, n), normal(random, n), random.random(n, "f")

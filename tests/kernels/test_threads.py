@@ -1,4 +1,4 @@
-"""The same bits on any number of threads, on either threading layer, from any Python thread."""
+"""Same bits on any number of threads, on either threading layer, from any Python thread."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ for count in map(int, sys.argv[1].split(",")):
     print(count, *shown)
 """
 
-# Several Python threads in kernels at once.
+# Several Python threads that run kernels at once.
 CROWD = """
 import threading
 import numpy as np
@@ -128,5 +128,5 @@ def test_results_do_not_depend_on_the_number_of_threads(layer):
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
-def test_several_python_threads_may_run_kernels_at_once(layer):
+def test_several_python_threads_can_run_kernels_at_once(layer):
     assert run(CROWD, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="4") == "errors 0\n"

@@ -1,4 +1,4 @@
-"""The register tile on CPUs that this machine is not: it must fit, and nothing may spill."""
+"""The register tile on CPUs other than this one: it must fit, and nothing may spill."""
 
 import os
 import platform
@@ -45,7 +45,7 @@ def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
     ],
     ids=str,
 )
-def test_the_tile_follows_what_numba_compiles_for(settings, lanes):
+def test_the_tile_suits_the_cpu_that_numba_compiles_for(settings, lanes):
     code = "from smallmind.kernels.codegen.isa import ISA; print(ISA.lanes)"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CPU")}
     command = [sys.executable, "-c", code]
@@ -67,7 +67,7 @@ MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|fmla(?:\.4s)?|mulps)\s"
 
 
 def inner_loop(cpu, triple, isa, transposed, packs=False, pairs=False):
-    """The assembly of the widest tile's walk along K, as LLVM writes it for that CPU."""
+    """The assembly of the widest tile's loop along K, as LLVM generates it for that CPU."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module = ir.Module()
@@ -103,7 +103,7 @@ def vectors_on_the_stack(assembly):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("cpu", ["znver4", "znver5", "sapphirerapids"])
-def test_pairs_of_bfloat16_are_one_instruction(cpu, transposed):
+def test_pairs_of_bfloat16_are_multiplied_in_one_instruction(cpu, transposed):
     isa = instruction_set("x86_64", {"avx512f": True, "avx512bf16": True})
     loop = inner_loop(cpu, "x86_64-unknown-linux-gnu", isa, transposed, pairs=True)
     instructions = re.findall(MULTIPLICATION, loop)

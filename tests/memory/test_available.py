@@ -1,4 +1,4 @@
-"""What is free, by a /proc and a tree of control groups that are made up."""
+"""Available memory, from a made-up /proc and tree of control groups."""
 
 import psutil
 import pytest
@@ -10,7 +10,7 @@ MB = 10**6
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """Writes files, {path: content}, and has 1000 MB free -> the directory for /proc/self."""
+    """Writes files, {path: content}, and pretends that 1000 MB are free -> its /proc/self."""
     free = psutil.virtual_memory()._replace(available=1000 * MB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
 
@@ -25,14 +25,14 @@ def machine(tmp_path, monkeypatch):
 
 
 def version2(tmp_path, groups, path="/a/b", root="/"):
-    """groups {directory: (max, high, current, inactive_file) in MB}; None: no limit."""
+    """groups: {directory: (max, high, current, inactive_file) in MB}; None: no limit."""
     files = {
         "proc/cgroup": f"0::{path}",
         "proc/mountinfo": f"1 0 0:1 {root} {tmp_path}/fs rw,nosuid shared:4 - cgroup2 none rw",
     }
-    for name, (most, high, current, inactive) in groups.items():
+    for name, (limit, high, current, inactive) in groups.items():
         files |= {
-            f"fs/{name}/memory.max": "max" if most is None else most * MB,
+            f"fs/{name}/memory.max": "max" if limit is None else limit * MB,
             f"fs/{name}/memory.high": "max" if high is None else high * MB,
             f"fs/{name}/memory.current": current * MB,
             f"fs/{name}/memory.stat": f"active_file 7\ninactive_file {inactive * MB}",
@@ -40,7 +40,7 @@ def version2(tmp_path, groups, path="/a/b", root="/"):
     return files
 
 
-def test_without_control_groups_the_machine_counts(machine):
+def test_without_control_groups_the_machine_sets_the_limit(machine):
     assert available_bytes(machine({})) == 1000 * MB
 
 
@@ -48,30 +48,30 @@ def test_without_control_groups_the_machine_counts(machine):
     ("groups", "free"),
     [
         ({"a/b": (300, None, 120, 20)}, 200),
-        ({"a/b": (300, 250, 120, 20)}, 150),  # above "high" the kernel slows it down
+        ({"a/b": (300, 250, 120, 20)}, 150),  # above "high" the kernel slows the process down
         ({"a/b": (None, None, 120, 20)}, 1000),
-        ({"a/b": (300, None, 120, 20), "a": (400, None, 350, 50)}, 100),  # the one around it
+        ({"a/b": (300, None, 120, 20), "a": (400, None, 350, 50)}, 100),  # the parent's limit
         ({"a/b": (300, None, 120, 20), ".": (150, None, 130, 0)}, 20),
         ({"a/b": (5000, None, 120, 20)}, 1000),
         ({"a/b": (100, None, 120, 0)}, 0),
     ],
 )
-def test_the_limits_of_the_group_and_of_those_around_it(machine, tmp_path, groups, free):
+def test_limits_of_the_group_and_its_parents_apply(machine, tmp_path, groups, free):
     assert available_bytes(machine(version2(tmp_path, groups))) == free * MB
 
 
-def test_limits_outside_of_the_mount_are_not_looked_for(machine, tmp_path):
+def test_limits_outside_the_mount_are_ignored(machine, tmp_path):
     files = version2(tmp_path, {"a/b": (300, None, 100, 0), "..": (50, None, 0, 0)})
     assert available_bytes(machine(files)) == 200 * MB
 
 
 @pytest.mark.parametrize(("path", "root"), [("/pod/a", "/pod/a"), ("/pod/a", "/b"), ("/../a", "/")])
-def test_a_container_that_sees_its_own_group_as_the_root(machine, tmp_path, path, root):
+def test_a_container_may_see_its_own_group_as_the_root(machine, tmp_path, path, root):
     files = version2(tmp_path, {".": (300, None, 100, 0), "pod/a": (1, None, 1, 0)}, path, root)
     assert available_bytes(machine(files)) == 200 * MB
 
 
-def test_version_1(machine, tmp_path):
+def test_limits_of_control_groups_version_1_apply(machine, tmp_path):
     mounts = [
         f"1 0 0:1 /docker {tmp_path}/cpu rw - cgroup cgroup rw,cpu",
         f"2 0 0:2 /docker {tmp_path}/fs rw - cgroup cgroup rw,memory",
@@ -90,5 +90,5 @@ def test_version_1(machine, tmp_path):
     assert available_bytes(machine(files)) == 180 * MB
 
 
-def test_on_this_machine():
+def test_this_machine_has_memory_available():
     assert 0 < available_bytes() <= psutil.virtual_memory().total

@@ -9,7 +9,7 @@ from smallmind.memory.tensor_pool import TensorPool, bucket_size
 
 
 @given(st.integers(1, 10**9))
-def test_buckets_hold_what_is_asked_for_and_waste_little(n):
+def test_buckets_are_large_enough_and_waste_little(n):
     size = bucket_size(n)
     assert size >= n
     if n <= 65536:
@@ -37,7 +37,7 @@ def test_rented_arrays_never_overlap():
         assert not any(np.shares_memory(a, b) for b in arrays[:i])
 
 
-def test_clear_zeroes_and_otherwise_contents_stay():
+def test_contents_stay_unless_cleared():
     pool = TensorPool()
     for clear in (True, False):
         array = pool.rent(64)
@@ -58,7 +58,7 @@ def test_a_reshaped_array_can_be_returned():
     assert np.shares_memory(pool.rent(600), matrix)
 
 
-def test_a_shape_given_in_place_does_not_stay():
+def test_reshaping_in_place_does_not_affect_later_rents():
     pool = TensorPool()
     array = pool.rent(64)
     array.shape = (8, 8)
@@ -98,7 +98,7 @@ def test_a_part_of_what_was_rented_cannot_be_returned():
     pool.return_(array)
 
 
-def test_a_dtype_may_be_named_in_several_ways():
+def test_a_dtype_may_be_spelled_in_several_ways():
     pool = TensorPool()
     first = pool.rent(64, "f4")
     pool.return_(first)
@@ -123,7 +123,7 @@ def test_statistics_count_what_happens():
     pool.return_(c)
 
 
-def test_trim_frees_what_is_idle_and_only_that():
+def test_trim_frees_only_idle_arrays():
     pool = TensorPool()
     kept, idle = pool.rent(1000), pool.rent(1000)
     pool.return_(idle)
@@ -139,7 +139,7 @@ def test_the_capacity_is_never_exceeded():
     pool = TensorPool(capacity=9_000)
     first = pool.rent(1024)
     pool.return_(pool.rent(256))
-    second = pool.rent(1024)  # the idle one makes way
+    second = pool.rent(1024)  # the idle array is freed
     assert pool.statistics().bytes_held <= 9_000
     with pytest.raises(MemoryError, match="may hold 9,000 bytes, 8,320 are rented and 1,088 more"):
         pool.rent(256)
@@ -148,14 +148,14 @@ def test_the_capacity_is_never_exceeded():
     assert pool.statistics().bytes_rented == first.nbytes + third.nbytes + 2 * 64
 
 
-def test_a_closed_pool_refuses():
+def test_a_closed_pool_raises():
     with TensorPool() as pool:
         array = pool.rent(64)
         pool.return_(pool.rent(128))
     for use in (lambda: pool.rent(64), lambda: pool.return_(array), pool.trim):
         with pytest.raises(RuntimeError, match="closed"):
             use()
-    array[:] = 1  # still its holder's
+    array[:] = 1  # still belongs to its holder
     assert pool.statistics().bytes_held == 0
     pool.close()
 

@@ -8,7 +8,7 @@ from smallmind.memory.tracker import MemoryTracker, peak_resident_bytes
 MIB = 1024 * 1024
 
 
-def test_a_snapshot_holds_what_the_process_and_the_pool_take():
+def test_a_snapshot_measures_the_process_and_the_pool():
     pool = TensorPool()
     tracker = MemoryTracker(pool)
     before = tracker.snapshot("before")
@@ -25,15 +25,15 @@ def test_a_snapshot_holds_what_the_process_and_the_pool_take():
     assert all(s.peak >= s.resident * 0.99 for s in tracker.snapshots)
 
 
-def test_the_peak_stays_when_memory_is_given_back():
+def test_the_peak_stays_when_memory_is_freed():
     big = np.ones(16 * MIB, np.float32)
     peak = peak_resident_bytes()
     del big
-    # The system counts pages for each thread, and adds them up now and then.
+    # The system counts pages per thread and adds them up only now and then.
     assert peak_resident_bytes() > peak - MIB > 64 * MIB
 
 
-def test_the_report_is_drawn_in_what_the_stream_can_show():
+def test_the_report_uses_only_characters_that_the_stream_can_encode():
     tracker = MemoryTracker(TensorPool())
     tracker.snapshot("Forward")
     for encoding, corner in (("utf-8", "╔"), ("ascii", "+")):

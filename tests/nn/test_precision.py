@@ -8,9 +8,9 @@ from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import round_to, to_float32
 from tests.peaks import rented_at_the_peak
 
-FLOAT16_SETTINGS = [Precision.FLOAT16, Precision.BFLOAT16]
+SIXTEEN_BIT = [Precision.FLOAT16, Precision.BFLOAT16]
 SCALE = {Precision.FLOAT16: 65536.0, Precision.BFLOAT16: 1.0}
-# Of the gradient of a small model: some dozens of roundings, each of half a unit.
+# Relative error of a small model's gradient: some dozens of roundings, each of half a unit.
 ERROR = {Precision.FLOAT16: 3e-3, Precision.BFLOAT16: 3e-2}
 
 
@@ -34,17 +34,17 @@ def gradients(model, scale=1.0):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("tie_weights", [True, False])
-@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
-def test_gradients_are_those_of_float32_to_rounding(precision, tie_weights, dropout):
+@pytest.mark.parametrize("precision", SIXTEEN_BIT)
+def test_gradients_match_float32_up_to_rounding(precision, tie_weights, dropout):
     settings = {"tie_weights": tie_weights, "dropout": dropout}
     loss, exact = gradients(small_model(**settings))
     half_loss, half = gradients(small_model(precision, **settings), SCALE[precision])
     assert half_loss == pytest.approx(loss, rel=1e-3)
     error = np.linalg.norm(half - exact) / np.linalg.norm(exact)
-    assert 1e-5 < error < ERROR[precision]  # and it is not float32 by another name
+    assert 1e-5 < error < ERROR[precision]  # above 0: it was not computed in float32
 
 
-@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
+@pytest.mark.parametrize("precision", SIXTEEN_BIT)
 def test_recompute_changes_no_bit(precision):
     model = small_model(precision, dropout=0.2)
     plain = gradients(model, SCALE[precision])
@@ -54,8 +54,8 @@ def test_recompute_changes_no_bit(precision):
     np.testing.assert_array_equal(plain[1], recomputed[1])
 
 
-@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
-def test_the_working_copy_follows_the_optimiser(precision):
+@pytest.mark.parametrize("precision", SIXTEEN_BIT)
+def test_the_optimizer_updates_the_working_copy(precision):
     from smallmind import AdamW
 
     model = small_model(precision)
@@ -68,8 +68,8 @@ def test_the_working_copy_follows_the_optimiser(precision):
     assert (to_float32(working) != model.flat.data).any()
 
 
-@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
-def test_weights_written_by_hand_count_after_refresh(precision):
+@pytest.mark.parametrize("precision", SIXTEEN_BIT)
+def test_weights_written_by_hand_take_effect_after_refresh(precision):
     model = small_model(precision)
     ids, targets = batch()
     before = model.loss(ids, targets)
@@ -79,7 +79,7 @@ def test_weights_written_by_hand_count_after_refresh(precision):
     assert model.loss(ids, targets) != before
 
 
-def test_saved_weights_are_the_masters(tmp_path):
+def test_saved_weights_are_float32(tmp_path):
     model = small_model(Precision.FLOAT16)
     model.save(tmp_path / "model.safetensors")
     tensors, _ = safetensors.read(tmp_path / "model.safetensors")
@@ -88,7 +88,7 @@ def test_saved_weights_are_the_masters(tmp_path):
         np.testing.assert_array_equal(value, model.parameters[name])
 
 
-def test_back_to_float32():
+def test_switching_back_to_float32_restores_exact_results():
     model = small_model()
     expected = gradients(model)
     model.use_precision(Precision.FLOAT16)
@@ -98,13 +98,13 @@ def test_back_to_float32():
     np.testing.assert_array_equal(actual, expected[1])
 
 
-def test_auto_is_what_the_cpu_is_good_at():
+def test_auto_chooses_what_the_cpu_supports():
     model = small_model()
     expected = Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
     assert model.use_precision(Precision.AUTO) == model.precision == expected
 
 
-def test_numpy_calculates_in_its_own_types():
+def test_the_numpy_backend_refuses_16_bits():
     model = TransformerModel(11, 16, 48, 3, 3, backend="numpy")
     assert model.use_precision(Precision.AUTO) == Precision.FLOAT32
     with pytest.raises(InputError, match="precision='float16' needs backend='numba'"):
@@ -112,14 +112,14 @@ def test_numpy_calculates_in_its_own_types():
 
 
 def bytes_at_the_peak(precision, monkeypatch):
-    """What a pass of training rents at most."""
+    """The peak of what a training pass rents."""
     model = TransformerModel(11, 64, 128, 4, 2)
     model.use_precision(precision)
     ids = np.zeros((8, 64), np.int32)
     return rented_at_the_peak(monkeypatch, model, lambda model: model.loss_and_gradients(ids, ids))
 
 
-@pytest.mark.parametrize("precision", FLOAT16_SETTINGS)
+@pytest.mark.parametrize("precision", SIXTEEN_BIT)
 def test_activations_take_half_the_memory(precision, monkeypatch):
     exact = bytes_at_the_peak(Precision.FLOAT32, monkeypatch)
     assert bytes_at_the_peak(precision, monkeypatch) <= 0.52 * exact

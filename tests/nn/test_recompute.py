@@ -1,4 +1,4 @@
-"""Recompute changes no bit of a gradient, and holds what its formulas say."""
+"""Recompute leaves gradients the same to the bit, and holds what its formulas say."""
 
 import math
 
@@ -38,7 +38,7 @@ def gradients(model, manager):
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 @pytest.mark.parametrize("manager", STRATEGIES, ids=lambda manager: manager.checkpoint_interval)
-def test_gradients_are_the_same_bits(backend, manager):
+def test_recompute_gives_the_same_bits(backend, manager):
     model = deep_model(backend=backend)
     plain_loss, plain = gradients(model, CheckpointManager(enabled=False))
     loss, recomputed = gradients(model, manager)
@@ -47,8 +47,8 @@ def test_gradients_are_the_same_bits(backend, manager):
     np.testing.assert_array_equal(recomputed, plain)
 
 
-def test_another_pass_drops_other_activations():
-    """So that the bits above are those of one pass, not of a mask that never changes."""
+def test_each_pass_drops_different_activations():
+    """Otherwise the test above would pass with a mask that never changes."""
     model = deep_model()
     _, first = gradients(model, CheckpointManager(1))
     model.zero_gradients()
@@ -56,12 +56,14 @@ def test_another_pass_drops_other_activations():
     assert (model.flat.grad != first).any()
 
 
-def test_segments():
+def test_segments_divide_the_blocks_by_strategy():
     assert CheckpointManager(enabled=False).segments(5) == [range(5)]
     assert CheckpointManager(1).segments(3) == [range(1), range(1, 2), range(2, 3)]
     assert CheckpointManager(checkpoint_interval=2).segments(5) == [
-        range(2), range(2, 4), range(4, 5),
-    ]  # fmt: skip
+        range(2),
+        range(2, 4),
+        range(4, 5),
+    ]
     assert CheckpointManager().segments(7)[0] == range(3)
 
     def lengths(strategy, n_layer, interval=3):
@@ -83,7 +85,7 @@ def bytes_at_the_peak(strategy, n_layer, monkeypatch, run):
     return rented_at_the_peak(monkeypatch, model, run)
 
 
-def test_the_peak_is_what_the_formulas_say(monkeypatch):
+def test_peak_memory_matches_the_formulas(monkeypatch):
     N = 16
 
     def peak(strategy, n_layer=N):
@@ -105,7 +107,7 @@ def test_the_peak_is_what_the_formulas_say(monkeypatch):
     assert peak(CheckpointStrategy.SQRT_LAYERS) <= 0.4 * none
 
 
-def test_without_a_backward_pass_nothing_is_kept(monkeypatch):
+def test_nothing_is_kept_without_a_backward_pass(monkeypatch):
     def peak(n_layer):
         return bytes_at_the_peak(
             CheckpointStrategy.NONE, n_layer, monkeypatch, lambda model: model.losses(*batch())
@@ -114,7 +116,7 @@ def test_without_a_backward_pass_nothing_is_kept(monkeypatch):
     assert peak(8) == peak(2)
 
 
-def test_a_segment_runs_forward_once_more_except_the_last(monkeypatch):
+def test_every_segment_but_the_last_runs_forward_again(monkeypatch):
     forwards, again = [], []
     forward, recompute = Block.forward, Block.recompute
 

@@ -5,7 +5,7 @@ import json
 from smallmind import LossScaler
 
 
-def test_it_halves_down_to_one_and_doubles_after_a_thousand_clean_steps():
+def test_the_scale_halves_down_to_one_and_doubles_after_a_thousand_clean_steps():
     scaler = LossScaler()
     assert scaler.scale == 65536
     for _ in range(999):
@@ -23,7 +23,7 @@ def test_it_halves_down_to_one_and_doubles_after_a_thousand_clean_steps():
     assert scaler.scale == 2**24
 
 
-def test_an_overflow_starts_the_count_of_clean_steps_again():
+def test_an_overflow_restarts_the_count_of_clean_steps():
     scaler = LossScaler()
     for _ in range(999):
         scaler.update(overflowed=False)
@@ -35,7 +35,7 @@ def test_an_overflow_starts_the_count_of_clean_steps_again():
     assert scaler.scale == 65536
 
 
-def test_it_is_lost_after_ten_overflows_in_a_row():
+def test_the_scaler_is_lost_after_ten_overflows_in_a_row():
     scaler = LossScaler()
     for _ in range(9):
         scaler.update(overflowed=True)
@@ -48,7 +48,7 @@ def test_it_is_lost_after_ten_overflows_in_a_row():
     assert scaler.is_lost
 
 
-def test_it_continues_from_its_state():
+def test_a_scaler_continues_from_its_saved_state():
     scaler, resumed = LossScaler(), LossScaler()
     for i in range(500):
         scaler.update(overflowed=i in (3, 4, 100))

@@ -188,7 +188,7 @@ def test_a_path_that_cannot_be_loaded_is_refused_in_one_line(finished, tmp_path)
     for path, message in [
         (tmp_path / "none", "does not exist; give a run, a checkpoint or a model file"),
         (tmp_path / "empty", "has neither a model nor a sound checkpoint"),
-        (tmp_path / "text", "is not a sound safetensors file"),
+        (tmp_path / "text", "is not a valid safetensors file"),
     ]:
         with pytest.raises(InputError) as error:
             smallmind.load(path)

@@ -1,3 +1,5 @@
+"""Reading texts, and drawing windows of them."""
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def test_the_last_tenth_is_held_out_and_never_drawn():
         assert dataset.evaluation_batch("train", number).targets.max() < 900
 
 
-def test_batches_are_windows_and_the_token_that_follows():
+def test_targets_are_the_tokens_that_follow():
     dataset = Dataset(TOKENS, block_size=16, batch_size=8, seed=1)
     ids, targets, starts = draw(RandomWindows(dataset), 3)
     assert ids.shape == targets.shape == (8, 16)
@@ -28,7 +30,7 @@ def test_batches_are_windows_and_the_token_that_follows():
     assert ids.flags.c_contiguous and targets.flags.c_contiguous
     np.testing.assert_array_equal(targets, ids + 1)
     np.testing.assert_array_equal(np.diff(ids, axis=1), 1)
-    np.testing.assert_array_equal(ids[:, 0], starts)  # a batch knows where its windows began
+    np.testing.assert_array_equal(ids[:, 0], starts)
 
 
 def test_windows_begin_at_multiples_of_a_stride():
@@ -37,7 +39,7 @@ def test_windows_begin_at_multiples_of_a_stride():
     assert starts == set(range(0, 900 - 16, 16))
 
 
-def test_the_first_rows_of_given_arrays_are_filled():
+def test_a_batch_can_be_drawn_into_given_arrays():
     dataset = Dataset(TOKENS, 16, 8, seed=1)
     out = Batch(*np.zeros((2, 9, 16), np.int32), np.empty(0))
     batch = draw(RandomWindows(dataset), 3, out)
@@ -46,7 +48,7 @@ def test_the_first_rows_of_given_arrays_are_filled():
     assert not out.ids[8].any()
 
 
-def test_a_batch_follows_from_seed_and_number():
+def test_a_batch_depends_only_on_seed_and_number():
     def dataset(seed):
         return Dataset(TOKENS, 16, 8, seed)
 
@@ -64,7 +66,7 @@ def test_a_batch_follows_from_seed_and_number():
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 64])
-def test_the_length_named_by_the_message_is_enough(block_size):
+def test_a_text_of_the_length_in_the_message_is_long_enough(block_size):
     with pytest.raises(InputError, match="needs at least") as error:
         Dataset(TOKENS[: max(3, block_size - 1)], block_size, 8, 1)
     needed = int(str(error.value).split("at least ")[1].split()[0])
@@ -78,7 +80,7 @@ def test_a_short_held_out_part_is_evaluated_in_shorter_windows():
     assert dataset.evaluation_batch("held_out", 0).ids.shape == (2, 9)
 
 
-def test_text_is_utf8_with_or_without_a_mark(tmp_path):
+def test_text_is_utf8_with_or_without_a_byte_order_mark(tmp_path):
     for data in ("häß\r\n".encode(), "häß\r\n".encode("utf-8-sig")):
         (tmp_path / "text").write_bytes(data)
         assert read_text(str(tmp_path / "text")) == "häß\r\n"

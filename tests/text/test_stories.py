@@ -1,3 +1,5 @@
+"""The grammar's exact entropy against enumeration and sampling, and the built-in stories."""
+
 import math
 import re
 from collections import Counter
@@ -11,7 +13,7 @@ from smallmind.text.stories import built_in_text, entropy_per_character, story_g
 
 DATA = Path(__file__).parents[2] / "data"
 
-# Each grammar stands beside its texts and their probabilities, written out with plain loops.
+# Each grammar is followed by its texts and their probabilities, written out with plain loops.
 
 PETS = """
 story: <hero><pet>{hero} had a {pet}. It <sound {pet}>, and {he} ran.\\n
@@ -94,7 +96,7 @@ SMALL = pytest.mark.parametrize(
 
 
 @SMALL
-def test_entropy_and_length_are_those_of_all_texts(rules, texts):
+def test_entropy_and_length_match_an_enumeration_of_all_texts(rules, texts):
     probabilities = Counter()
     for text, probability in texts():
         probabilities[text] += probability
@@ -107,7 +109,7 @@ def test_entropy_and_length_are_those_of_all_texts(rules, texts):
 
 
 @SMALL
-def test_each_text_has_one_derivation_and_its_probability(rules, texts):
+def test_each_text_has_one_derivation_and_the_expected_probability(rules, texts):
     grammar = Grammar(rules)
     for text, probability in texts():
         assert grammar.derivations(text) == 1
@@ -117,7 +119,7 @@ def test_each_text_has_one_derivation_and_its_probability(rules, texts):
 
 
 @SMALL
-def test_samples_are_as_frequent_as_they_are_probable(rules, texts):
+def test_sample_frequencies_match_their_probabilities(rules, texts):
     grammar, random, draws = Grammar(rules), Random(5), 20_000
     seen = Counter(grammar.sample(random) for _ in range(draws))
     expected = dict(texts())
@@ -131,11 +133,11 @@ def test_two_derivations_of_one_text_are_counted():
     assert grammar.derivations("blackbird") == 2
     assert grammar.derivations("birdbird") == 1
     assert grammar.log_probability("blackbird") == pytest.approx(math.log(1 / 2))
-    # Why ambiguity is forbidden: the entropy of the choices is then more than that of the text.
+    # Why the grammar must be unambiguous: else the choices have more entropy than the text.
     assert grammar.entropy() == pytest.approx(math.log(4))
 
 
-def test_a_choice_that_is_never_written_is_found_as_two_derivations():
+def test_a_choice_that_is_never_written_counts_as_two_derivations():
     assert Grammar("story: {mood=<mood>}The end.\nmood: sad | glad").derivations("The end.") == 2
 
 
@@ -156,7 +158,7 @@ def test_a_choice_that_is_never_written_is_found_as_two_derivations():
         "a story",
     ],
 )
-def test_rules_that_make_no_sense_are_refused(rules):
+def test_invalid_rules_are_refused(rules):
     with pytest.raises(ValueError):
         Grammar(rules)
 
@@ -177,7 +179,7 @@ def test_every_story_has_exactly_one_derivation(text):
     assert all(story_grammar().derivations(story) == 1 for story in start)
 
 
-def test_the_mean_surprise_and_length_of_stories_agree_with_theory(text):
+def test_mean_surprisal_and_length_of_stories_agree_with_theory(text):
     start = split(text)[:400]
     for measured, expected in (
         ([-story_grammar().log_probability(story) for story in start], story_grammar().entropy()),
@@ -195,13 +197,13 @@ def test_entropy_per_character_is_that_of_a_story_over_its_length():
     assert 0.2 < entropy_per_character() < 0.6
 
 
-def test_the_seed_decides_the_text():
+def test_the_seed_determines_the_text():
     assert built_in_text(20_000, seed=3) == built_in_text(20_000, seed=3)
     assert built_in_text(20_000, seed=3) != built_in_text(20_000, seed=4)
 
 
 @pytest.mark.parametrize("characters", [50_000, 1_000_000])
-def test_the_size_is_within_two_per_cent(characters):
+def test_the_size_is_accurate_to_two_percent(characters):
     assert characters <= len(built_in_text(characters)) <= 1.02 * characters
 
 
@@ -209,7 +211,7 @@ def test_a_longer_text_begins_with_the_shorter(text):
     assert text.startswith(built_in_text(50_000))
 
 
-def test_the_file_is_the_built_in_text(text):
+def test_the_data_file_holds_the_built_in_text(text):
     with open(DATA / "stories.txt", encoding="ascii", newline="") as file:
         assert file.read() == text
 
@@ -219,7 +221,7 @@ def test_the_readme_states_the_entropy():
     assert f"{entropy_per_character():.4f} nats" in readme
 
 
-def test_characters_and_empty_lines(text):
+def test_stories_use_few_characters_and_end_in_an_empty_line(text):
     assert re.fullmatch(r"[a-zA-Z.,!?'\" \n]+", text)
     assert "\n\n\n" not in text
     assert "  " not in text and " \n" not in text and "\n " not in text
@@ -260,9 +262,9 @@ def test_pronouns_fit_the_hero(text):
     ],
 )
 def test_the_solution_fits_the_problem(text, problem, solution):
-    having = [story for story in split(text) if re.search(problem, story)]
-    assert having == [story for story in split(text) if re.search(solution, story)]
-    assert having
+    matching = [story for story in split(text) if re.search(problem, story)]
+    assert matching == [story for story in split(text) if re.search(solution, story)]
+    assert matching
 
 
 @pytest.mark.parametrize(
@@ -270,9 +272,9 @@ def test_the_solution_fits_the_problem(text, problem, solution):
     [("kite", "flew it"), ("cake", "ate it"), ("poem", "read it"), ("sled", "rode it")],
 )
 def test_the_ending_fits_the_wish(text, want, deed):
-    having = [story for story in split(text) if f" got the {want}." in story]
-    assert having == [story for story in split(text) if deed in story]
-    assert all(len(re.findall(rf"\b{want}\b", story)) == 3 for story in having)
+    matching = [story for story in split(text) if f" got the {want}." in story]
+    assert matching == [story for story in split(text) if deed in story]
+    assert all(len(re.findall(rf"\b{want}\b", story)) == 3 for story in matching)
 
 
 @pytest.mark.parametrize("trait", ["brave", "kind", "clever", "patient"])

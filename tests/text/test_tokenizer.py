@@ -1,3 +1,5 @@
+"""Every kind of tokenizer: encoding, decoding, state."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from smallmind import InputError, Tokenizer
 
 
-def test_characters_are_sorted():
+def test_the_vocabulary_is_sorted():
     tokenizer = Tokenizer("banana!")
     assert tokenizer.characters == "!abn"
     assert tokenizer.vocab_size == 4
@@ -16,13 +18,13 @@ def test_characters_are_sorted():
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_what_is_encoded_decodes_to_itself(text):
+def test_encoded_text_decodes_to_itself(text):
     for tokenizer in (Tokenizer(text), Tokenizer(kind="byte")):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_state_makes_the_same_tokenizer(text):
+def test_a_tokenizer_is_restored_from_its_state(text):
     for tokenizer in (Tokenizer(text), Tokenizer(kind="byte")):
         again = Tokenizer.from_state(tokenizer.state())
         assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
@@ -41,7 +43,7 @@ def test_bytes_stream_as_whole_characters():
     assert pieces == ["", "é", "", "", "€", ""]
 
 
-def test_bytes_that_are_no_character_are_replaced():
+def test_invalid_bytes_are_replaced():
     assert Tokenizer(kind="byte").decode([0xE2, 0x82, 65]) == "\ufffdA"
 
 
@@ -50,7 +52,7 @@ def test_an_unknown_kind_is_refused():
         Tokenizer("", kind="word")
 
 
-def test_a_long_vocabulary_is_cut_in_messages():
+def test_a_long_vocabulary_is_shortened_in_messages():
     tokenizer = Tokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 3000))))
     with pytest.raises(InputError) as error:
         tokenizer.encode("a")
@@ -63,10 +65,10 @@ def test_tokens_outside_the_vocabulary_are_refused(token):
         Tokenizer("abc").decode([0, token])
 
 
-def test_bytes_that_no_text_has_are_encoded_too():
+def test_bytes_that_are_not_utf8_are_encoded_too():
     assert Tokenizer(kind="byte").encode("a\udcff").tolist() == [97, 255]
 
 
-def test_the_opening_is_a_new_line_where_the_text_has_one():
+def test_the_opening_is_a_newline_if_the_text_has_one():
     assert Tokenizer("ab\n").opening == Tokenizer(kind="byte").opening == "\n"
     assert Tokenizer("ba").opening == "a"

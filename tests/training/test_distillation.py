@@ -295,8 +295,8 @@ def test_a_teacher_that_does_not_fit_is_refused():
     [
         ({"temperature": 0.0}, "temperature=0.0 must be at least 0.1"),
         ({"temperature": np.nan}, "temperature"),
-        ({"alpha": 1.5}, "alpha=1.5 must be at least 0.0 and at most 1.0"),
-        ({"temperature": 1.0, "learn_temperature": True}, "must be above 1.0 and below 10.0"),
+        ({"alpha": 1.5}, "alpha=1.5 must be at least 0 and at most 1"),
+        ({"temperature": 1.0, "learn_temperature": True}, "must be above 1 and below 10"),
         ({"top_k": 0}, "teacher_top_k=0 must be at least 1"),
     ],
 )

@@ -2,15 +2,18 @@
 
 import dataclasses
 import re
-import shlex
 import subprocess
 import sys
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smallmind import (
+    AdamW,
     Distillation,
+    InputError,
     ModelConfig,
     Precision,
     Training,
@@ -19,7 +22,8 @@ from smallmind import (
 )
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.text.dataset import Dataset
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate
 from smallmind.training.memory_estimate import (
@@ -124,7 +128,7 @@ def test_a_teacher_is_counted(tmp_path, student, teacher, length, precision, top
     run = SmallRun(student, config, 4, 700, teacher, cache=cache, top_k=top_k or 16)
     assert expected.activations == run.held_by_pool
     assert expected.teacher == (0 if top_k else run.teacher.flat.data.nbytes)
-    assert expected.preparation == run.teacher.flat.data.nbytes
+    assert not top_k or expected.preparation > run.teacher.flat.data.nbytes + expected.weights
     alone = estimate(student, config, 4, text=size)
     assert expected.total - alone.total >= expected.teacher > alone.teacher or top_k
     assert expected.activations > alone.activations
@@ -160,8 +164,65 @@ def test_the_total_is_the_sum():
 
 def test_a_large_teacher_counts_while_its_logits_are_cached():
     teacher = Teacher(ModelConfig(n_embd=1024), top_k=16)
-    taught = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
-    assert taught.total == PROGRAM + taught.preparation > 2e8
+    taught = estimate(ModelConfig(n_embd=1024), TrainingConfig(), 12)
+    alone = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
+    assert alone.total == PROGRAM + alone.preparation > PROGRAM + taught.weights > 2e8
+
+
+def test_a_teacher_that_does_not_fit_is_refused():
+    for model, message in [
+        (ModelConfig(block_size=63), "the teacher sees 63 tokens"),
+        (ModelConfig(vocab_size=7), "the teacher has 7 tokens"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            estimate(ModelConfig(block_size=64), TrainingConfig(), 12, teacher=Teacher(model))
+
+
+def test_a_run_by_minutes_copies_its_weights():
+    timed = estimate(ModelConfig(), TrainingConfig(), 12, timed=True)
+    assert timed.total - estimate(ModelConfig(), TrainingConfig(), 12).total == timed.weights
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size"),
+    [
+        (ModelConfig(65, 128, 1, 4, 64), 8),  # attention
+        (ModelConfig(65, 128, 1, 4, 64, dropout=0.1), 8),
+        (ModelConfig(65, 16, 2, 2, 128), 40),  # GELU
+        (ModelConfig(1000, 16, 1, 1, 32), 40),  # the loss
+        (ModelConfig(65, 16, 4, 2, 192), 1),  # AdamW
+    ],
+)
+@pytest.mark.parametrize("teacher", [False, True])
+def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher):
+    config = TrainingConfig(micro_batch_size=batch_size)
+    taught = Teacher(model) if teacher else None
+    expected = estimate(model, config, batch_size, backend="numpy", teacher=taught).scratch
+    built = TransformerModel(model, backend="numpy")
+    built.micro_batch_size = batch_size
+    peaks = {}
+
+    def wrap(name, kernel):
+        def measured(*arguments, **named):
+            tracemalloc.start()
+            result = kernel(*arguments, **named)
+            peaks[name] = max(peaks.get(name, 0), tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+            return result
+
+        return measured
+
+    ids = np.random.default_rng(0).integers(0, model.vocab_size, (batch_size, model.block_size))
+    batch = Batch(ids.astype(np.int32), ids.astype(np.int32), np.zeros(batch_size, np.int64))
+    optimizer = AdamW(built)
+    with built.workspace.wrapped_kernels(wrap):
+        if teacher:
+            distillation = Distillation(TransformerModel(model, backend="numpy"))
+            distillation.loss_and_gradients(built, batch)
+        else:
+            built.loss_and_gradients(batch.ids, batch.targets)
+        optimizer.step()
+    assert expected == pytest.approx(max(peaks.values()), rel=0.15), peaks
 
 
 def test_the_largest_batch_that_fits():
@@ -197,8 +258,6 @@ def test_strategies_are_known_by_name(strategy):
 
 
 def test_a_huge_model_is_estimated_in_little_memory():
-    import tracemalloc
-
     tracemalloc.start()
     total = estimate(ModelConfig(50_000, 1024, 12, 12, 12_288), TrainingConfig(), 4).total
     _, peak = tracemalloc.get_traced_memory()
@@ -206,42 +265,63 @@ def test_a_huge_model_is_estimated_in_little_memory():
     assert total > 5e11 and peak < 1e7
 
 
-LENGTH = ["--steps", "20", "--val-every", "10", "--save-every", "10"]
+LENGTH = ["--val-every", "6", "--val-batches", "2", "--save-every", "6", "--threads", "2"]
+STEPS = ["--steps", "12"]
+TEACHER = ["--size", "tiny", "--teacher", "{teacher}", *STEPS]
 PROCESSES = [
-    ["--size", "nano"],
-    ["--size", "tiny"],
-    ["--size", "small"],
-    ["--size", "medium"],
-    ["--size", "small", "--precision", "float16"],
-    ["--size", "nano", "--precision", "bfloat16"],
-    ["--size", "small", "--max-rollbacks", "0"],
-    shlex.split(
-        "--block-size 512 --batch-size 16 --micro-batch-size 16 --precision float16 "
-        "--use-gradient-checkpointing"
-    ),
-    shlex.split(
-        "--n-layer 5 --n-embd 132 --tokenizer byte --no-tie-weights --no-bias "
-        "--batch-size 40 --grad-accum-steps 3 --dropout 0.2"
-    ),
-    ["--block-size", "2048", "--batch-size", "2", "--n-layer", "8", "--use-gradient-checkpointing"],
-]
+    ["--size", "nano", *STEPS],
+    ["--size", "tiny", *STEPS],
+    ["--size", "small", *STEPS],
+    ["--size", "medium", *STEPS],
+    ["--size", "nano", "--precision", "bfloat16", *STEPS],
+    ["--size", "small", "--precision", "float16", *STEPS],
+    ["--block-size", "2048", "--batch-size", "2", "--n-layer", "8", "--use-gradient-checkpointing",
+     "--checkpoint-strategy", "every_layer", *STEPS],
+    ["--n-layer", "5", "--n-embd", "132", "--tokenizer", "byte", "--no-tie-weights",
+     "--batch-size", "40", "--dropout", "0.1", *STEPS],
+    ["--size", "small", "--max-rollbacks", "0", *STEPS],
+    TEACHER,
+    [*TEACHER, "--teacher-cache", "{cache}"],
+    ["--size", "tiny", "--batch-size", "50", "--epochs", "1"],
+    ["--size", "small", "--minutes", "1.5"],
+    ["--size", "nano", "--backend", "numpy", *STEPS],
+    ["--size", "small", "--backend", "numpy", *STEPS],
+    ["--block-size", "1024", "--batch-size", "2", "--dropout", "0.1", "--backend", "numpy", *STEPS],
+]  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", PROCESSES, ids=" ".join)
-def test_the_peak_of_a_whole_process(tmp_path, flags):
+def smallmind(command, *flags):
+    """What a command prints, and the peak of its process in bytes."""
     measure = (
         "import sys; from smallmind.cli import main; status = main(sys.argv[1:]);"
         "from smallmind.memory.tracker import peak_resident_bytes;"
         "print('peak', peak_resident_bytes()); sys.exit(status)"
     )
+    arguments = [sys.executable, "-c", measure, command, *flags]
+    printed = subprocess.run(arguments, check=True, text=True, stdout=subprocess.PIPE).stdout
+    return printed, int(re.search(r"peak (\d+)", printed)[1])
 
-    def smallmind(command, *more):
-        arguments = [sys.executable, "-c", measure, command, *flags, *LENGTH, *more]
-        return subprocess.run(arguments, check=True, text=True, stdout=subprocess.PIPE).stdout
 
-    smallmind("train", "--out", str(tmp_path / "first"))  # compiles kernels, which takes memory
-    printed = smallmind("train", "--out", str(tmp_path / "second"))
-    peak = int(re.search(r"peak (\d+)", printed)[1])
-    total = re.search(r"total +│ +([\d,.]+) MB", smallmind("estimate"))[1]
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A text, a teacher and a name for its cache, by their names in PROCESSES."""
+    root = tmp_path_factory.mktemp("files")
+    text, teacher = root / "text.txt", root / "teacher"
+    text.write_text(built_in_text()[:60_000], encoding="utf-8")
+    shape = ["--n-layer", "3", "--n-embd", "192", "--block-size", "128"]
+    smallmind("train", str(text), *shape, "--steps", "2", "--val-every", "0", "--out", str(teacher))
+    return {"text": str(text), "teacher": str(teacher), "cache": str(root / "cache")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", PROCESSES, ids=" ".join)
+def test_the_peak_of_a_whole_process(tmp_path, files, flags):
+    flags = [files["text"], *(flag.format(**files) for flag in flags), *LENGTH]
+    printed, peak = smallmind("train", *flags, "--out", str(tmp_path / "first"))
+    if "Compiling" in printed:  # which takes memory
+        Path(files["cache"]).unlink(missing_ok=True)
+        _, peak = smallmind("train", *flags, "--out", str(tmp_path / "second"))
+    printed, _ = smallmind("estimate", *flags)
+    total = re.search(r"total +│ +([\d,.]+) MB", printed)[1]
+    print(f"peak {peak / 1e6:.1f} MB, estimate {total} MB")
     assert float(total.replace(",", "")) * 1e6 == pytest.approx(peak, rel=0.05)

@@ -121,7 +121,7 @@ def test_a_wrong_cache_is_refused(tmp_path):
         path.write_bytes(damaged)
         refused("does not match its SHA-256")
     path.write_bytes(before[:-1])
-    refused("not a sound safetensors file")
+    refused("not a valid safetensors file")
     teacher.save(path)
     refused("is not a cache of a teacher's logits")
 

@@ -7,7 +7,6 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.optim.optimizer import OPTIMIZERS
 from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
@@ -212,7 +211,7 @@ def test_every_setting_reaches_the_optimizer(monkeypatch):
             steps.append((self.learning_rate, max_grad_norm, self.model.passes))
             return super().step(max_grad_norm, loss_scale, max_grad_value)
 
-    monkeypatch.setitem(OPTIMIZERS, "adamw", Recorder)
+    monkeypatch.setattr("smallmind.optim.adamw.AdamW", Recorder)
     training = small_training()
     training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
     config = TrainingConfig(

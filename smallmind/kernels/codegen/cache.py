@@ -1,7 +1,7 @@
 """Where compiled kernels are kept on disk, and how they are loaded again.
 
-Any of this may fail without harm: what cannot be read is compiled anew, and a directory that cannot
-be written is replaced by the next one.
+Any of this may fail without harm: what cannot be read is compiled again, and a directory that
+cannot be written to is replaced by the next candidate.
 """
 
 import functools
@@ -29,8 +29,8 @@ def cache_directory() -> Path:
 
     Numba notices an edit only in the file that holds the compiled function, not in the files whose
     functions it calls. So the directory's name is a digest of all kernel sources and of the
-    versions that compile them: after an edit or an upgrade the directory is another, and stale code
-    cannot be found.
+    versions that compile them: after an edit or an upgrade the directory is a different one, and
+    stale code cannot be found.
     """
     for root in _cache_roots():
         directory = root / "smallmind" / "kernels" / _digest()
@@ -61,7 +61,7 @@ def _digest() -> str:
 
 
 def _cache_roots() -> list[Path]:
-    """Candidates, the user's own choice first; the last is writable nearly everywhere."""
+    """Candidates, the user's own choice first; the last is writable almost everywhere."""
     roots = []
     for variable in ("SMALLMIND_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         path = Path(os.environ.get(variable, ""))
@@ -89,7 +89,7 @@ class KernelCache(FunctionCache):
                 return self._load_overload(sig, target_context)
         except Exception:  # what unpickling half a file raises depends on where it ends
             self.flush()
-            return None  # compile anew
+            return None  # so it is compiled again
 
 
 class _NamesAndObjectCode(CompileResultCacheImpl):
@@ -119,7 +119,7 @@ def _define_runtime() -> None:
 
 
 def enable_cache(compiled: Any, function: Callable[..., Any], kind: type[KernelCache]) -> Any:
-    """Gives compiled a cache in cache_directory(); other users of Numba keep their own place."""
+    """Gives compiled a cache in cache_directory(); other users of Numba keep their own."""
     previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(cache_directory())
     try:
         compiled._cache = kind(function)

@@ -1,4 +1,4 @@
-"""Which instruction set the kernels are compiled for, and the register tile that suits it."""
+"""The instruction set that kernels are compiled for, and the register tile that suits it."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
 
 
 def _compiled_features() -> dict[str, bool]:
-    """What Numba compiles for: the host's features unless its settings name others."""
+    """The features that Numba compiles for: the host's, unless its settings name others."""
     if config.CPU_FEATURES:
         return {word[1:]: word[0] == "+" for word in config.CPU_FEATURES.split(",") if word}
     if config.CPU_NAME is None or config.CPU_NAME == "host":

@@ -1,7 +1,8 @@
 """The decorators that compile kernels: use these, never Numba's own.
 
-`parallel_jit` for what Python calls and runs on all threads, `called_jit` for what Python and
-kernels call, `jit` for what only kernels call, `native` for what kernels reach through a symbol.
+`parallel_jit` for functions that Python calls and that run on all threads, `called_jit` for those
+that Python and kernels call, `jit` for those that only kernels call, `native` for those that
+kernels call through a symbol.
 """
 
 import functools
@@ -27,7 +28,7 @@ limit_spinning()
 def _at_first_level(dispatcher: Any) -> Any:
     """The dispatcher, compiling at LLVM's first optimisation level.
 
-    The kernels' vectors are written out: higher levels take a third longer and find nothing more.
+    The kernels are vectorised by hand: higher levels take a third longer and gain nothing.
     """
     compile = dispatcher.compile
 
@@ -43,7 +44,7 @@ def _at_first_level(dispatcher: Any) -> Any:
 
 
 def _compiler(cache: type[KernelCache], **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    # Divisions follow IEEE 754 instead of raising, or each one carries a branch.
+    # Divisions follow IEEE 754 instead of raising, which would cost a branch each.
     compile = njit(error_model="numpy", **options)
     return lambda function: _at_first_level(enable_cache(compile(function), function, cache))
 
@@ -70,10 +71,10 @@ _callbacks: list[CFunc] = []  # keeps their machine code alive
 
 
 def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: compiles a function at once, for kernels to call through a symbol.
+    """Decorator: compiles a function immediately, for kernels to call through a symbol.
 
-    Its machine code exists once instead of in every kernel that calls it. What it returns is known
-    to Numba only and cannot be called from Python.
+    Its machine code exists once instead of in every kernel that calls it. The decorated function
+    can be called by kernels only, not from Python.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +88,7 @@ def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callab
 
 
 def _external(symbol: str, signature: Any) -> Callable[..., Any]:
-    """What calls a `native` function.
+    """The function by which kernels call a `native` one.
 
     Numba's ExternalFunction does the same, but takes neither arrays nor named tuples.
     """
@@ -123,6 +124,6 @@ class _FirstCompile(event.Listener):
 
 @contextmanager
 def on_first_compile(action: Callable[[], None]) -> Iterator[None]:
-    """Within the block, calls action once when a kernel is compiled that the cache did not hold."""
+    """Within the block, calls action when the first kernel that is not in the cache is compiled."""
     with event.install_listener("numba:compile", _FirstCompile(action)):
         yield

@@ -1,15 +1,15 @@
-"""Division and multiples of integers, for kernels and for Python."""
+"""Integer division and multiples, rounded up, for kernels and the Python that calls them."""
 
 from smallmind.kernels.codegen.jit import called_jit
 
 
 @called_jit
 def ceil_div(n, size):
-    """n / size, rounded up: how many blocks of at most `size` hold n."""
+    """n / size, rounded up: the number of blocks of at most `size` that hold n."""
     return (n + size - 1) // size
 
 
 @called_jit
 def round_up(n, size):
-    """The next multiple of size."""
+    """n, rounded up to a multiple of size."""
     return (n + size - 1) // size * size

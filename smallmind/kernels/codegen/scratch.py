@@ -1,5 +1,6 @@
 """Working memory of the kernels, kept from call to call."""
 
+import math
 import threading
 
 import numpy as np
@@ -21,7 +22,7 @@ _kept = _Kept()
 
 
 def scratch(rows: int, size: int) -> np.ndarray:
-    """-> (rows, at least size) float32, contents undefined, good until the next call.
+    """-> (rows, at least size) float32, contents undefined, valid until the next call.
 
     No two rows share a cache line. The memory grows to the largest request and is kept, so that
     kernels allocate nothing once they have run.
@@ -31,7 +32,7 @@ def scratch(rows: int, size: int) -> np.ndarray:
 
 
 def _view(rows: int, size: int) -> np.ndarray:
-    padded = (size + 15) // 16 * 16
+    padded = math.ceil(size / 16) * 16
     if _kept.elements.size < rows * padded:
         _kept.views.clear()
         _kept.elements = aligned_empty(rows * padded)
@@ -43,5 +44,5 @@ def _view(rows: int, size: int) -> np.ndarray:
 
 
 def scratch_bytes() -> int:
-    """How much memory this Python thread keeps."""
+    """The bytes that this Python thread keeps."""
     return _kept.elements.nbytes

@@ -22,7 +22,7 @@ from smallmind.kernels.codegen.vector_ir import I32, I64, Storage, VectorIR
 
 LANES = ISA.lanes
 HOST = VectorIR(ISA)
-# Numba has no 16-bit floats; kernels are handed their bits.
+# Numba has no 16-bit floats; kernels get their bits.
 STORAGE = {
     types.float32: Storage.FLOAT32,
     types.uint16: Storage.FLOAT16,
@@ -63,9 +63,9 @@ def at(typingctx, array, index):
 
 @intrinsic
 def borrow(typingctx, array):
-    """The same array without reference counting, which small kernels would feel.
+    """The same array without reference counting, which would slow down small kernels.
 
-    For arrays that outlive the call, as those do that Python passes in.
+    Only for arrays that outlive the call, such as those that Python passes in.
     """
 
     def codegen(context, builder, sig, args):
@@ -158,7 +158,7 @@ def broadcast(typingctx, scalar):
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """a * b + c, rounded once where the CPU has the instruction."""
+    """a * b + c, rounded once if the CPU has the instruction."""
 
     def codegen(context, builder, sig, args):
         return HOST.fma(builder, *args)
@@ -208,7 +208,7 @@ def keep_first(typingctx, value, count):
 
 @intrinsic
 def first_or(typingctx, value, count, otherwise):
-    """value in the first `count` lanes, otherwise in the others."""
+    """value in the first `count` lanes, `otherwise` in the others."""
 
     def codegen(context, builder, sig, args):
         value, count, otherwise = args
@@ -306,7 +306,7 @@ for _function, _instruction in (
 def dropout_factors(typingctx, key, index, threshold, scale):
     """scale in the lanes that dropout keeps, zero in those that it drops.
 
-    The lane at flat position i is kept when the 32-bit hash of (key, i) is at least threshold:
+    The lane at flat position i is kept if the 32-bit hash of (key, i) is at least threshold:
     the finaliser of MurmurHash3 (Appleby 2011), with both halves of the 64-bit key mixed in.
     """
 
@@ -358,17 +358,16 @@ def sigmoid(x):
 
 @jit
 def load_up_to(x, index, count):
-    """array, flat index -> the first `count` elements from there, then zeros: one plain load
-    where count is LANES, as it is for all vectors but the last of a row."""
-    if count == LANES:
+    """array, flat index -> the first `count` elements from there, then zeros."""
+    if count == LANES:  # a plain load, for all vectors but the last of a row
         return load(x, index)
     return load_first(x, index, count)
 
 
 @jit
 def store_up_to(x, index, value, count):
-    """Writes the first `count` lanes of value: with one plain store where count is LANES."""
-    if count == LANES:
+    """Writes the first `count` lanes of value to array from a flat index."""
+    if count == LANES:  # a plain store, for all vectors but the last of a row
         store(x, index, value)
     else:
         store_first(x, index, value, count)
@@ -376,7 +375,7 @@ def store_up_to(x, index, value, count):
 
 @jit
 def share(size, worker, workers):
-    """The elements first..last of `size` that a worker has: whole vectors, but for the last."""
+    """The elements first..last of `size` that a worker owns: whole vectors, except the last."""
     vectors = ceil_div(size, LANES)
     first = vectors * worker // workers * LANES
     return first, min(size, vectors * (worker + 1) // workers * LANES)

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 import numba
 import psutil
 
-# One Python thread at a time runs parallel kernels: two would share the same cores, and on Numba's
-# workqueue layer the second aborts the process.
+# Only one Python thread at a time runs parallel kernels: two would compete for the same cores, and
+# on Numba's workqueue layer the second aborts the process.
 PARALLEL_REGION = threading.Lock()
 
 
 def limit_spinning() -> None:
-    """Lets threads that wait at the end of a parallel region sleep soon.
+    """Makes threads that wait at the end of a parallel region sleep soon.
 
-    By default GNU OpenMP lets them spin for 4 ms. Where the system has put two threads on one core,
-    each region then costs two time slices: a step of 14 ms takes 800. After 5000 rounds (65 us)
-    they sleep instead, which costs nothing where each thread has its own core. OpenMP reads its
+    By default GNU OpenMP lets them spin for 4 ms. If the system has put two threads on one core,
+    each region then costs two time slices: a step of 14 ms takes 800. With this setting they sleep
+    after 5000 rounds (65 us), which costs nothing if each thread has its own core. OpenMP reads its
     environment when the first parallel kernel is loaded.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def bind_to_cores() -> None:
-    """Binds each thread to a core of its own, for a program that starts a thread for every core.
+    """Binds each thread to its own core, for a program that starts a thread for every core.
 
-    Left to the system, two may share one core while another program has the other, and wait for
-    each other at every kernel. Call it before the first kernel runs.
+    Otherwise the system may put two on one core while another program has the other, and they wait
+    for each other in every kernel. Call it before the first kernel runs.
     """
     os.environ.setdefault("OMP_PROC_BIND", "spread")
     os.environ.setdefault("OMP_PLACES", "cores")
@@ -42,7 +42,7 @@ _settings = _Settings(numba.config.NUMBA_NUM_THREADS)  # asking Numba takes a mi
 
 
 def set_threads(count: int) -> None:
-    """Run the kernels on `count` threads; results do not depend on it."""
+    """Makes the kernels run on `count` threads; results do not depend on it."""
     numba.set_num_threads(count)
     _settings.threads = count
 

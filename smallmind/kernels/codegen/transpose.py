@@ -36,8 +36,8 @@ def _transpose_quarters(shuffle, groups):
 def transpose_tile(typingctx, source, source_stride, target, target_stride):
     """Writes the transpose of a LANES x LANES tile: target[j, i] = source[i, j].
 
-    Elements are shuffled within quarters of 128 bits, then quarters are: CPUs do either in one
-    instruction. Strides count elements.
+    First elements are shuffled within quarters of 128 bits, then the quarters: CPUs do either in
+    one instruction. Strides count elements.
     """
 
     def codegen(context, builder, sig, args):

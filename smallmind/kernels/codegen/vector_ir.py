@@ -102,7 +102,7 @@ class VectorIR:
             return builder.fpext(value, self.vector)
         bits = builder.zext(value, self.integers)
         magnitude = builder.and_(bits, self.integer(0x7FFF))
-        # The exponent's bias grows by 112; a multiplication also normalises what is denormal.
+        # The exponent's bias grows by 112; multiplying also normalises denormal numbers.
         shifted = builder.bitcast(builder.shl(magnitude, self.integer(13)), self.vector)
         finite = builder.bitcast(builder.fmul(shifted, self.constant(2.0**112)), self.integers)
         is_finite = builder.icmp_unsigned("<", magnitude, self.integer(0x7C00))
@@ -207,8 +207,8 @@ class VectorIR:
             return self.call(
                 builder, name, self.vector, a, n, self.constant(0.0), unmasked, current_rounding
             )
-        # In two factors, since 2**128 and 2**-150 are no float32 though their product with a may
-        # be. The second is exact unless the result is denormal.
+        # In two factors: 2**128 and 2**-150 are not float32, although their product with a may be.
+        # The second multiplication is exact unless the result is denormal.
         half = self.call(
             builder,
             f"llvm.nearbyint.v{self.lanes}f32",

@@ -1,7 +1,7 @@
-"""bfloat16 in pairs, as the CPU's dot product takes them: a word is two neighbours along K.
+"""bfloat16 in pairs, as the CPU's dot product takes them: a word is two numbers adjacent along K.
 
-A word has the size of a float32 and is handled as one. A matrix that is contiguous along K consists
-of words already; otherwise two rows at a time are interleaved as it is packed.
+A word has the size of a float32 and is treated as one. A matrix that is contiguous along K already
+consists of words; otherwise its rows are interleaved two at a time as it is packed.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ _call_pairs_tile = tile_caller(pairs=True)
 
 @native("smallmind_multiply_pairs", PANEL_SIGNATURE)
 def multiply_pairs(c, a, b, extent, addend, bias, packed):
-    """Like `tile.multiply_panel`, with a, b and depth in words and b packed before."""
+    """Like `tile.multiply_panel`, but a, b and depth are in words, and b is already packed."""
     for tile in range(ceil_div(extent.rows, TILE_ROWS)):
         c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)
         _call_pairs_tile(c_tile, a_tile, b, tile_extent, addend_tile, bias, packed)
@@ -154,7 +154,7 @@ def pack_words_transposed(panel, b, start, end, column, last):
 
 @jit
 def pack_words(strip, row, a, start, end, first, last):
-    """a[first:last, start:end] -> words in strip, `row` words from a row to the next."""
+    """a[first:last, start:end] -> words in strip, with `row` words between rows."""
     K = a.shape[1]
     target = 0
     for i in range(first, last):

@@ -1,10 +1,10 @@
 """The blocked product of float32 matrices.
 
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). The variants differ
-only in how memory is walked: a is read in place, by rows or by columns, and a panel of b, at most
-DEPTH x PANEL, is packed so that a tile reads it front to back. Where many panels read the columns
-of a, a strip of it is packed as well, tile after tile. Panel and strip are scratch of bounded size:
-no transposed copy of a matrix ever exists.
+only in how they read memory: a is read in place, by rows or by columns, and a panel of b, at most
+DEPTH x PANEL, is packed so that a tile reads it sequentially. If many panels read the columns of a,
+a strip of it is packed as well, tile after tile. Panel and strip are scratch of bounded size: no
+transposed copy of a matrix ever exists.
 """
 
 from typing import Any, NamedTuple
@@ -50,12 +50,12 @@ from smallmind.kernels.gemm.tile import (
     not_null,
 )
 
-# Panels of b from which on packing a transposed a pays: measured, as is FETCH_FROM.
+# Packing a transposed a pays off from this many panels of b: measured, as is FETCH_FROM.
 PACK_A_FROM = 12 if LANES == 16 else 3
-PACK_B_FROM = TILE_ROWS + 1  # rows from which on a packed panel of b is read again
-# From this many elements on the operands of a^T b come from memory or from a shared cache; then
-# what is needed next is prefetched during the multiplication, GROUP panels of b at a time. It pays
-# only where the CPU multiplies so fast that it waits for memory.
+PACK_B_FROM = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
+# From this many elements the operands of a^T b come from memory or from a shared cache; then what
+# is needed next is prefetched during the multiplication, GROUP panels of b at a time. This pays off
+# only if the CPU multiplies so fast that it waits for memory.
 FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
 GROUP = max(1, 256 // PANEL)
 
@@ -68,7 +68,7 @@ SCRATCH = PANEL_SIZE + STRIP_SIZE
 class Operands(NamedTuple):
     """out = a b in one of its variants [+ bias] [+ addend], activation = gelu(out).
 
-    What a product does not have is an empty array.
+    Missing operands are empty arrays.
     """
 
     out: Any
@@ -88,7 +88,7 @@ class Packed(NamedTuple):
 
 
 class Block(NamedTuple):
-    """K start..end, multiplied in one pass over the panels, and how it is."""
+    """The part start..end of K that one pass over the panels multiplies, and how."""
 
     start: int
     end: int
@@ -106,7 +106,7 @@ class Ahead(NamedTuple):
 
 @called_jit
 def gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
-    """The product on this thread. scratch (1, SCRATCH)."""
+    """The product on the calling thread. scratch (1, SCRATCH)."""
     _gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
 
 
@@ -121,7 +121,7 @@ def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
 
 @jit
 def _gemm_few(operands, region):
-    """The part of a product in a region of few rows or few columns."""
+    """A region of the result that has few rows or few columns."""
     x = operands
     multiply_few(x.out, x.a, x.b, x.bias, x.addend, x.variant, region)
     if x.activation.size > 0:
@@ -188,7 +188,7 @@ def _ahead(region, block, panel):
 
 @jit
 def _prefetch_share(x, region, share, shares):
-    """Prefetches share number `share` of `shares` of the rows in a region of x."""
+    """Divides the rows in a region of x into `shares` and prefetches the one numbered `share`."""
     rows = ceil_div(region.last - region.first, shares)
     first = region.first + share * rows
     for row in range(first, min(region.last, first + rows)):
@@ -215,7 +215,7 @@ def _gemm_panel(operands, packed, region, block, ahead):
         if last - first >= PACK_B_FROM:
             packed_to = at(packed.panel, 0)
     panel_bias = at(bias, left) if block.end == K and bias.size > 0 else NULL
-    # All tiles at once, or one by one, each with a share of what is to be prefetched.
+    # All tiles at once, or one by one, each prefetching its share.
     step = TILE_ROWS if block.prefetches else last - first
     for row in range(first, last, step):
         strip = _strip(operands, packed, block, first, row)
@@ -280,11 +280,11 @@ _SHARE = types.void(
 )
 
 
-# Called by its symbol: one thread and many run the same code, compiled once. It comes last because
-# it is compiled as it is defined.
+# Called through its symbol: one thread and many run the same code, compiled once. It comes last
+# because it is compiled when it is defined.
 @native("smallmind_gemm_share", _SHARE)
 def _gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
-    """The worker's share: a rectangle of tiles, from a grid that gives all the same work."""
+    """The worker's share: a rectangle of tiles, from a grid that balances the work."""
     operands = Operands(
         borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant
     )
@@ -306,9 +306,9 @@ def _gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, w
         region = Region(first, last, left, N if j == across - 1 else right)
         _gemm_few(operands, region)
         return
-    # By the shape alone, as it decides in which blocks a sum along K is taken.
+    # Depends on the shape alone, as it decides the blocks in which K is summed.
     packs_a = variant == TRANSPOSE_A and ceil_div(N, PANEL) >= PACK_A_FROM
-    # Where b is packed in passing, strips may be short; where packing costs, they are long.
+    # Strips may be short if packing b is free; they are long if packing takes time.
     height = STRIP if variant == TRANSPOSE_B or packs_a else STRIP // 2
     for row in range(first, last, height):
         end = min(last, row + height)

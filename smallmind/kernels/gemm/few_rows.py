@@ -1,4 +1,4 @@
-"""Products of few rows, or few columns: bound by reading the larger operand once."""
+"""Products with few rows, or few columns: limited by reading the larger operand once."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.gemm.packing import TRANSPOSE_B
 
-FEW = 4  # rows up to which a tile would leave most of its registers idle
+FEW = 4  # up to this many rows a tile would leave most of its registers idle
 CHUNK = 2048  # columns of b that `_add_rows` reads at a time: four rows of them stay in cache
 
 

@@ -1,8 +1,8 @@
 """How a matrix product is divided, and how its operands are packed.
 
-The threads share the result as a grid. A thread walks its part in strips of rows and panels of
-columns, and K in blocks; the parts of a and b that belong to these are packed so that a tile reads
-them front to back. Operands may be stored in 16 bits; packed they are float32.
+The threads divide the result by a grid. A thread processes its part in strips of rows and panels of
+columns, and K in blocks; the matching parts of a and b are packed so that a tile reads them
+sequentially. Operands may be stored in 16 bits; packed they are float32.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from smallmind.kernels.codegen.simd import LANES, at, element, load, load_first,
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS, TILE_VECTORS
 
-DEPTH = 512  # maximum of K that is multiplied at a time
-STRIP = TILE_ROWS * 64  # maximum of rows of the result at a time
+DEPTH = 512  # maximum depth along K that is multiplied at a time
+STRIP = TILE_ROWS * 64  # maximum number of rows of the result at a time
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
 
 
@@ -31,12 +31,11 @@ class Region(NamedTuple):
 
 @jit
 def grid_rows(M, vectors, workers, variant):
-    """The rows of the grid of workers over the result for which the busiest has the least work."""
+    """The number of rows of the grid of workers that gives the busiest worker the least work."""
     min_cost, best = np.int64(1) << 62, 1
     for rows in range(1, workers + 1):
         height, width = ceil_div(M, rows), ceil_div(vectors, workers // rows)
-        # A row and a vector cost 1 for each k; packing b for it adds 3, or 9 where it is
-        # transposed.
+        # A row and a vector cost 1 for each k; packing b for it adds 3, or 9 if it is transposed.
         cost = (height + (9 if variant == TRANSPOSE_B else 3)) * width
         if cost < min_cost:
             min_cost, best = cost, rows
@@ -45,16 +44,16 @@ def grid_rows(M, vectors, workers, variant):
 
 @jit
 def panel_start(left, right, panel):
-    """The first column of a panel; the panels of a range differ by one vector at most."""
+    """The first column of a panel; the widths of panels differ by at most one vector."""
     vectors, panels = ceil_div(right - left, LANES), ceil_div(right - left, PANEL)
     return min(right, left + vectors * panel // panels * LANES)
 
 
 @jit
 def packed_tile(depth):
-    """Elements from a packed tile of a to the next: an odd number of cache lines.
+    """Elements between packed tiles of a: an odd number of cache lines.
 
-    At a power of two the tiles would compete for few sets of the cache.
+    With a power of two the tiles would compete for few sets of the cache.
     """
     return (depth * TILE_ROWS // 32 * 2 + 3) * 16
 
@@ -63,11 +62,11 @@ def packed_tile(depth):
 def pack_columns(strip, a, start, end, first, last):
     """a[start:end, first:last] -> strip, TILE_ROWS columns at a time.
 
-    Vectors are stored whole: their surplus is overwritten by the next row, or never read.
+    Vectors are stored whole: the excess is overwritten by the next row, or never read.
     """
     M = a.shape[1]
     size, tiles = packed_tile(end - start), ceil_div(last - first, TILE_ROWS)
-    # This many tiles at least can be read in whole vectors.
+    # At least this many tiles can be read in whole vectors.
     whole = max(0, min(tiles, (M - first - round_up(TILE_ROWS, LANES)) // TILE_ROWS + 1))
     for k in range(start, end):
         source, target = k * M + first, (k - start) * TILE_ROWS
@@ -87,7 +86,7 @@ def pack_columns(strip, a, start, end, first, last):
 def copy_rows(out, out_row, x, source, rows, columns):
     """rows x columns of x, from flat index `source` on -> out, with zeros up to whole vectors.
 
-    out_row: elements from a row of out to the next.
+    out_row: elements between rows of out.
     """
     target, x_row = 0, x.shape[1]
     if columns == PANEL:

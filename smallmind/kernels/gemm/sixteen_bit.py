@@ -1,7 +1,7 @@
 """Products of matrices that are stored in 16 bits and multiplied in float32.
 
-Both operands are converted as they are packed, a strip of a and a panel of b at a time. Where the
-CPU has a dot product of bfloat16 they are not converted but packed in pairs. Sums along K stay in
+Both operands are converted as they are packed, a strip of a and a panel of b at a time. If the CPU
+has a dot product of bfloat16, they are packed in pairs instead of converted. Sums along K stay in
 float32 until they are complete; a result that is stored in 16 bits is rounded once.
 """
 
@@ -53,7 +53,7 @@ if ISA.pairs:
     )
 
 # Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
-# cache, and sums of a strip that are not complete yet.
+# cache, and the incomplete sums of a strip.
 PANEL_SIZE = DEPTH * PANEL
 STRIP_SIZE = 64 * 1024
 SUMS_SIZE = 64 * 1024
@@ -69,9 +69,9 @@ class Packed(NamedTuple):
 
 
 def sixteen_bit_gemm(out, activation, a, b, bias, addend, variant):
-    """a, b of 16 bits -> out, and activation = gelu(out) unless it is empty; see `Operands`.
+    """a, b in 16 bits -> out, and activation = gelu(out) unless it is empty; see `Operands`.
 
-    bias and activation have 16 bits too, out and addend 16 or 32.
+    bias and activation are in 16 bits too, out and addend in 16 or 32.
     """
     rows = scratch(threads(), SCRATCH)
     _sixteen_bit_gemm(out, activation, a, b, bias, addend, variant, rows)
@@ -101,7 +101,7 @@ def _sixteen_bit_gemm(out, activation, a, b, bias, addend, variant, scratch):
 
 @jit
 def _share(operands, packed, worker, workers):
-    """The worker's part of a grid over the result: strip after strip."""
+    """The worker's part of the result, strip after strip."""
     a, variant = operands.a, operands.variant
     M, N = operands.out.shape
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
@@ -117,9 +117,9 @@ def _share(operands, packed, worker, workers):
     blocks = max(1, ceil_div(K, DEPTH))
     row_size = _padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
     max_height = min(STRIP, STRIP_SIZE // row_size // TILE_ROWS * TILE_ROWS)
-    # Strips of even height: b is packed for each of them, however few rows it has.
+    # Strips of equal height: b is packed for each of them, however few rows it has.
     height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), TILE_ROWS)
-    # Sums that are complete after one block take the space of one panel only.
+    # Sums that are complete after one block need the space of one panel only.
     width = right - left if blocks == 1 else (SUMS_SIZE // height - 16) // LANES * LANES
     for row in range(first, last, height):
         for column in range(left, right, max(1, width)):
@@ -129,15 +129,15 @@ def _share(operands, packed, worker, workers):
 
 @jit
 def _padded_row(size):
-    """Elements from a row of `size` in scratch to the next: mostly an odd number of cache lines.
+    """Elements between rows of `size` elements in scratch: mostly an odd number of cache lines.
 
-    At a power of two the rows of a tile would compete for few sets of the cache.
+    With a power of two the rows of a tile would compete for few sets of the cache.
     """
     return round_up(size, 16) + 16
 
 
 def _packed_depth(a, depth):
-    """How many float32 or words `depth` elements of a row take when they are packed."""
+    """The number of float32 or words that `depth` elements of a row become when packed."""
 
 
 def _pack_a(strip, a, variant, start, end, first, last):
@@ -230,7 +230,7 @@ def _gemm_region(operands, packed, region, blocks):
     first, last, left, right = region
     sums_row = PANEL if blocks == 1 else _padded_row(right - left)
     for block in range(blocks):
-        # Even, so that pairs of numbers stay together.
+        # Even, so that pairs stay together.
         start = block * K // blocks // 2 * 2
         end = K if block == blocks - 1 else (block + 1) * K // blocks // 2 * 2
         strip = _pack_a(packed.strip, a, variant, start, end, first, last)
@@ -268,7 +268,7 @@ def _finish(operands, sums, place, sums_row, region):
                 y = y + load(addend, row + j)
             store(out, row + j, y)
             if activation.size > 0:
-                # GELU of the rounded value, as the backward pass has no other.
+                # GELU of the rounded value, which is what the backward pass reads.
                 store(activation, row + j, gelu_of(load(out, row + j)))
         if tail:
             y = load_first(sums, place + whole - left, tail)

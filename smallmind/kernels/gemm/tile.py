@@ -25,13 +25,13 @@ _POINTER = F32.as_pointer()
 def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pairs=False):
     """The IR function of one tile of `rows` x `vectors` registers; defined once per module.
 
-    c[i, j] = sum_k a[i, k] b[k, j] + bias[j] + addend[i, j], without the last two where they are
-    null. If `transposed`, a_stride is the distance of columns of a and the elements of a column are
-    neighbours; otherwise it is that of rows, and the elements of a row are. b is walked by rows,
-    packed or in place. A function that `packs` writes what it reads of b to `packed`, row after row
-    without gaps: that costs nothing, as the units that load and store are idle most of the time.
+    c[i, j] = sum_k a[i, k] b[k, j] + bias[j] + addend[i, j], without the last two if they are null.
+    If `transposed`, a_stride is the distance between columns of a and the elements of a column are
+    contiguous; otherwise it is that between rows, whose elements are contiguous. b is read row by
+    row, packed or in place. A function that `packs` writes what it reads of b to `packed`, row
+    after row without gaps: this is free, as the load and store units are idle most of the time.
 
-    With `pairs` an element of a and of b is two bfloat16, neighbours along K.
+    With `pairs`, an element of a or b is two bfloat16 that are adjacent along K.
     """
     ops = VectorIR(isa)
     name = f"smallmind_tile_{rows}x{vectors}" + "_transposed" * transposed + "_packs" * packs
@@ -61,7 +61,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
             ops.load(builder, builder.gep(b_k, [I64(v * ops.lanes)])) for v in range(vectors)
         ]
         if packs:
-            # Rows of b lie too far apart for the CPU to guess the next.
+            # Rows of b are too far apart for the CPU to predict the next.
             ahead = builder.gep(b_k, [builder.mul(b_row, I64(FETCHED_AHEAD))])
             for v in range(0, vectors, max(1, 16 // ops.lanes)):
                 ops.prefetch(builder, builder.gep(ahead, [I64(v * ops.lanes)]), locality=2)
@@ -109,7 +109,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
 def _loop(builder, ops, first, end, unrolled, sums, step):
     """Writes the loop `while k < end: sums = step(k, sums); k += 1`, unrolled, from k = first.
 
-    Returns the last k and the sums.
+    Returns the final k and the sums.
     """
     before = builder.block
     loop, done = builder.append_basic_block("along_k"), builder.append_basic_block("done")
@@ -194,7 +194,7 @@ class _Null:
     """The type of NULL."""
 
 
-NULL = _Null()  # the pointer to an operand that a product does not have
+NULL = _Null()  # the pointer to a missing operand
 
 
 @typeof_impl.register(_Null)
@@ -219,7 +219,7 @@ def not_null(typingctx, pointer):
 
 @intrinsic
 def advance(typingctx, pointer, count):
-    """pointer, count -> the pointer `count` elements further; NULL stays NULL."""
+    """pointer, count -> the pointer advanced by `count` elements; NULL stays NULL."""
 
     def codegen(context, builder, sig, args):
         pointer, count = args
@@ -230,7 +230,7 @@ def advance(typingctx, pointer, count):
 
 
 class Rows(NamedTuple):
-    """A matrix in memory, walked by rows. Strides count elements, here and below."""
+    """A matrix in memory, row by row. Strides count elements, here and below."""
 
     start: Any  # pointer
     stride: int  # from a row to the next
@@ -246,7 +246,7 @@ class Strip(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """The result of a product is rows x columns, the sum over depth products each."""
+    """The result of a product is rows x columns, each element a sum of `depth` products."""
 
     rows: int
     columns: int
@@ -287,7 +287,7 @@ def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs):
     a_stride = builder.select(transposed, a_column, a_row)
     arguments = [start, a_stride, *b, *c, depth, columns, *addend, bias, packed]
     vectors = builder.sdiv(builder.add(columns, I64(LANES - 1)), I64(LANES))
-    # A packing tile has all its rows; its number is that of one row more.
+    # A packing tile always has TILE_ROWS rows; it is numbered as if it had one more.
     packs = builder.icmp_unsigned("!=", builder.ptrtoint(packed, I64), I64(0))
     rows = builder.select(packs, I64(TILE_ROWS + 1), rows)
     rows = builder.add(rows, builder.select(transposed, I64(TILE_ROWS + 1), I64(0)))
@@ -312,7 +312,7 @@ def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs):
 
 @jit
 def tile_operands(tile, c, a, extent, addend):
-    """c, a, extent and addend of one tile of the rows."""
+    """c, a, extent and addend of one tile."""
     row = tile * TILE_ROWS
     return (
         Rows(advance(c.start, row * c.stride), c.stride),
@@ -331,8 +331,8 @@ def multiply_panel(c, a, b, extent, addend, bias, packed):
 
     columns <= PANEL. addend.start and bias may be NULL. b must be readable up to the next multiple
     of LANES columns. If `packed` is not NULL, the first tile writes what it reads of b to it, row
-    after row without gaps, for the tiles below it: that takes at least TILE_ROWS rows, and whole
-    vectors of columns. The order of the sum over depth is the same in every shape of tile.
+    after row without gaps, for the tiles below it: this needs at least TILE_ROWS rows, and whole
+    vectors of columns. The sum over depth has the same order in every shape of tile.
     """
     for tile in range(ceil_div(extent.rows, TILE_ROWS)):
         c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)

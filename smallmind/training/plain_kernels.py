@@ -1,0 +1,66 @@
+"""What NumPy's kernels allocate besides the arrays that they are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from smallmind.nn.backend import NoKernels
+
+# The most that a kernel holds at a time, in sizes of its output. Measured with tracemalloc.
+TEMPORARIES = {
+    "matmul": 2,
+    "matmul_gelu": 3,
+    "gelu": 3,
+    "gelu_backward": 7,
+    "matmul_transpose_a": 2,
+    "matmul_transpose_b": 2,
+    "layernorm": 3,
+    "layernorm_backward": 4,
+    "embedding": 2,
+    "dropout": 3,
+    "cross_entropy": 2,
+    "distillation": 10,
+}
+ADAMW = 4  # the same, in sizes of the weights
+CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
+
+
+class CountedKernels(NoKernels):
+    """Kernels that do nothing but note the temporary arrays that NumPy's would need.
+
+    `nbytes` is what the hungriest call so far needs.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        def count(*arguments: Any, **named: Any) -> float:
+            self.nbytes = max(self.nbytes, _temporaries(name, *arguments, **named))
+            return 0.0
+
+        return count
+
+
+def _temporaries(name: str, *arguments: Any, **named: Any) -> int:
+    if name == "attention":
+        logsumexp = arguments[1]
+        return _scores(logsumexp, 4 if _drops(*arguments[3:], **named) else 2)
+    if name == "attention_backward":
+        dqkv, logsumexp = arguments[0], arguments[3]
+        if _drops(*arguments[5:], **named):
+            return _scores(logsumexp, 5)
+        return _scores(logsumexp, 3) + int(dqkv.nbytes)
+    # These two write their losses first, a column.
+    output = arguments[1 if name in ("cross_entropy", "distillation") else 0]
+    return TEMPORARIES.get(name, 0) * int(output.nbytes)
+
+
+def _drops(_key: int = 0, probability: float = 0.0) -> bool:
+    return probability > 0
+
+
+def _scores(logsumexp: np.ndarray, count: int) -> int:
+    """logsumexp (B, H, T) -> the bytes of `count` arrays (B, H, T, T)."""
+    return count * int(logsumexp.nbytes) * logsumexp.shape[2]
