@@ -153,16 +153,16 @@ class Distillation:
 
 
 def check_teacher(teacher: ModelConfig, vocab_size: int, block_size: int) -> None:
-    """InputError where a teacher cannot teach a student of this vocabulary on these windows."""
+    """InputError if a teacher cannot teach a student of this vocabulary on these windows."""
     if teacher.vocab_size != vocab_size:
         raise InputError(
             f"the teacher has {teacher.vocab_size} tokens, the student "
-            f"vocab_size={vocab_size}; take a teacher of the same vocabulary"
+            f"vocab_size={vocab_size}; use a teacher with the same vocabulary"
         )
     if teacher.block_size < block_size:
         raise InputError(
             f"the teacher sees {teacher.block_size} tokens, a window has "
-            f"block_size={block_size}; lower it, or take a teacher that sees more"
+            f"block_size={block_size}; lower it, or use a teacher that sees more"
         )
 
 

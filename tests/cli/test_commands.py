@@ -69,7 +69,7 @@ def commands(root, tmp_path):
     yield ["check", text, *SMALL]
     yield ["estimate", text]
     yield ["estimate", "--memory", "300MB", "--block-size", "8192"]
-    yield ["estimate", text, "--memory", "1MB", *teacher[:2]]
+    yield ["estimate", text, "--memory", "1MB", "--block-size", "16", *teacher[:2]]
     yield ["estimate", text, "--memory", "300MB", "--target-batch", "60", "--block-size", "512"]
     yield ["evaluate", "--run", run]
     yield ["evaluate", "--run", run, text]

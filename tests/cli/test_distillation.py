@@ -124,7 +124,7 @@ def test_unsuitable_teachers_are_refused(root, tmp_path, capsys):
         ([cats, *teacher, "--block-size", "17"], "the teacher sees 16 tokens"),
         (
             [cats, *teacher, "--teacher-cache", str(tmp_path)],
-            "is not a sound safetensors file: not a regular file",
+            "is not a valid safetensors file: not a regular file",
         ),
         ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot write"),
     ):
