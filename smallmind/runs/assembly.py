@@ -134,7 +134,7 @@ def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> No
 def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Teacher | None:
     """The shape of the teacher, from its file's metadata: enough to estimate its memory.
 
-    InputError where its tokens are not those of the tokenizer, if that is known.
+    InputError if its tokens are not those of the tokenizer, if that is known.
     """
     if not config.teacher:
         return None

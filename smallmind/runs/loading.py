@@ -64,7 +64,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a model file, whose tensors are not read. InputError where it has none."""
+    """The tokenizer in a model file, whose tensors are not read. InputError if it has none."""
     metadata = safetensors.read_metadata(path)
     try:
         return Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
