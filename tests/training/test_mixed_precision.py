@@ -147,9 +147,9 @@ def test_the_command_line_says_that_a_step_was_skipped(tmp_path, monkeypatch, ca
     original = TransformerModel.loss_and_gradients
     calls = 0
 
-    def loss_and_gradients(self, ids, targets, scale):
+    def loss_and_gradients(self, ids, targets, scale=1.0):
         nonlocal calls
-        calls += 1
+        calls += self.backend != "none"  # not in the estimate's dry run
         loss = original(self, ids, targets, scale)
         if calls == 2:
             self.flat.grad[0] = np.nan

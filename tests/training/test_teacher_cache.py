@@ -136,7 +136,7 @@ def test_tensors_of_other_shapes_are_refused(tmp_path):
     tensors["indices"][:] = V
     safetensors.write(path, tensors, metadata)
     training = new_training(Distillation(new_teacher(), cache=path, top_k=3))
-    with pytest.raises(InputError, match="was changed while it was being read"):
+    with pytest.raises(InputError, match="was changed while it was read"):
         losses_and_gradients(training)
 
 
