@@ -43,6 +43,9 @@ class AdamW:
         self.eps = eps
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         self.steps = 0
+        # Matrices come first in the flat vector, so those that decay are one range.
+        (decayed,) = model.flat.ranges(*DECAYED)
+        self._decayed = int(decayed.stop)
         self.m = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
         self.v = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
 
@@ -88,7 +91,7 @@ class AdamW:
         )
         vectors = flat.data, flat.grad, self.m, self.v
         with workspace.profile("OptimizerStep"):
-            workspace.kernels.adamw(*vectors, self._decayed(), coefficients, flat.working)
+            workspace.kernels.adamw(*vectors, self._decayed, coefficients, flat.working)
         return norm
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -102,8 +105,3 @@ class AdamW:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what state() returned."""
         self.steps = int(state["steps"])
-
-    def _decayed(self) -> int:
-        """The number of elements that decay: the flat vector begins with all matrices."""
-        (decayed,) = self.model.flat.ranges(*DECAYED)
-        return int(decayed.stop)
