@@ -303,9 +303,7 @@ class RunConfig:
         None, "train for about N minutes; the number of steps is chosen by timing a few", above=0.0
     )
     threads: int | None = setting(None, "threads; default: one per core", low=1)
-    backend: str = setting(
-        "numba", "kernels: compiled (numba) or plain NumPy", choices=("numba", "numpy")
-    )
+    backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
 
     def __post_init__(self) -> None:

@@ -12,6 +12,8 @@ from smallmind import (
     Settings,
     TrainingConfig,
 )
+from smallmind.cli import main
+from smallmind.config import from_saved, setting
 
 
 @pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig, GenerationConfig])
@@ -132,3 +134,21 @@ def test_settings_of_a_newer_version_are_refused(number):
 def test_an_unknown_setting_names_the_most_similar_one(make):
     with pytest.raises(InputError, match=r"unknown setting 'n_layers'; did you mean n_layer\?"):
         make(n_layers=3)
+
+
+def test_a_field_that_a_file_lacks_has_the_value_it_had_before():
+    @dataclasses.dataclass(frozen=True)
+    class Changed:
+        size: int = setting(2, "a default that was changed", before=1)
+        rate: int = setting(3, "a default that never was")
+
+    assert from_saved(Changed, {}) == Changed(size=1, rate=3)
+    assert from_saved(Changed, {"size": 5}) == Changed(size=5, rate=3)
+    assert Changed() == Changed(size=2, rate=3)
+
+
+def test_a_setting_with_a_single_choice_has_no_flag(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "--schedule" in shown and "--norm" not in shown and "--optimizer" not in shown
