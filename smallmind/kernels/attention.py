@@ -16,7 +16,6 @@ from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
     at,
-    borrow,
     broadcast,
     dropout_factors,
     element,
@@ -49,16 +48,15 @@ ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at o
 
 
 class Head(NamedTuple):
-    """One head of one sequence, and where it begins in qkv (B T, 3 C) and in out (B T, C)."""
+    """One head of one sequence, and where it begins in the arrays. All indices are flat."""
 
-    number: int  # among the B H heads
-    b: int
-    h: int
     T: int
     D: int
     C: int
-    qkv: int  # flat index of its first query
-    out: int
+    qkv: int  # in qkv (B T, 3 C): its first query
+    out: int  # in out (B T, C)
+    logsumexp: int  # in logsumexp (B, H, T)
+    scores: int  # among the B H T T scores, which number the dropout mask
 
 
 class Span(NamedTuple):
@@ -87,7 +85,7 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T = logsumexp.shape[2]
     for worker in prange(workers):
-        own = borrow(scratch[worker])
+        own = at(scratch, worker * scratch.shape[1])
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
@@ -96,7 +94,8 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
             last = _row_of_share(T, np.sqrt(min(workers, end - index * workers) / workers))
             if first < last:
                 head, mask = _head(index, out, logsumexp), Mask(key, threshold, factor)
-                _attention_rows(out, logsumexp, qkv, head, first, last, own, mask)
+                starts = at(out, 0), at(logsumexp, 0), at(qkv, 0)
+                _attention_rows(*starts, head, first, last, own, mask)
 
 
 @jit
@@ -111,7 +110,8 @@ def _head(index, out, logsumexp):
     C = out.shape[1]
     b, h = index // H, index % H
     place = h * (C // H)
-    return Head(index, b, h, T, C // H, C, b * T * 3 * C + place, b * T * C + place)
+    qkv, row = b * T * 3 * C + place, b * T * C + place
+    return Head(T, C // H, C, qkv, row, index * T, index * T * T)
 
 
 @called_jit
@@ -155,12 +155,12 @@ def _forward_layout(T, D):
 
 @jit
 def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
-    """The queries begin..end of one head."""
+    """The queries begin..end of one head. Takes pointers to the arrays."""
     T, D, C = head.T, head.D, head.C
     layout = _forward_layout(T, D)
-    keys, values = scratch[: layout.values], scratch[layout.values : layout.scores]
-    scores, sums = scratch[layout.scores : layout.sums], scratch[layout.sums : layout.queries]
-    queries, results = scratch[layout.queries : layout.results], scratch[layout.results :]
+    keys, values = scratch, at(scratch, layout.values)
+    scores, sums = at(scratch, layout.scores), at(scratch, layout.sums)
+    queries, results = at(scratch, layout.queries), at(scratch, layout.results)
     D_row, T_row = round_up(D, LANES), _score_row(T)
     scale = np.float32(1 / np.sqrt(D))
     _pack_columns(keys, qkv, head.qkv + C, 3 * C, end, D)
@@ -179,10 +179,11 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
             )
         # Each pass covers all rows: within one row, a pass would have to wait for the one before.
         for i in range(rows):
-            logsumexp[head.b, head.h, first + i] = _row_maximum(scores, i * T_row, first + i + 1)
+            top = _row_maximum(scores, i * T_row, first + i + 1)
+            logsumexp[head.logsumexp + first + i] = top
         for i in range(rows):
-            top = logsumexp[head.b, head.h, first + i]
-            width, counter = round_up(seen, LANES), (head.number * T + first + i) * T
+            top = logsumexp[head.logsumexp + first + i]
+            width, counter = round_up(seen, LANES), head.scores + (first + i) * T
             sums[i] = _exponentials(
                 scores, i * T_row, first + i + 1, width, top, scale, mask, counter
             )
@@ -196,8 +197,8 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
         for i in range(rows):
             factor = np.float32(1) / sums[i]
             _write_row(out, head.out + (first + i) * C, results, i * D_row, D, factor)
-            top = logsumexp[head.b, head.h, first + i]
-            logsumexp[head.b, head.h, first + i] = top * scale + np.log(sums[i])
+            row = head.logsumexp + first + i
+            logsumexp[row] = logsumexp[row] * scale + np.log(sums[i])
 
 
 @jit
@@ -269,28 +270,29 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     for worker in prange(workers):
-        own = _backward_scratch(borrow(scratch[worker]), T, D)
+        own = _backward_scratch(at(scratch, worker * scratch.shape[1]), T, D)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, ceil_div(end, workers)):
             first = _row_of_share(T, max(0, begin - index * workers) / workers)
             last = _row_of_share(T, min(workers, end - index * workers) / workers)
             if first < last:
-                forward = Forward(dout, out, logsumexp, Mask(key, threshold, factor))
+                mask = Mask(key, threshold, factor)
+                forward = Forward(at(dout, 0), at(out, 0), at(logsumexp, 0), mask)
                 head = _head(index, out, logsumexp)
-                _attention_backward_rows(dqkv, qkv, forward, head, first, last, own)
+                _attention_backward_rows(at(dqkv, 0), at(qkv, 0), forward, head, first, last, own)
 
 
 class Forward(NamedTuple):
     """What the backward pass needs from the forward pass, besides queries, keys and values."""
 
-    dout: Any
+    dout: Any  # a pointer to the array, as are the two below
     out: Any
     logsumexp: Any
     mask: Mask
 
 
 class BackwardScratch(NamedTuple):
-    """The scratch of the backward pass of a head."""
+    """Pointers into the scratch of the backward pass of a head."""
 
     key_panels: Any
     value_panels: Any
@@ -329,21 +331,18 @@ def _backward_layout(T, D):
 @jit
 def _backward_scratch(scratch, T, D):
     layout = _backward_layout(T, D)
-    panels = scratch[: layout.rows].reshape(2, layout.panel_size)
-    rows = scratch[layout.rows : layout.scores].reshape(5, layout.rows_size)
-    scores = scratch[layout.scores : layout.dqueries].reshape(2, layout.scores_size)
-    dqueries = scratch[layout.dqueries :]
+    rows, rows_size = layout.rows, layout.rows_size
     return BackwardScratch(
-        panels[0],
-        panels[1],
-        rows[0],
-        rows[1],
-        rows[2],
-        rows[3],
-        rows[4],
-        scores[0],
-        scores[1],
-        dqueries,
+        scratch,
+        at(scratch, layout.panel_size),
+        at(scratch, rows),
+        at(scratch, rows + rows_size),
+        at(scratch, rows + 2 * rows_size),
+        at(scratch, rows + 3 * rows_size),
+        at(scratch, rows + 4 * rows_size),
+        at(scratch, layout.scores),
+        at(scratch, layout.scores + layout.scores_size),
+        at(scratch, layout.dqueries),
     )
 
 
@@ -459,8 +458,8 @@ def _probabilities(own, forward, head, first, last, keys):
         for i in range(count):
             row = tile + i
             delta = _dot(forward.dout, forward.out, head.out + row * head.C, D)
-            softmax = Softmax(scale, forward.logsumexp[head.b, head.h, row], delta)
-            counter = (head.number * T + row) * T
+            softmax = Softmax(scale, forward.logsumexp[head.logsumexp + row], delta)
+            counter = head.scores + row * T
             columns = Span(keys.left, round_up(keys.right, LANES))
             start = place + i * T_row
             _softmax_backward_row(

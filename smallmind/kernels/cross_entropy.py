@@ -15,11 +15,9 @@ from smallmind.kernels.codegen.simd import (
     lane_sum,
     load,
     load_first,
-    load_up_to,
     maximum,
     store,
     store_first,
-    store_up_to,
 )
 from smallmind.kernels.reduce import CHUNK
 
@@ -98,6 +96,9 @@ def scale_row(out, x, r, factor):
     """Row r of x times factor -> row r of out."""
     V = x.shape[1]
     row = r * V
-    for v in range(0, V, LANES):
-        count = min(LANES, V - v)
-        store_up_to(out, row + v, load_up_to(x, row + v, count) * factor, count)
+    whole = V - V % LANES
+    for v in range(0, whole, LANES):
+        store(out, row + v, load(x, row + v) * factor)
+    if whole < V:
+        tail = V - whole
+        store_first(out, row + whole, load_first(x, row + whole, tail) * factor, tail)

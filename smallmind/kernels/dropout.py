@@ -4,13 +4,20 @@ A hash of a key and of its flat position decides whether an element is dropped. 
 recomputes the mask from the same key; so does a resumed run, on any number of threads.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.simd import LANES, dropout_factors, load_up_to, share, store_up_to
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    dropout_factors,
+    load_up_to,
+    share,
+    store_up_to,
+)
 from smallmind.kernels.codegen.threads import threads
 
 _NO_MATRIX = np.empty((0, 0), np.float32)
@@ -42,15 +49,33 @@ def dropout(out, x, key, probability, addend=None):
 @parallel_jit
 def _dropout(out, x, key, threshold, factor, addend, workers):
     for worker in prange(workers):
-        _dropout_part(out, x, key, threshold, factor, addend, np.int64(worker), workers)
+        first, last = share(x.size, np.int64(worker), workers)
+        operands = Operands(at(out, 0), at(x, 0), at(addend, 0), addend.size > 0)
+        _dropout_part(operands, Mask(key, threshold, factor), first, last)
+
+
+class Operands(NamedTuple):
+    """Pointers to the arrays, and whether there is an addend."""
+
+    out: Any
+    x: Any
+    addend: Any
+    adds: bool
 
 
 @jit
-def _dropout_part(out, x, key, threshold, factor, addend, worker, workers):
-    first, last = share(x.size, worker, workers)
-    for place in range(first, last, LANES):
-        count = min(LANES, last - place)
-        y = load_up_to(x, place, count) * dropout_factors(key, place, threshold, factor)
-        if addend.size > 0:
-            y = y + load_up_to(addend, place, count)
-        store_up_to(out, place, y, count)
+def _dropout_part(operands, mask, first, last):
+    whole = last - last % LANES
+    for place in range(first, whole, LANES):
+        _dropout_vector(operands, mask, place, LANES)
+    if whole < last:
+        _dropout_vector(operands, mask, whole, last - whole)
+
+
+@inline_jit
+def _dropout_vector(operands, mask, place, count):
+    factors = dropout_factors(mask.key, place, mask.threshold, mask.factor)
+    y = load_up_to(operands.x, place, count) * factors
+    if operands.adds:
+        y = y + load_up_to(operands.addend, place, count)
+    store_up_to(operands.out, place, y, count)

@@ -5,7 +5,15 @@ from numba import prange
 
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
-from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    load,
+    load_first,
+    load_up_to,
+    store,
+    store_first,
+    store_up_to,
+)
 from smallmind.kernels.reduce import CHUNK
 
 
@@ -27,18 +35,21 @@ def _embedding(out, token_weight, position_weight, ids, start):
 @jit
 def _embedding_rows(out, token_weight, position_weight, ids, start, first):
     R, C = out.shape
-    T = ids.shape[1]
+    T, tail = ids.shape[1], C % LANES
     b, t = first // T, first % T
     for r in range(first, min(R, first + CHUNK)):
         token, position = np.int64(ids[b, t]) * C, (start + t) * C
         t += 1
         if t == T:
             b, t = b + 1, 0
-        for c in range(0, C, LANES):
-            count = min(LANES, C - c)
-            total = load_up_to(token_weight, token + c, count)
-            total = total + load_up_to(position_weight, position + c, count)
-            store_up_to(out, r * C + c, total, count)
+        for c in range(0, C - tail, LANES):
+            total = load(token_weight, token + c) + load(position_weight, position + c)
+            store(out, r * C + c, total)
+        if tail:
+            c = C - tail
+            total = load_first(token_weight, token + c, tail)
+            total = total + load_first(position_weight, position + c, tail)
+            store_first(out, r * C + c, total, tail)
 
 
 @parallel_jit

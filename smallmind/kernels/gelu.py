@@ -7,14 +7,19 @@ the same function with one exponential and no cancellation for negative x, where
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
     fma,
+    load,
+    load_first,
     load_up_to,
     share,
     sigmoid,
+    start_of_overlapping,
+    store,
+    store_first,
     store_up_to,
 )
 from smallmind.kernels.codegen.threads import threads
@@ -57,9 +62,11 @@ def gelu(y, x):
 def _gelu(y, x, workers):
     for worker in prange(workers):
         first, last = share(x.size, np.int64(worker), workers)
-        for place in range(first, last, LANES):
-            count = min(LANES, last - place)
-            store_up_to(y, place, gelu_of(load_up_to(x, place, count)), count)
+        whole = last - last % LANES
+        for place in range(first, whole, LANES):
+            store(y, place, gelu_of(load(x, place)))
+        if whole < last:
+            store_first(y, whole, gelu_of(load_first(x, whole, last - whole)), last - whole)
 
 
 def gelu_backward(dx, y, dy, x):
@@ -73,15 +80,25 @@ def gelu_backward(dx, y, dy, x):
 @parallel_jit
 def _gelu_backward(dx, y, dy, x, workers):
     for worker in prange(workers):
-        _gelu_backward_part(dx, y, dy, x, np.int64(worker), workers)
+        first, last = share(x.size, np.int64(worker), workers)
+        outputs = start_of_overlapping(dx), start_of_overlapping(y)
+        inputs = start_of_overlapping(dy), start_of_overlapping(x)
+        _gelu_backward_part(*outputs, *inputs, first, last)
 
 
 @jit
-def _gelu_backward_part(dx, y, dy, x, worker, workers):
-    first, last = share(x.size, worker, workers)
-    for place in range(first, last, LANES):
-        count = min(LANES, last - place)
-        activation, derivative = gelu_and_derivative_of(load_up_to(x, place, count))
-        gradient = load_up_to(dy, place, count)
-        store_up_to(dx, place, gradient * derivative, count)
-        store_up_to(y, place, activation, count)
+def _gelu_backward_part(dx, y, dy, x, first, last):
+    whole = last - last % LANES
+    # Counted in vectors: LLVM would unroll a loop with steps of LANES, and run out of registers.
+    for i in range(first // LANES, whole // LANES):
+        _gelu_backward_vector(dx, y, dy, x, i * LANES, LANES)
+    if whole < last:
+        _gelu_backward_vector(dx, y, dy, x, whole, last - whole)
+
+
+@inline_jit
+def _gelu_backward_vector(dx, y, dy, x, place, count):
+    activation, derivative = gelu_and_derivative_of(load_up_to(x, place, count))
+    gradient = load_up_to(dy, place, count)
+    store_up_to(dx, place, gradient * derivative, count)
+    store_up_to(y, place, activation, count)

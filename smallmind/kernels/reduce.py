@@ -14,6 +14,8 @@ from smallmind.kernels.codegen.simd import (
     load,
     load_first,
     load_up_to,
+    store,
+    store_first,
     store_up_to,
 )
 
@@ -39,12 +41,14 @@ def _column_sums(partial, x):
 def _column_sums_chunk(partial, x, chunk):
     R, C = x.shape
     partial[chunk, :C] = np.float32(0)
-    target = chunk * partial.shape[1]
+    target, tail = chunk * partial.shape[1], C % LANES
     for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
-        for c in range(0, C, LANES):
-            count = min(LANES, C - c)
-            total = load_up_to(partial, target + c, count) + load_up_to(x, r * C + c, count)
-            store_up_to(partial, target + c, total, count)
+        for c in range(0, C - tail, LANES):
+            store(partial, target + c, load(partial, target + c) + load(x, r * C + c))
+        if tail:
+            c = C - tail
+            total = load_first(partial, target + c, tail) + load_first(x, r * C + c, tail)
+            store_first(partial, target + c, total, tail)
 
 
 @called_jit

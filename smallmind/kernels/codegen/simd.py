@@ -3,6 +3,9 @@
 A `Vector` holds LANES float32, as many as one register of this CPU. Inside a kernel it can be
 loaded, stored, added and multiplied; LLVM keeps it in a register. Arrays may be float32, or the
 bits of float16 or bfloat16 (`kernels.half`), which are converted as they are loaded and stored.
+
+Wherever a function here takes an array, it takes a pointer as well. Inside a kernel pointers are
+cheaper: whenever an array is passed, sliced or taken from a tuple, its references are counted.
 """
 
 import operator
@@ -16,7 +19,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.codegen.jit import inline_jit, jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.vector_ir import I32, I64, Storage, VectorIR
 
@@ -47,7 +50,9 @@ class VectorModel(models.PrimitiveModel):
 
 
 def _element(context, builder, array_type, array, index):
-    """Pointer to the element at a flat index of a contiguous array."""
+    """Pointer to the element at a flat index of a contiguous array or after a pointer."""
+    if isinstance(array_type, types.CPointer):
+        return builder.gep(array, [index])
     return builder.gep(context.make_array(array_type)(context, builder, value=array).data, [index])
 
 
@@ -59,6 +64,22 @@ def at(typingctx, array, index):
         return _element(context, builder, sig.args[0], args[0], args[1])
 
     return types.CPointer(array.dtype)(array, types.int64), codegen
+
+
+@intrinsic
+def start_of_overlapping(typingctx, array):
+    """Pointer to the first element of an array that another operand may be, or overlap.
+
+    Numba tells LLVM that the arrays of a prange loop do not overlap, and LLVM may then move a load
+    from one past a store to another. It knows nothing about what comes out of inline assembly.
+    """
+
+    def codegen(context, builder, sig, args):
+        pointer = _element(context, builder, sig.args[0], args[0], I64(0))
+        kind = ir.FunctionType(pointer.type, [pointer.type])
+        return builder.asm(kind, "", "=r,0", [pointer], side_effect=False)
+
+    return types.CPointer(array.dtype)(array), codegen
 
 
 @intrinsic
@@ -356,18 +377,22 @@ def sigmoid(x):
     return np.float32(1) / (exp(np.float32(0) - x) + np.float32(1))
 
 
-@jit
+@inline_jit
 def load_up_to(x, index, count):
-    """array, flat index -> the first `count` elements from there, then zeros."""
-    if count == LANES:  # a plain load, for all vectors but the last of a row
+    """array, flat index -> the first `count` elements from there, then zeros.
+
+    For the body of a loop over whole vectors, where `count` is the constant LANES, which is also
+    called for the partial vector after them. A variable count would cost the loop a branch.
+    """
+    if count == LANES:
         return load(x, index)
     return load_first(x, index, count)
 
 
-@jit
+@inline_jit
 def store_up_to(x, index, value, count):
-    """Writes the first `count` lanes of value to array from a flat index."""
-    if count == LANES:  # a plain store, for all vectors but the last of a row
+    """Writes the first `count` lanes of value to array from a flat index. See `load_up_to`."""
+    if count == LANES:
         store(x, index, value)
     else:
         store_first(x, index, value, count)
