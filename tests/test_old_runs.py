@@ -79,7 +79,8 @@ def test_an_old_name_of_a_setting_is_accepted(run, capsys):
     assert "windows_at_once" in config["training"]
     config["training"]["windows_at_once"] = 2
     (run / "config.json").write_text(json.dumps(config))
+    Path("text.txt").write_text("a short text, so that its evaluation is short too. " * 20)
     flags = ["--config", str(run / "config.json"), "--steps", "2", "--out", "again"]
-    assert main(["train", *flags]) == 0
+    assert main(["train", "text.txt", *flags]) == 0
     again = json.loads(Path("again/config.json").read_text())
     assert again["training"]["micro_batch_size"] == 2
