@@ -12,7 +12,7 @@ import smallmind
 
 PROGRAM = """
 import numpy as np
-from smallmind.kernels.codegen.cache import cache_directory
+from smallmind.kernels.codegen.cache_directory import cache_directory
 from smallmind.kernels.codegen.jit import on_first_compile
 compiled = []
 one = np.ones((1, 1), np.float32)

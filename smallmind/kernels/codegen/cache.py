@@ -1,114 +1,147 @@
-"""Where compiled kernels are kept on disk, and how they are loaded again.
+"""Compiled kernels on disk: loaded again if nothing has damaged them.
 
-Any of this may fail without harm: what cannot be read is compiled again, and a directory that
-cannot be written to is replaced by the next candidate.
+Any of this may fail without harm: what cannot be read is compiled again, and what cannot be
+written costs a warning.
 """
 
 import functools
 import hashlib
 import os
-import sys
+import pickle
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import llvmlite
 import llvmlite.binding as llvm
-import numba
-import numpy
-from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.caching import FunctionCache
+from numba.core.compiler import CompileResult
 from numba.core.runtime import _nrt_python
+from numba.core.serialize import dumps
 
-KERNELS = Path(__file__).parent.parent
+from smallmind import durable
+from smallmind.kernels.codegen.cache_directory import cache_directory, is_ours, warn
+
+PACKAGE = "smallmind.kernels."
+DIGEST = hashlib.sha256().digest_size  # bytes
 
 
-@functools.cache
-def cache_directory() -> Path:
-    """The directory of compiled kernels: one for each state of the kernels' source.
+class CheckedFiles:
+    """The compiled versions of one function by key: an index, and a file for each version.
 
-    Numba notices an edit only in the file that holds the compiled function, not in the files whose
-    functions it calls. So the directory's name is a digest of all kernel sources and of the
-    versions that compile them: after an edit or an upgrade the directory is a different one, and
-    stale code cannot be found.
+    The index begins with the SHA-256 of the rest and maps keys to the names of files, which are
+    SHA-256 too. So nothing that is damaged, or that another process was writing meanwhile, is ever
+    unpickled or executed.
     """
-    for root in _cache_roots():
-        directory = root / "smallmind" / "kernels" / _digest()
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory = directory
+        self._index = f"{name}.nbi"
+        self._data = f"{name}.{{}}.nbc"
+
+    def load(self, key: Any) -> Any:
+        """key -> what `save` was given; None if it is missing or damaged."""
+        digest = self._load_index().get(key)
+        if digest is None:
+            return None
+        data = self._read(self._data.format(digest))
+        return pickle.loads(data) if hashlib.sha256(data).hexdigest() == digest else None
+
+    def save(self, key: Any, value: Any) -> None:
+        """Adds a compiled version. OSError if the disk refuses it."""
+        data = dumps(value)
+        digest = hashlib.sha256(data).hexdigest()
+        # Before the index names it: a crash in between must not leave a name without contents.
+        self._write(self._data.format(digest), data)
+        index = dumps({**self._load_index(), key: digest})
+        self._write(self._index, hashlib.sha256(index).digest() + index)
+
+    def _load_index(self) -> dict[Any, str]:
+        content = self._read(self._index)
+        digest, index = content[:DIGEST], content[DIGEST:]
+        is_sound = hashlib.sha256(index).digest() == digest
+        return pickle.loads(index) if is_sound else {}
+
+    def _read(self, name: str) -> bytes:
+        """The contents of a file; empty if it is missing or not ours."""
+        with suppress(OSError, ValueError):
+            with durable.open_regular(self.directory / name, follow=False) as file:
+                if is_ours(os.fstat(file.fileno())):
+                    return file.read()
+        return b""
+
+    def _write(self, name: str, content: bytes) -> None:
+        """Writes a file that only this user can write to, whatever the umask."""
+        descriptor, temporary = tempfile.mkstemp(dir=self.directory)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory):
-                return directory
-        except OSError:
-            continue
-    return Path(tempfile.mkdtemp(prefix="smallmind-kernels-"))
-
-
-def _digest() -> str:
-    """A digest of everything that the machine code depends on.
-
-    Not the optimisation level: it changes no result, and a cache for each level would double the
-    wait of someone who uses both the command line and the library.
-    """
-    digest = hashlib.sha256()
-    for source in sorted(KERNELS.rglob("*.py")):
-        name = source.relative_to(KERNELS).as_posix()
-        digest.update(name.encode() + b"\0" + source.read_bytes())
-    versions = (sys.version, numba.__version__, llvmlite.__version__, numpy.__version__)
-    config = numba.config
-    target = (config.CPU_NAME, config.CPU_FEATURES, config.ENABLE_AVX, config.BOUNDSCHECK)
-    digest.update(repr((*versions, *target)).encode())
-    return digest.hexdigest()[:16]
-
-
-def _cache_roots() -> list[Path]:
-    """Candidates, the user's own choice first; the last is writable almost everywhere."""
-    roots = []
-    for variable in ("SMALLMIND_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
-        path = Path(os.environ.get(variable, ""))
-        if path.is_absolute():
-            roots.append(path)
-    home = Path(os.path.expanduser("~"))
-    if home.is_absolute():
-        roots.append(home / ("Library/Caches" if sys.platform == "darwin" else ".cache"))
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    roots.append(Path(tempfile.gettempdir()) / f"smallmind-{user}")
-    return roots
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            os.replace(temporary, self.directory / name)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 class KernelCache(FunctionCache):
-    """Numba's cache of a function, without initialising the compiler.
+    """Numba's cache of a function, in CheckedFiles and without initialising the compiler.
 
     Numba's own initialises it before every load, which takes 0.3 s and 30 MB; the compiler does so
     itself as soon as there is something to compile.
     """
 
+    def __init__(self, function: Callable[..., Any], directory: Path) -> None:
+        name = f"{function.__module__}.{function.__qualname__}".replace("<locals>.", "")
+        line = function.__code__.co_firstlineno
+        self._py_func = function  # of which the key takes a digest
+        self._files = CheckedFiles(directory, f"{name.removeprefix(PACKAGE)}-{line}")
+
+    @property
+    def cache_path(self) -> str:
+        return str(self._files.directory)
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         _define_runtime()
         try:
-            with self._guard_against_spurious_io_errors():
-                return self._load_overload(sig, target_context)
-        except Exception:  # what unpickling half a file raises depends on where it ends
-            self.flush()
+            saved = self._files.load(self._index_key(sig, target_context.codegen()))
+            return saved and CompileResult._rebuild(target_context, *saved)
+        except Exception:  # sound, but this process cannot use it
             return None  # so it is compiled again
 
+    def save_overload(self, sig: Any, compiled: Any) -> None:
+        if compiled.library.has_dynamic_globals:  # addresses in this process
+            return
+        try:
+            self._files.save(self._index_key(sig, compiled.codegen), self.reduce(compiled))
+        except OSError as error:
+            warn(
+                f"cannot keep compiled kernels in {self.cache_path}: {error.strerror}; every start "
+                "compiles them again until SMALLMIND_CACHE_DIR names a directory with room"
+            )
 
-class _NamesAndObjectCode(CompileResultCacheImpl):
-    """Saves a function that is never linked into another: object code and the names it defines.
+    def reduce(self, compiled: Any) -> Any:
+        """What is saved."""
+        return compiled._reduce()
 
-    Numba would add the LLVM module, which callers need, and parse it at every start.
-    """
-
-    def reduce(self, cres: Any) -> Any:
-        (library, kind, (object_code, _)), *rest = super().reduce(cres)
-        names = [function.name for function in cres.library.get_defined_functions()]
-        module = "\n".join(f'define void @"{name}"() {{ ret void }}' for name in names)
-        return (library, kind, (object_code, llvm.parse_assembly(module).as_bitcode())), *rest
+    def flush(self) -> None:
+        pass
 
 
 class EntryPointCache(KernelCache):
-    """The cache of a function that is called from Python or by its address, not by kernels."""
+    """The cache of a function that is called from Python or by its address, not by kernels.
 
-    _impl_class = _NamesAndObjectCode
+    It is never linked into another: object code and the names that it defines are enough. Numba
+    would add the LLVM module, which callers need, and parse it at every start.
+    """
+
+    def reduce(self, compiled: Any) -> Any:
+        (library, kind, (object_code, _)), *rest = compiled._reduce()
+        names = [function.name for function in compiled.library.get_defined_functions()]
+        module = "\n".join(f'define void @"{name}"() {{ ret void }}' for name in names)
+        return (library, kind, (object_code, llvm.parse_assembly(module).as_bitcode())), *rest
 
 
 @functools.cache
@@ -119,10 +152,11 @@ def _define_runtime() -> None:
 
 
 def enable_cache(compiled: Any, function: Callable[..., Any], kind: type[KernelCache]) -> Any:
-    """Gives compiled a cache in cache_directory(); other users of Numba keep their own."""
-    previous, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(cache_directory())
-    try:
-        compiled._cache = kind(function)
-    finally:
-        numba.config.CACHE_DIR = previous
+    """Gives compiled a cache in cache_directory(), if there is one.
+
+    Not a function from elsewhere, of whose source the directory's name has no digest.
+    """
+    directory = cache_directory()
+    if directory is not None and function.__module__.startswith(PACKAGE):
+        compiled._cache = kind(function, directory)
     return compiled

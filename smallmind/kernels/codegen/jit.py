@@ -18,9 +18,15 @@ from numba.core import cgutils, event, imputils
 from numba.core.ccallback import CFunc
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
+from smallmind.config import InputError
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
-from smallmind.kernels.codegen.threads import PARALLEL_REGION, limit_spinning
+from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning
 
+if numba.config.DISABLE_JIT:
+    raise InputError(
+        "NUMBA_DISABLE_JIT turns off the compiler that the kernels need: unset it, or use "
+        "--backend numpy"
+    )
 # The one thing that importing the kernels changes in the process's environment.
 limit_spinning()
 
@@ -65,7 +71,7 @@ def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
-        with PARALLEL_REGION:
+        with PARALLEL.region:
             return compiled(*arguments)
 
     return run

@@ -2,14 +2,78 @@
 
 import os
 import threading
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
 
 import numba
 import psutil
+from numba.np.ufunc import parallel
+
+from smallmind.config import InputError
 
 # Only one Python thread at a time runs parallel kernels: two would compete for the same cores, and
 # on Numba's workqueue layer the second aborts the process.
-PARALLEL_REGION = threading.Lock()
+_one_at_a_time = threading.Lock()
+
+
+class _Starting:
+    """In place of the lock until the first parallel kernel runs: starts the threads."""
+
+    def __enter__(self) -> None:
+        start_threads()
+        PARALLEL.region = _one_at_a_time
+        _one_at_a_time.acquire()
+
+    def __exit__(self, *_: TracebackType | BaseException | type | None) -> None:
+        _one_at_a_time.release()
+
+
+class _Forked:
+    """In place of the lock in a forked process, which has no copy of its parent's threads."""
+
+    def __enter__(self) -> None:
+        raise RuntimeError(
+            "kernels cannot run in a process that was forked after they had run: start processes "
+            "with the method spawn (multiprocessing.get_context('spawn')), or import smallmind "
+            "only after forking"
+        )
+
+    def __exit__(self, *_: TracebackType | BaseException | type | None) -> None:
+        pass
+
+
+@dataclass
+class _Parallel:
+    """`with PARALLEL.region:` surrounds every parallel kernel."""
+
+    region: AbstractContextManager[Any]
+
+
+PARALLEL = _Parallel(_Starting())
+
+
+def _after_fork() -> None:
+    if parallel._is_initialized:  # perhaps by kernels of the caller's own
+        PARALLEL.region = _Forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def start_threads() -> None:
+    """Loads the threading layer. InputError if NUMBA_THREADING_LAYER names one that is missing."""
+    try:
+        numba.get_num_threads()
+    except (ImportError, RuntimeError, ValueError):
+        layer = numba.config.THREADING_LAYER
+        install = "install it (python -m pip install tbb) or " if layer == "tbb" else ""
+        raise InputError(
+            f"the threading layer {layer!r} cannot be loaded: {install}unset "
+            "NUMBA_THREADING_LAYER and NUMBA_THREADING_LAYER_PRIORITY"
+        ) from None
 
 
 def limit_spinning() -> None:
@@ -43,6 +107,7 @@ _settings = _Settings(numba.config.NUMBA_NUM_THREADS)  # asking Numba takes a mi
 
 def set_threads(count: int) -> None:
     """Makes the kernels run on `count` threads; results do not depend on it."""
+    start_threads()
     numba.set_num_threads(count)
     _settings.threads = count
 

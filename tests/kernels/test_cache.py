@@ -1,0 +1,226 @@
+"""The kernel cache holds only what this user wrote there, and only as it was written."""
+
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from smallmind.kernels.codegen import cache, cache_directory
+from smallmind.kernels.codegen.cache import CheckedFiles
+
+POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch):
+    """Every place for a cache is below tmp_path; the user's own choice is returned."""
+    for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "shared").mkdir()
+    os.chmod(tmp_path / "shared", 0o1777)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "shared"))
+    monkeypatch.setenv("SMALLMIND_CACHE_DIR", str(tmp_path / "chosen"))
+    cache_directory.warn.cache_clear()
+    return tmp_path / "chosen"
+
+
+def find():
+    """The directory that a new process would use."""
+    return cache_directory.cache_directory.__wrapped__()
+
+
+@POSIX
+def test_only_this_user_can_write_to_the_cache_whatever_the_umask(chosen):
+    before = os.umask(0)
+    try:
+        directory = find()
+        CheckedFiles(directory, "kernel").save("key", 1)
+    finally:
+        os.umask(before)
+    assert directory.is_relative_to(chosen)
+    for path in (chosen, *(chosen.rglob("*"))):
+        assert not path.stat().st_mode & 0o077, path
+
+
+@POSIX
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
+@pytest.mark.parametrize("level", range(4))
+def test_a_cache_that_others_can_write_to_is_not_used(chosen, level, mode):
+    directory = find()
+    others = [directory, *directory.parents][level]
+    os.chmod(others, mode)
+    with pytest.warns(UserWarning, match=f"chmod go-w {others}$"):
+        assert not find().is_relative_to(chosen)
+    os.chmod(others, 0o755)  # the advice
+    assert find() == directory
+
+
+@POSIX
+@pytest.mark.parametrize("level", range(3))
+def test_a_link_in_the_cache_is_not_followed(chosen, tmp_path, level):
+    directory = find()
+    replaced = [directory, *directory.parents][level]
+    replaced.rename(tmp_path / "elsewhere")
+    replaced.symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match="is a link or a file; remove it"):
+        assert not find().is_relative_to(chosen)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="gives files away")
+def test_what_belongs_to_another_user_is_not_used(chosen, tmp_path, monkeypatch):
+    directory = find()
+    files = CheckedFiles(directory, "kernel")
+    files.save("key", 1)
+    assert files.load("key") == 1
+    for path in directory.iterdir():
+        os.chown(path, 12345, 12345)
+    assert files.load("key") is None
+    os.chown(directory, 12345, 12345)
+    with pytest.warns(UserWarning, match="belongs to another user; name another"):
+        assert not find().is_relative_to(chosen)
+
+
+@POSIX
+def test_without_a_home_the_cache_in_the_shared_temporary_directory_is_checked_too(
+    chosen, tmp_path, monkeypatch
+):
+    chosen.touch()
+    (tmp_path / "home").touch()
+    directory = find()
+    assert directory.is_relative_to(tmp_path / "shared")
+    os.chmod(tmp_path / "shared" / f"smallmind-{os.geteuid()}", 0o777)
+    with pytest.warns(UserWarning, match="chmod go-w"):
+        private = find()
+    assert not private.is_relative_to(tmp_path / "shared" / f"smallmind-{os.geteuid()}")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_a_relative_choice_counts_from_the_working_directory(chosen, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SMALLMIND_CACHE_DIR", "chosen")
+    assert find().is_relative_to(chosen)
+    assert find().is_absolute()
+
+
+def test_a_full_read_only_cache_is_used_and_an_empty_one_is_not(chosen, monkeypatch):
+    directory = find()
+    writable = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != directory and writable(path, mode))
+    assert not find().is_relative_to(chosen)
+    CheckedFiles(directory, "kernel").save("key", 1)
+    assert find() == directory
+
+
+def test_no_place_for_a_cache_costs_a_warning(chosen, monkeypatch):
+    def full(*_arguments, **_named):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.mkdir", full)
+    monkeypatch.setattr(cache_directory, "_temporary_directory", full)
+    with pytest.warns(UserWarning, match="not kept: no temporary directory: No space left"):
+        assert find() is None
+
+
+def test_caches_of_other_versions_are_removed_once_unused(chosen):
+    directory = find()
+    kernels, now = directory.parent, time.time()
+    for name, age in {"0" * 16: 30, "1" * 16: 2, "not-a-digest": 30}.items():
+        (kernels / name).mkdir()
+        (kernels / name / "kernel.nbi").touch()
+        os.utime(kernels / name, (now, now - age * 86400))
+    (kernels / ("2" * 16)).symlink_to(chosen)
+    CheckedFiles(directory, "kernel").save("key", 1)
+    os.utime(directory, (now, now - 2 * 86400))
+    assert find() == directory
+    names = {path.name for path in kernels.iterdir()}
+    assert names == {directory.name, "1" * 16, "2" * 16, "not-a-digest"}
+    assert directory.stat().st_mtime > now - 60  # it was used today
+    assert chosen.exists()
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("damage", ["flip", "zero", "cut"])
+def test_damage_is_found_before_anything_is_unpickled(tmp_path, monkeypatch, suffix, damage):
+    files = CheckedFiles(tmp_path, "kernel")
+    files.save("key", b"code" * 2000)
+    files.save("other", b"more" * 2000)
+    path = next(p for p in tmp_path.glob(f"*{suffix}") if suffix == ".nbi" or is_code(p))
+    sound = {p.read_bytes()[cache.DIGEST if p.suffix == ".nbi" else 0 :] for p in tmp_path.iterdir()}
+    unpickle, content = pickle.loads, path.read_bytes()
+
+    def unpickle_sound(data):
+        assert data in sound
+        return unpickle(data)
+
+    monkeypatch.setattr(pickle, "loads", unpickle_sound)
+    for place in range(0, len(content), 97):
+        rest = {
+            "flip": bytes([content[place] ^ 4]) + content[place + 1 :],
+            "zero": bytes(len(content) - place),
+            "cut": b"",
+        }[damage]
+        path.write_bytes(content[:place] + rest)
+        assert files.load("key") is None
+    monkeypatch.undo()
+    files.save("key", b"again")
+    assert files.load("key") == b"again"
+
+
+def is_code(path):
+    return b"code" in path.read_bytes()
+
+
+def test_a_crash_between_two_files_never_gives_a_key_the_wrong_code(tmp_path, monkeypatch):
+    """Numba numbers its data files: after a lost index, a number could hold another's code."""
+    files = CheckedFiles(tmp_path, "kernel")
+    files.save("a", "code of a")
+    (tmp_path / "kernel.nbi").unlink()
+    write = files._write
+
+    def crash_before_the_second(name, content):
+        write(name, content)
+        raise KeyboardInterrupt
+
+    files._write = crash_before_the_second
+    with pytest.raises(KeyboardInterrupt):
+        files.save("b", "code of b")
+    files = CheckedFiles(tmp_path, "kernel")
+    assert files.load("a") is None and files.load("b") is None
+
+
+NO_ROOM = """
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files stay empty, as on a full disk
+import numpy as np
+from smallmind.kernels.reduce import sum_of_squares
+print(sum_of_squares(np.ones(3, np.float32)))
+"""
+
+
+@POSIX
+def test_a_full_disk_costs_a_warning_not_the_run(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-c", NO_ROOM],
+        env={**os.environ, "SMALLMIND_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, "3.0\n")
+    assert result.stderr.count("cannot keep compiled kernels in") == 1
+    assert "File too large" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_functions_from_elsewhere_are_not_cached(tmp_path):
+    class Compiled:
+        pass
+
+    def kernel():
+        pass
+
+    assert not hasattr(cache.enable_cache(Compiled(), kernel, cache.KernelCache), "_cache")
