@@ -9,6 +9,7 @@ import enum
 import math
 import numbers
 import operator
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,8 @@ def setting(
 
     low <= value <= high, above < value < below, or one of choices. None is allowed where it is the
     default. `before` is what a file means that lacks the field; give it when the default changes.
+    Whole numbers are always below 2**63, and those that a model's size or a loop depends on have a
+    `high`: a file from anywhere must not make a command endless.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
     before = default if before is dataclasses.MISSING else before
@@ -71,6 +74,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+MAX_LAYERS = 1024
 SCHEDULES = tuple(parts.SCHEDULES)
 
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
@@ -88,13 +92,15 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """
     if value is None and field.default is None:
         return None
-    shown, choices = f"{field.name}={value!r}", field.metadata["choices"]
+    shown, choices = f"{field.name}={_shown(value)}", field.metadata["choices"]
     if choices and value not in choices:
         raise InputError(f"{shown} must be one of {', '.join(choices)}")
     if field.type is bool and not isinstance(value, bool):
         raise InputError(f"{shown} must be true or false")
     if field.type in (str, str | None) and not isinstance(value, str):
         raise InputError(f"{shown} must be text in quotes")
+    if isinstance(value, str) and not _is_unicode(value):
+        raise InputError(f"{shown} is not valid UTF-8; rename it")
     if field.type not in (int, int | None, float, float | None):
         return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -102,8 +108,10 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if field.type in (int, int | None) and not isinstance(value, numbers.Integral):
         raise InputError(f"{shown} must be a whole number")
     limits = field.metadata["limits"]
+    if field.type in (int, int | None) and limits["high"] is None and limits["below"] is None:
+        limits = {**limits, "below": 2**63}
     rules = [(*COMPARISONS[name], limits[name]) for name in COMPARISONS if limits[name] is not None]
-    is_finite = isinstance(value, numbers.Integral) or math.isfinite(float(value))
+    is_finite = field.type in (int, int | None) or _is_finite(value)
     if not is_finite or not all(holds(value, limit) for _, holds, limit in rules):
         words = [f"{word} {_number(limit)}" for word, _, limit in rules]
         if not is_finite and limits["high"] is None and limits["below"] is None:
@@ -111,6 +119,25 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
         raise InputError(f"{shown} must be {' and '.join(words)}")
     # JSON cannot hold NumPy's numbers.
     return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def _is_unicode(text: str) -> bool:
+    """False for bytes of a file name or command line that are not UTF-8: lone surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: what comes from a file may be of any size."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
+    return repr(value) if isinstance(value, str | numbers.Number) else reprlib.repr(value)
 
 
 def _number(limit: float) -> str:
@@ -134,11 +161,11 @@ def _check(config: Any) -> None:
 class ModelConfig:
     """A GPT-2 style transformer (Radford et al. 2019)."""
 
-    vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1)
-    block_size: int = setting(64, "tokens of context", low=1)
-    n_layer: int = setting(4, "transformer blocks", low=1)
-    n_head: int = setting(4, "attention heads per block", low=1)
-    n_embd: int = setting(128, "channels; a multiple of n_head", low=1)
+    vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1, high=2**24)
+    block_size: int = setting(64, "tokens of context", low=1, high=2**20)
+    n_layer: int = setting(4, "transformer blocks", low=1, high=MAX_LAYERS)
+    n_head: int = setting(4, "attention heads per block", low=1, high=2**16)
+    n_embd: int = setting(128, "channels; a multiple of n_head", low=1, high=2**16)
     dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
@@ -295,7 +322,7 @@ class RunConfig:
 
     text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
     tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
-    batch_size: int = setting(12, "windows of text per batch", low=1)
+    batch_size: int = setting(12, "windows of text per batch", low=1, high=2**16)
     seed: int = setting(
         1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
     )
@@ -377,8 +404,10 @@ def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
 def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
     """The fields of a config of this kind, as any version wrote them -> the config.
 
-    TypeError, AttributeError or ValueError where they are something else.
+    TypeError or ValueError where they are something else.
     """
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"{_shown(saved)} is not a JSON object")
     before = {field.name: field.metadata["before"] for field in dataclasses.fields(kind)}
     return kind(**{**before, **current_names(saved)})
 

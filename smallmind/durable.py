@@ -5,12 +5,14 @@ holds the name, is synced too. Every file that must survive is written this way 
 2014, "All File Systems Are Not Created Equal").
 """
 
+import errno
 import itertools
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
@@ -108,6 +110,19 @@ def open_regular(path: str | PathLike[str], follow: bool = True) -> BinaryIO:
         os.close(file)
         raise ValueError("not a regular file")
     return os.fdopen(file, "rb")
+
+
+def open_append(path: str | PathLike[str]) -> FileIO:
+    """Opens a regular file, which is created if it is missing, for appending, without a buffer.
+
+    OSError for anything else, such as a symbolic link. Never blocks, even on a FIFO.
+    """
+    names = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY", "O_NOFOLLOW"]
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, n, 0) for n in names)
+    with _naming(path):
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file; remove it")
+        return FileIO(os.open(path, flags, 0o666), "ab")
 
 
 def make_directory(path: str | PathLike[str]) -> None:

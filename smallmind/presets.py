@@ -21,6 +21,7 @@ FIELDS = {
 }
 # Not reused from a saved run: these depend on its text, its directory or its machine.
 RUN_SPECIFIC = ("vocab_size", "out", "threads", "minutes")
+MAX_BYTES = 1_000_000  # of a file of settings
 # The length of a run: setting one of them overrides all three.
 LENGTHS = ("steps", "epochs", "minutes")
 
@@ -111,17 +112,31 @@ def read_settings(file: Path) -> Fields:
 
 def _sections(file: Path) -> dict[str, Any]:
     is_saved_run = file.suffix == ".json"
+    content = _read(file)
     try:
-        # utf-8-sig: some editors begin a file with a byte order mark.
-        text = file.read_text(encoding="utf-8-sig")
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
         return _reusable_sections(json.loads(text)) if is_saved_run else tomllib.loads(text)
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from None
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-    except ValueError as error:
+    except (RecursionError, TypeError, ValueError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         kind = "the config.json of a run" if is_saved_run else "TOML in UTF-8"
-        raise InputError(f"{file} is not {kind}: {error}") from None
+        raise InputError(f"{file} is not {kind}: {reason}") from None
+
+
+def _read(file: Path) -> bytes:
+    """The start of a file, as long as settings may be and one byte more."""
+    from smallmind import durable  # takes milliseconds to import
+
+    try:
+        with durable.open_regular(file) as opened:
+            return opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"cannot read {file}: {error}") from None
 
 
 def _reusable_sections(config: Any) -> dict[str, Any]:

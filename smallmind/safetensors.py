@@ -14,8 +14,10 @@ import json
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from os import PathLike
 from typing import Any, BinaryIO, NamedTuple
 
@@ -98,28 +100,47 @@ def read(
     return tensors, metadata
 
 
-def read_mapped(path: str | PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Like `read(path, strict=True)` for files larger than memory: read-only, mapped tensors.
+class StoredTensor:
+    """A tensor in a file that stays open, whose rows are read on demand.
 
-    Pages are loaded as they are used. The file must not be modified meanwhile; `write` does not
-    modify files, it replaces them.
+    Not mapped: if the file is truncated, a mapping ends the process with SIGBUS.
+    """
+
+    def __init__(self, file: BinaryIO, path: str | PathLike[str], entry: _Entry, start: int):
+        self.shape = tuple(entry.shape)
+        self.dtype = entry.dtype
+        self._start = start + entry.begin
+        self._path = path
+        descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, descriptor)
+        self._file = FileIO(descriptor, closefd=False)
+
+    def read_rows(self, first: int, out: np.ndarray) -> None:
+        """Reads rows from number `first` on into out, C-contiguous. InputError if they are gone."""
+        rest = _bytes(out)
+        self._file.seek(self._start + first * (len(rest) // len(out)))
+        while rest:
+            count = self._file.readinto(rest)
+            if not count:
+                raise InputError(f"{self._path} was truncated while it was read; restore it")
+            rest = rest[count:]
+
+
+def open_tensors(path: str | PathLike[str]) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Like `read(path, strict=True)` for files larger than memory: rows are read as they are used.
+
+    The file must not be modified meanwhile; `write` does not modify files, it replaces them.
     """
     with _explained(path), durable.open_regular(path, follow=False) as file:
         before = os.fstat(file.fileno())
         head, entries, metadata = _read_head(file, before.st_size)
         digits = _pop_digest(metadata, strict=True)
         digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
-        while piece := file.read(PIECE):  # not from the mapping: all its pages would be loaded
+        while piece := file.read(PIECE):
             digest.update(piece)
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         _check_unchanged(before, os.fstat(file.fileno()))
         _check_digest(digest.hexdigest(), digits)
-        tensors = {
-            entry.name: np.frombuffer(
-                data, entry.dtype, math.prod(entry.shape), len(head) + entry.begin
-            ).reshape(entry.shape)
-            for entry in entries
-        }
+        tensors = {entry.name: StoredTensor(file, path, entry, len(head)) for entry in entries}
     return tensors, metadata
 
 

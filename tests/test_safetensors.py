@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tracemalloc
 
 import numpy as np
@@ -215,43 +216,62 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_mapped_file_holds_what_was_written_and_is_read_only(tmp_path):
+def read_stored(tensors):
+    """All rows of the tensors that open_tensors returned."""
+    found = {name: np.empty(x.shape, x.dtype) for name, x in tensors.items()}
+    for name, array in found.items():
+        if array.size:
+            tensors[name].read_rows(0, array.reshape(1) if array.ndim == 0 else array)
+    return found
+
+
+def test_an_open_file_holds_what_was_written(tmp_path):
     safetensors.write(tmp_path / "file", TENSORS, {"note": "häß"})
-    tensors, metadata = safetensors.read_mapped(tmp_path / "file")
-    assert_same(tensors, TENSORS)
+    tensors, metadata = safetensors.open_tensors(tmp_path / "file")
+    assert_same(read_stored(tensors), TENSORS)
     assert metadata == {"note": "häß"} == safetensors.read_metadata(tmp_path / "file")
-    with pytest.raises(ValueError, match="read-only"):
-        next(x for x in tensors.values() if x.size)[...] = 0
-    # A reader that has mapped a file keeps it after it is replaced.
+    # A reader that has opened a file keeps it after it is replaced.
     safetensors.write(tmp_path / "file", {}, {})
-    assert_same(tensors, TENSORS)
+    assert_same(read_stored(tensors), TENSORS)
 
 
-def test_mapping_takes_no_memory(tmp_path):
+def test_opening_takes_no_memory(tmp_path):
     path = tmp_path / "large"
-    safetensors.write(path, {"x": np.ones(2_000_000, np.float32)}, {})
+    safetensors.write(path, {"x": np.arange(2_000_000, dtype=np.float32).reshape(-1, 2)}, {})
     tracemalloc.start()
     try:
-        tensors, _ = safetensors.read_mapped(path)
+        tensors, _ = safetensors.open_tensors(path)
+        rows = np.empty((2, 2), np.float32)
+        tensors["x"].read_rows(500_000, rows)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 200_000 and tensors["x"].sum() == 2_000_000
+    assert peak < 200_000 and rows.tolist() == [[1_000_000, 1_000_001], [1_000_002, 1_000_003]]
 
 
-def test_damaged_files_are_not_mapped(tmp_path):
+def test_a_file_truncated_while_it_is_open_is_an_error(tmp_path):
+    """A mapping would end the process with SIGBUS."""
+    path = tmp_path / "file"
+    safetensors.write(path, {"x": np.ones((10_000, 4), np.float32)}, {})
+    tensors, _ = safetensors.open_tensors(path)
+    os.truncate(path, 1000)
+    with pytest.raises(InputError, match="was truncated while it was read"):
+        tensors["x"].read_rows(9_000, np.empty((10, 4), np.float32))
+
+
+def test_damaged_files_are_not_opened(tmp_path):
     path = tmp_path / "file"
     safetensors.write(path, TENSORS, {"note": "häß"})
     data = path.read_bytes()
     for place in (*range(0, len(data), 7), len(data) - 1):
         path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
         with pytest.raises(InputError):
-            safetensors.read_mapped(path)
+            safetensors.open_tensors(path)
     for length in range(0, len(data), 5):
         path.write_bytes(data[:length])
-        for read in (safetensors.read_mapped, safetensors.read_metadata):
+        for read in (safetensors.open_tensors, safetensors.read_metadata):
             with pytest.raises(InputError):
                 read(path)
     path.unlink()
     with pytest.raises(InputError, match="cannot read"):
-        safetensors.read_mapped(path)
+        safetensors.open_tensors(path)

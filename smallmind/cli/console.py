@@ -70,14 +70,14 @@ class Console:
         width = max(1, shutil.get_terminal_size().columns - 1)
         while len(text) > width and "  " in text.strip():
             text = text.rstrip().rpartition("  ")[0]  # without its last value
-        text = text[:width]
-        self._write("\r" + text.ljust(min(self._live_width, width)))
+        text = _printable(text[:width])
+        self._emit("\r" + text.ljust(min(self._live_width, width)))
         self._live_width = len(text)
 
     def piece(self, text: str) -> None:
         """Part of a text, printed as it is, except that no control character reaches a terminal."""
         self._clear()
-        self._write(_printable(text) if self.is_terminal else text)
+        self._write(text)
 
     def quote(self, text: str) -> None:
         """A text of any length, behind a margin and wrapped."""
@@ -109,10 +109,14 @@ class Console:
 
     def _clear(self) -> None:
         if self._live_width:
-            self._write("\r" + " " * self._live_width + "\r")
+            self._emit("\r" + " " * self._live_width + "\r")
             self._live_width = 0
 
     def _write(self, text: str) -> None:
+        """Text from anywhere: none of its control characters reaches a terminal."""
+        self._emit(_printable(text) if self.is_terminal else text)
+
+    def _emit(self, text: str) -> None:
         if not self.has_reader:
             return
         try:
@@ -146,6 +150,7 @@ def error_line(text: str) -> None:
     """Prints an error to standard error: one line, which is only wrapped on a terminal."""
     stream = sys.stderr or _null_stream()
     if stream.isatty():
+        text = _printable(text)
         text = "\n".join(
             wrap(line, shutil.get_terminal_size().columns) for line in text.split("\n")
         )
@@ -218,5 +223,6 @@ def _null_stream() -> TextIO:
 def _printable(text: str) -> str:
     """The text with a mark in place of control characters, which could change the terminal."""
     return "".join(
-        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t\r" else c for c in text
+        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
+        for c in text.replace("\r\n", "\n")
     )

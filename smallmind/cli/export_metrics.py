@@ -28,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
 
     table = read_metrics(options.directory)
     if options.out:
-        options.out.write_text(table.to_csv(), encoding="utf-8")
+        # Half a character, which UTF-8 cannot hold, is written as in JSON: \ud800.
+        options.out.write_text(table.to_csv(), encoding="utf-8", errors="backslashreplace")
     else:
         Console().piece(table.to_csv())
     notes = Console(sys.stderr)

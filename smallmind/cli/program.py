@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with ending_on_signals():
             return int(options.run(options))
     except InputError as error:
-        error_line(f"smallmind: {error}")
+        # A name from a file may contain a line break.
+        error_line("smallmind: " + " ".join(str(error).split("\n")))
         return 2
     except (FloatingPointError, OSError) as error:
         error_line(f"smallmind: {error}")

@@ -142,7 +142,7 @@ def read_teacher(config: DistillationConfig, tokenizer: Tokenizer | None) -> Tea
     try:
         fields = safetensors.from_json(safetensors.read_metadata(file)["config"])
         model = from_saved(ModelConfig, fields)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file} is not a model saved by smallmind: {error}") from None
     if tokenizer:
         _check_tokens(config.teacher, read_tokenizer(file), tokenizer)

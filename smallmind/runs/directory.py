@@ -6,6 +6,7 @@ import json
 import math
 import platform
 from contextlib import suppress
+from io import BufferedWriter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,13 +117,17 @@ class RunDirectory:
 
     def flush(self) -> None:
         """Writes the metrics that are not on disk yet. OSError if that fails."""
-        with open(self.path / METRICS, "ab", buffering=0) as file:
+        with durable.open_append(self.path / METRICS) as file:
             while self._unwritten:
                 self._unwritten = self._unwritten[file.write(self._unwritten) :]
 
     def cut_metrics(self, step: int) -> None:
         """Removes damaged lines, and those of later steps, which a resumed run writes again."""
-        lines = (self.path / METRICS).read_bytes().splitlines(keepends=True)
+        try:
+            with durable.open_regular(self.path / METRICS, follow=False) as file:
+                lines = file.read().splitlines(keepends=True)
+        except ValueError as error:
+            raise InputError(f"{self.path / METRICS}: {error}; remove it") from None
         durable.write(self.path / METRICS, [line for line in lines if _step_of(line) <= step])
 
     def has_model(self) -> bool:
@@ -135,13 +140,13 @@ class RunDirectory:
 
     def save_sample(self, step: int, text: str) -> None:
         """Appends a sample of generated text."""
-        with open(self.path / SAMPLES, "a", encoding="utf-8", newline="") as file:
-            file.write(f"--- step {step}\n{text}\n")
+        with BufferedWriter(durable.open_append(self.path / SAMPLES)) as file:
+            file.write(f"--- step {step}\n{text}\n".encode())
 
 
 def _step_of(line: bytes) -> float:
     """The step of a line of the metrics; infinity if the line is damaged."""
     try:
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return math.inf

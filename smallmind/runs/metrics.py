@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from smallmind import durable
 from smallmind.config import InputError
 from smallmind.runs.directory import METRICS
 from smallmind.training.records import Record
@@ -40,7 +41,10 @@ class MetricsTable:
 
 def _cell(value: Any) -> Any:
     """Lists and dictionaries, such as findings, become JSON: one cell."""
-    return json.dumps(value) if isinstance(value, list | dict) else value
+    try:
+        return json.dumps(value) if isinstance(value, list | dict) else value
+    except RecursionError:
+        return "(nested too deeply)"
 
 
 def read_metrics(run: Path) -> MetricsTable:
@@ -50,11 +54,11 @@ def read_metrics(run: Path) -> MetricsTable:
     wrote these steps again.
     """
     try:
-        lines = (run / METRICS).read_bytes().splitlines()
-    except OSError as error:
-        raise InputError(
-            f"{run} is not a run: cannot read its {METRICS}: {error.strerror}"
-        ) from None
+        with durable.open_regular(run / METRICS) as file:
+            lines = file.read().splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{run} is not a run: cannot read its {METRICS}: {reason}") from None
     rows: dict[int, dict[str, Any]] = {}
     unreadable = []
     for number, line in enumerate(lines, 1):
@@ -76,7 +80,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     """A line of the metrics as a dictionary with a step; None if it is cut or damaged."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    is_record = isinstance(record, dict) and type(record.get("step")) is int
     return record if is_record else None

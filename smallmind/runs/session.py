@@ -83,6 +83,8 @@ class Run:
         short, or the directory already holds a run. Then nothing is left behind.
         """
         settings = (settings or Settings()).replace(**fields)
+        if out is not None:
+            settings = settings.replace(out=str(out))
         if text is not None and not assembly.is_literal(text):
             settings = settings.replace(text=str(text))
         source = assembly.read_source(settings.run.text if text is None else text)

@@ -53,7 +53,11 @@ class CharTokenizer(Tokenizer):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "CharTokenizer":
-        return cls(state["characters"])
+        characters = state["characters"]
+        if not isinstance(characters, str):
+            raise TypeError("its characters are not text")
+        characters.encode()  # ValueError for lone surrogates
+        return cls(characters)
 
 
 def _shorten(text: str, max_length: int = 80) -> str:

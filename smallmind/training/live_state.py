@@ -123,8 +123,12 @@ class LiveState:
             if saved_parts[part] != value:
                 raise InputError(f"{place} was saved with {FIXED[part]}")
         for saved in (now, good or now):
+            for name, value in here.state.items():
+                _check_kind(place, name, saved.state.get(name), value)
             if _shapes(saved) != _shapes(here):
                 raise InputError(f"{place} was saved with different tensors")
+            if saved.state["progress"].get("step") != saved.step:
+                raise InputError(f"{place} is that of another step")
         try:
             self.load(now)
             self.spikes.load_state(now.state["spikes"])
@@ -146,9 +150,32 @@ def _completed(kind: type, saved: Any) -> Any:
     """The fields of a config that any version saved, with defaults for those it lacked."""
     try:
         config = from_saved(kind, saved)
-    except (TypeError, AttributeError, ValueError):
+    except (TypeError, ValueError):
         return saved  # not a config: it equals none
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in OBSERVING}
+
+
+def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
+    """InputError unless a saved value is of the same kind as the one in its place here.
+
+    None, which is not known yet, may be a number. Parts that are missing are found elsewhere.
+    """
+    if isinstance(here, dict) and isinstance(saved, dict):
+        for key in saved.keys() & here.keys():
+            _check_kind(place, f"{name}.{key}", saved[key], here[key])
+        return
+    if here is None:
+        is_same = saved is None or _is_number(saved)
+    elif _is_number(here):
+        is_same = _is_number(saved) and not (isinstance(here, int) and isinstance(saved, float))
+    else:
+        is_same = type(saved) is type(here)
+    if not is_same:
+        raise InputError(f"{place} has a wrong value for {name}; resume from another checkpoint")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and 0 <= value < 2**63)
 
 
 def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from smallmind.config import ModelConfig, TrainingConfig, micro_batch_sizes
-from smallmind.kernels.half import FLOAT16
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
+from smallmind.safetensors import StoredTensor
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
@@ -262,8 +262,17 @@ class _CacheWithoutFile(TeacherCache):
         self.path = "a dry run"
         self.vocab_size, self.block_size = vocab_size, block_size
         K = min(top_k, vocab_size)
-        indices = unbacked((block_size, K), np.int32)
-        self._tensors = indices, unbacked((block_size, K + 1), FLOAT16)
+        self._tensors = _WithoutRows((block_size, K)), _WithoutRows((block_size, K + 1))
+
+
+class _WithoutRows(StoredTensor):
+    """A stored tensor that has a shape and no contents."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def read_rows(self, first: int, out: np.ndarray) -> None:
+        pass
 
 
 def _scratch(model: ModelConfig, threads: int) -> int:

@@ -33,14 +33,14 @@ TOKENS_PER_PASS = 2048  # of the teacher, while it fills a cache
 class TeacherCache:
     """The cache that make_cache wrote for the training part of a dataset.
 
-    `teacher` is the teacher's digest. The file is mapped: memory holds only the pages in use.
+    `teacher` is the teacher's digest. Memory holds only the rows in use.
     InputError if it was made for another teacher, text, window or k, or is damaged.
     """
 
     def __init__(
         self, path: str | PathLike[str], teacher: str, vocab_size: int, top_k: int, dataset: Dataset
     ) -> None:
-        tensors, metadata = safetensors.read_mapped(path)
+        tensors, metadata = safetensors.open_tensors(path)
         if metadata.get("format") != FORMAT:
             raise InputError(f"{path} is not a cache of a teacher's logits ({FORMAT!r})")
         for name, value in _key(teacher, top_k, dataset).items():
@@ -60,7 +60,7 @@ class TeacherCache:
         self.path = path
         self.vocab_size = vocab_size
         self.block_size = dataset.block_size
-        self._tensors = tensors["indices"], tensors["log_probabilities"].view(FLOAT16)
+        self._tensors = tensors["indices"], tensors["log_probabilities"]
 
     @contextmanager
     def logits(self, starts: np.ndarray, workspace: Workspace) -> Iterator[np.ndarray]:
@@ -76,12 +76,10 @@ class TeacherCache:
         ):
             for row, start in enumerate(starts):
                 window, place = int(start), row * T
-                for rented, mapped in zip((indices, log_probabilities), self._tensors, strict=True):
-                    rented[place : place + T] = mapped[window : window + T]
+                for rented, stored in zip((indices, log_probabilities), self._tensors, strict=True):
+                    stored.read_rows(window, rented[place : place + T])
             if indices.min() < 0 or indices.max() >= V:
                 raise InputError(f"{self.path} was changed while it was read; remove it")
-            for mapped in self._tensors:
-                safetensors.release_pages(mapped)
             workspace.kernels.top_k_logits(logits, indices, log_probabilities)
             yield logits
 

@@ -150,7 +150,9 @@ def test_damage_is_found_before_anything_is_unpickled(tmp_path, monkeypatch, suf
     files.save("key", b"code" * 2000)
     files.save("other", b"more" * 2000)
     path = next(p for p in tmp_path.glob(f"*{suffix}") if suffix == ".nbi" or is_code(p))
-    sound = {p.read_bytes()[cache.DIGEST if p.suffix == ".nbi" else 0 :] for p in tmp_path.iterdir()}
+    sound = {
+        p.read_bytes()[cache.DIGEST if p.suffix == ".nbi" else 0 :] for p in tmp_path.iterdir()
+    }
     unpickle, content = pickle.loads, path.read_bytes()
 
     def unpickle_sound(data):

@@ -65,11 +65,11 @@ class CheckedFiles:
 
     def _read(self, name: str) -> bytes:
         """The contents of a file; empty if it is missing or not ours."""
-        with suppress(OSError, ValueError):
+        try:
             with durable.open_regular(self.directory / name, follow=False) as file:
-                if is_ours(os.fstat(file.fileno())):
-                    return file.read()
-        return b""
+                return file.read() if is_ours(os.fstat(file.fileno())) else b""
+        except (OSError, ValueError):
+            return b""
 
     def _write(self, name: str, content: bytes) -> None:
         """Writes a file that only this user can write to, whatever the umask."""
