@@ -6,6 +6,7 @@ The faults are those of `tests/faults`, whose short forms are part of the tests.
 import argparse
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,13 @@ from tabulate import tabulate
 from bench.step import ROOT
 from smallmind import InputError, durable
 from smallmind.training.checkpoint import load, save
-from tests.faults import test_damage, test_hostile_files, test_power_loss
+from tests.faults import (
+    cache_damage,
+    test_damage,
+    test_hostile_files,
+    test_hostile_settings,
+    test_power_loss,
+)
 from tests.faults.disk import Quick, assert_sound, checkpoint
 
 Counts = tuple[int, int]  # tried, lost
@@ -95,6 +102,22 @@ def _flips(number: int) -> Counts:
     return tried, lost
 
 
+def _kernels(number: int) -> Counts:
+    """Damages one file of a copy of the cache at a time; the weights must be the same."""
+    lost = 0
+    with tempfile.TemporaryDirectory() as directory:
+        sound, copy = Path(directory) / "sound", Path(directory) / "copy"
+        expected = cache_damage.outcome(sound)
+        if expected[0]:
+            raise RuntimeError(expected[2])
+        for i in range(number):
+            shutil.copytree(sound, copy)
+            cache_damage.damage(copy, i)
+            lost += cache_damage.outcome(copy) != expected
+            shutil.rmtree(copy)
+    return number, lost
+
+
 def _fuzzing(minutes: float, first: int) -> Counts:
     end, tried = time.monotonic() + 60 * minutes, 0
     with tempfile.TemporaryDirectory() as directory:
@@ -112,10 +135,20 @@ def _fuzzing(minutes: float, first: int) -> Counts:
                 header=test_hostile_files.headers,
                 data=st.binary(max_size=16),
                 change=test_hostile_files.changes,
+                settings=test_hostile_settings.settings,
+                lines=test_hostile_settings.lines,
             )
-            def read(header: object, data: bytes, change: tuple[list[int], list[int]]) -> None:
+            def read(
+                header: object,
+                data: bytes,
+                change: tuple[list[int], list[int]],
+                settings: object,
+                lines: list[bytes],
+            ) -> None:
                 nonlocal tried
-                tried += 2
+                tried += 4
+                test_hostile_settings.check_settings(Path(directory), settings)
+                test_hostile_settings.check_metrics(Path(directory), lines)
                 test_hostile_files.check_headers(path, header, data)
                 test_hostile_files.check_changes(path, *change)
 
@@ -141,6 +174,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         "power": ("power lost at every operation of saves", _power),
         "cuts": ("file cut at each length", _cuts),
         "flips": ("bit flipped", lambda: _flips(options.flips)),
+        "kernels": ("kernel cache damaged", lambda: _kernels(options.damages)),
         "fuzzing": (
             "files made up or changed at random",
             lambda: _fuzzing(options.minutes, options.seed),

@@ -1,5 +1,6 @@
 """Settings, metrics and states from anywhere: refused in one line, at once, or read."""
 
+import contextlib
 import copy
 import json
 import os
@@ -7,16 +8,21 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, TransformerModel
 from smallmind.cli.console import Console, error_line
-from smallmind.presets import read_settings
+from smallmind.config import SECTIONS
+from smallmind.presets import FIELDS, read_settings
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.metrics import read_metrics
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import newest, save
 from smallmind.training.state import RunState
 from tests.faults.runs import status, train
+from tests.faults.test_hostile_files import anything
 
 HUGE = [10**9, 10**18, 10**400]
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
@@ -76,6 +82,50 @@ def test_hostile_settings_are_refused(tmp_path, capsys, name):
     (tmp_path / name).write_text(SETTINGS[name], encoding="utf-8")
     assert status("estimate", "--config", tmp_path / name) == 2
     assert name in assert_one_line(capsys)
+
+
+settings = st.fixed_dictionaries(
+    {},
+    optional={
+        section: st.dictionaries(st.sampled_from([*FIELDS, "x"]), anything, max_size=3) | anything
+        for section in (*SECTIONS, "format")
+    },
+)
+lines = st.lists(
+    st.builds(lambda value: json.dumps(value).encode(), anything)
+    | st.builds(lambda value: json.dumps({"step": value, "loss": value}).encode(), anything)
+    | st.binary(max_size=20),
+    max_size=4,
+)
+
+
+def check_settings(directory, fields):
+    """They are read or refused, as the config.json of a run."""
+    file = directory / "config.json"
+    file.write_text(json.dumps(fields), encoding="utf-8")
+    try:
+        read_settings(file)
+    except InputError as error:
+        assert "\n" not in str(error).replace(str(file), "")
+    with contextlib.suppress(InputError):
+        RunDirectory(directory).load_config()
+
+
+def check_metrics(directory, content):
+    """They are exported or refused, and cut where a run resumes."""
+    (directory / "metrics.jsonl").write_bytes(b"\n".join(content))
+    with contextlib.suppress(InputError):
+        read_metrics(directory).to_csv()
+    RunDirectory(directory).cut_metrics(3)
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(fields=settings, content=lines)
+def test_any_settings_and_metrics_are_read_or_refused(tmp_path_factory, fields, content):
+    directory = tmp_path_factory.getbasetemp() / "any"
+    directory.mkdir(exist_ok=True)
+    check_settings(directory, fields)
+    check_metrics(directory, content)
 
 
 def within_seconds(work, seconds=20):
