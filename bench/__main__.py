@@ -40,7 +40,7 @@ ISAS = {
     },
 }
 
-FAULTS = ("operations", "saves", "runs", "power", "cuts", "flips", "fuzzing")
+FAULTS = ("operations", "saves", "runs", "power", "cuts", "flips", "kernels", "fuzzing")
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -115,6 +115,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     faults.add_argument(
         "--flips", type=_count, default=10_000, metavar="N", help="bits to flip (10000)"
+    )
+    faults.add_argument(
+        "--damages",
+        type=_count,
+        default=100,
+        metavar="N",
+        help="damaged files of the kernel cache (100)",
     )
     faults.add_argument(
         "--minutes", type=float, default=10, metavar="X", help="minutes of fuzzing (10)"

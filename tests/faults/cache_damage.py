@@ -1,4 +1,4 @@
-"""Damage to the files of compiled kernels, and a program whose result shows whether it was found."""
+"""Damage to the files of compiled kernels, and a program whose result shows it."""
 
 import os
 import random
