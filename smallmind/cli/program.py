@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from smallmind.config import InputError
 
     try:
-        with ending_on_signals():
+        with warnings.catch_warnings(), ending_on_signals():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             return int(options.run(options))
     except InputError as error:
         # A name from a file may contain a line break.
@@ -47,6 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         error_line("\nsmallmind: interrupted")
         return 130
+
+
+def _show_warning(message: Warning | str, *_: Any) -> None:
+    """Python's own way shows the place in the source, in two lines."""
+    from smallmind.cli.console import error_line
+
+    error_line(f"smallmind: warning: {message}")
 
 
 def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -123,17 +123,17 @@ class LiveState:
             if saved_parts[part] != value:
                 raise InputError(f"{place} was saved with {FIXED[part]}")
         for saved in (now, good or now):
-            for name, value in here.state.items():
-                _check_kind(place, name, saved.state.get(name), value)
+            for name in saved.state.keys() & here.state.keys():
+                _check_kind(place, name, saved.state[name], here.state[name])
             if _shapes(saved) != _shapes(here):
                 raise InputError(f"{place} was saved with different tensors")
-            if saved.state["progress"].get("step") != saved.step:
-                raise InputError(f"{place} is that of another step")
         try:
             self.load(now)
             self.spikes.load_state(now.state["spikes"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{place} lacks {error}") from None
+        if self.progress.step != state.step:
+            raise InputError(f"{place} holds the state of step {self.progress.step}")
         if good:
             self.spikes.keep(good)
 
@@ -158,7 +158,7 @@ def _completed(kind: type, saved: Any) -> Any:
 def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
     """InputError unless a saved value is of the same kind as the one in its place here.
 
-    None, which is not known yet, may be a number. Parts that are missing are found elsewhere.
+    None, which is not known yet, may be a number.
     """
     if isinstance(here, dict) and isinstance(saved, dict):
         for key in saved.keys() & here.keys():

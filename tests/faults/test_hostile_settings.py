@@ -220,7 +220,8 @@ def test_names_that_are_not_utf_8_are_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
-WRONG = [None, "x", [], {}, True, -1, 0.5, 10**400, 1e308, [[]], {"a": 1}]
+MISSING = object()
+WRONG = [MISSING, None, "x", [], {}, True, -1, 0.5, 10**400, 1e308, [[]], {"a": 1}]
 
 
 def leaves(value, path=()):
@@ -234,11 +235,14 @@ def leaves(value, path=()):
 def changed(state, path, value):
     state = copy.deepcopy(state)
     if not path:
-        return value if isinstance(value, dict) else {}
+        return {}
     inner = state
     for key in path[:-1]:
         inner = inner[key]
-    inner[path[-1]] = value
+    if value is MISSING:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
     return state
 
 
