@@ -177,6 +177,7 @@ def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
     assert_close(run_both("column_sum", [normal(random, C)], x))
     for addend in (normal(random, R, C), None):
         assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend))
+        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend, 1001))
     exact = float(np.square(x, dtype=np.float64).sum())
     assert compiled.sum_of_squares(x.reshape(-1)) == pytest.approx(exact, rel=1e-6)
 
@@ -283,14 +284,13 @@ def test_embedding_matches_the_reference(random, B, T, C):
 )
 def test_attention_matches_the_reference(random, B, H, T, D, probability):
     R, C = B * T, H * D
+    dropout = KEY, probability, 5 * T  # of the sequences from the sixth of a batch on
     qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
     shapes = [(R, C), (B, H, T)]
-    pairs = run_both("attention", shapes, qkv, KEY, probability)
+    pairs = run_both("attention", shapes, qkv, *dropout)
     assert_close(pairs, 3e-6)
     out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-    pairs = run_both(
-        "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
-    )
+    pairs = run_both("attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, *dropout)
     assert_close(pairs, 5e-6)
 
 

@@ -327,8 +327,8 @@ for _function, _instruction in (
 def dropout_factors(typingctx, key, index, threshold, scale):
     """scale in the lanes that dropout keeps, zero in those that it drops.
 
-    The lane at flat position i is kept if the 32-bit hash of (key, i) is at least threshold:
-    the finaliser of MurmurHash3 (Appleby 2011), with both halves of the 64-bit key mixed in.
+    The lane at flat position i is kept if the 32-bit hash of (key, i) is at least threshold: see
+    `reference.dropout_mask`.
     """
 
     def codegen(context, builder, sig, args):
@@ -340,11 +340,10 @@ def dropout_factors(typingctx, key, index, threshold, scale):
 
         lane = ir.Constant(HOST.integers, list(range(LANES)))
         x = builder.add(HOST.splat(builder, builder.trunc(index, I32)), lane)
-        x = mix(builder.xor(x, HOST.splat(builder, low)), 16)
-        x = mix(builder.mul(x, HOST.integer(0x85EBCA6B)), 13)
-        x = mix(
-            builder.mul(builder.add(x, HOST.splat(builder, high)), HOST.integer(0xC2B2AE35)), 16
-        )
+        x = builder.mul(builder.xor(x, HOST.splat(builder, low)), HOST.integer(0xED5AD4BB))
+        x = builder.add(mix(x, 15), HOST.splat(builder, high))
+        x = mix(builder.mul(x, HOST.integer(0xAC4C1B51)), 14)
+        x = builder.mul(x, HOST.integer(0x31848BAB))
         kept = builder.icmp_unsigned(">=", x, HOST.splat(builder, builder.trunc(threshold, I32)))
         return builder.select(kept, HOST.splat(builder, scale), HOST.constant(0.0))
 
