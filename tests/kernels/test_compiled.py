@@ -185,7 +185,12 @@ def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
 @pytest.mark.parametrize("n", [1, 15, 8191, 8192, 8193, 30001])
 def test_sum_of_squares_matches_the_reference(random, n):
     x = normal(random, n)
-    assert compiled.sum_of_squares(x) == pytest.approx(reference.sum_of_squares(x), rel=1e-6)
+    # Also where the squares overflow float32, or vanish in it.
+    for scale in (1, 1e25, 1e-25, 1e-41):
+        scaled = x * np.float32(scale)
+        expected = reference.sum_of_squares(scaled)
+        assert np.isfinite(expected) and expected > 0
+        assert compiled.sum_of_squares(scaled) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])

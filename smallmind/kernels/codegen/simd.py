@@ -49,6 +49,23 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, HOST.vector)
 
 
+class DoublesType(types.Type):
+    """Numba's type of LANES float64: only for sums of what float32 cannot hold."""
+
+    def __init__(self):
+        super().__init__(name=f"float64x{LANES}")
+
+
+doubles = DoublesType()
+_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
+
+
+@register_model(DoublesType)
+class DoublesModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, _DOUBLES)
+
+
 def _element(context, builder, array_type, array, index):
     """Pointer to the element at a flat index of a contiguous array or after a pointer."""
     if isinstance(array_type, types.CPointer):
@@ -276,6 +293,38 @@ def lane_sum(typingctx, a):
         return HOST.fold(builder, args[0], builder.fadd)
 
     return types.float32(vector), codegen
+
+
+@intrinsic
+def no_doubles(typingctx):
+    """LANES zeros in float64."""
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(_DOUBLES, None)
+
+    return doubles(), codegen
+
+
+@intrinsic
+def add_squares(typingctx, total, a):
+    """total + a * a in every lane, in float64, where the square of a float32 is exact."""
+
+    def codegen(context, builder, sig, args):
+        total, a = args
+        wide = builder.fpext(a, _DOUBLES)
+        return builder.fadd(total, builder.fmul(wide, wide))
+
+    return doubles(doubles, vector), codegen
+
+
+@intrinsic
+def sum_of_doubles(typingctx, a, b):
+    """The sum of all lanes of both, added pairwise in a fixed order."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.fold(builder, builder.fadd(*args), builder.fadd)
+
+    return types.float64(doubles, doubles), codegen
 
 
 @intrinsic
