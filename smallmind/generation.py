@@ -22,8 +22,9 @@ def generate(
     settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
     top_k and top_p (sample from the most likely tokens only; Holtzman et al. 2020), seed (the same
     seed gives the same text). As in Hugging Face's transformers, the temperature comes first, then
-    top_k, and top_p is a share of what top_k has left. The model sees only the last block_size tokens. InputError for a
-    setting out of range, or a character in prompt that the model does not know.
+    top_k, and top_p is a share of what top_k has left. The model sees only the last block_size
+    tokens. InputError for a setting out of range, or a character in prompt that the model does not
+    know.
     """
     prompt = tokenizer.opening if prompt is None else prompt
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))

@@ -27,7 +27,7 @@ _NO_MATRIX = np.empty((0, 0), np.float32)
 class Mask(NamedTuple):
     """A dropout mask: an element is dropped where its hash with the key is below the threshold."""
 
-    key: int  # 64 bits
+    key: np.uint64
     threshold: int
     factor: np.float32  # of the elements that are kept
 

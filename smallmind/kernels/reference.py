@@ -117,7 +117,9 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
     p, logsumexp[...] = _causal_softmax(q, k)
-    out[...] = (_drop_heads(p, key, probability, first_row) @ v).transpose(0, 2, 1, 3).reshape(out.shape)
+    out[...] = (
+        (_drop_heads(p, key, probability, first_row) @ v).transpose(0, 2, 1, 3).reshape(out.shape)
+    )
 
 
 def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0):

@@ -11,7 +11,6 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
 
-
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
 CountCharacters = Callable[[np.ndarray], int]
 
