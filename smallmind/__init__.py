@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.runs.loading import load
     from smallmind.runs.session import Run
+    from smallmind.runs.threads import set_threads
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
@@ -77,6 +78,7 @@ _EXPORTS = {
     "matmul": "smallmind.linalg",
     "matmul_transpose_a": "smallmind.linalg",
     "matmul_transpose_b": "smallmind.linalg",
+    "set_threads": "smallmind.runs.threads",
 }
 
 __all__ = [
@@ -106,6 +108,7 @@ __all__ = [
     "matmul",
     "matmul_transpose_a",
     "matmul_transpose_b",
+    "set_threads",
 ]
 
 

@@ -21,8 +21,10 @@ def generate(
 
     settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
     top_k and top_p (sample from the most likely tokens only; Holtzman et al. 2020), seed (the same
-    seed gives the same text). The model sees only the last block_size tokens. InputError for a
-    setting out of range, or a character in prompt that the model does not know.
+    seed gives the same text). As in Hugging Face's transformers, the temperature comes first, then
+    top_k, and top_p is a share of what top_k has left. The model sees only the last block_size
+    tokens. InputError for a setting out of range, or a character in prompt that the model does not
+    know.
     """
     prompt = tokenizer.opening if prompt is None else prompt
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
@@ -72,9 +74,9 @@ def choose(logits: np.ndarray, config: GenerationConfig, uniform: float) -> int:
         return int(order[0])
     with np.errstate(over="ignore"):  # a tiny temperature may divide to -inf, as it should
         p = np.exp((logits[order].astype(np.float64) - logits[order[0]]) / config.temperature)
-    p /= p.sum()
-    kept = len(p) if config.top_k is None else min(config.top_k, len(p))
+    if config.top_k is not None:
+        p = p[: config.top_k]
+    cumulative = np.cumsum(p / p.sum())
     if config.top_p is not None:
-        kept = min(kept, int(np.searchsorted(np.cumsum(p), config.top_p)) + 1)
-    cumulative = np.cumsum(p[:kept])
+        cumulative = cumulative[: np.searchsorted(cumulative, config.top_p) + 1]
     return int(order[np.searchsorted(cumulative, uniform * cumulative[-1], side="right")])

@@ -113,6 +113,24 @@ def test_top_k_and_top_p_can_be_combined():
     np.testing.assert_allclose(frequencies(top_k=4, top_p=0.3), [0, 1, 0, 0])
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_k", [None, 1, 2, 3, 4])
+@pytest.mark.parametrize("top_p", [None, 0.3, 0.45, 0.6, 0.8, 0.95])
+def test_top_p_is_a_share_of_what_top_k_leaves(temperature, top_k, top_p):
+    def normalised(p):
+        return p / p.sum()
+
+    # Token by token: temperature, then top_k, then top_p, each followed by normalisation.
+    p = normalised(np.exp(LOGITS / np.float64(temperature)))
+    most_likely = np.argsort(-p)
+    p[most_likely[top_k:] if top_k else []] = 0
+    p = normalised(p)
+    before = np.cumsum(p[most_likely]) - p[most_likely]
+    p[most_likely[before >= (top_p or 1)]] = 0
+    drawn = frequencies(temperature=temperature, top_k=top_k, top_p=top_p)
+    np.testing.assert_allclose(drawn, normalised(p), atol=1e-3)
+
+
 def test_only_tokens_that_the_tokenizer_knows_are_sampled():
     text = generate(TransformerModel(50, 8, 8, 1, 1), Tokenizer("abc"), "a", max_tokens=50)
     assert set(text) <= set("abc")

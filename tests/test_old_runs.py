@@ -46,7 +46,7 @@ def test_an_old_run_evaluates_to_the_same_loss(run, capsys):
 
 
 @pytest.mark.parametrize("missing", [(), ("distillation", "teacher_sha256")])
-def test_an_old_run_resumes_to_the_same_weights(run, missing):
+def test_an_old_run_resumes_to_nearly_the_same_weights(run, missing, capsys):
     old, before = safetensors.read(run / "model.safetensors")[0], losses(run)
     config = json.loads((run / "config.json").read_text())
     for name in missing:  # what even earlier versions did not write
@@ -55,12 +55,13 @@ def test_an_old_run_resumes_to_the_same_weights(run, missing):
     truncate(run, step=8)
     assert main(["train", "--resume", str(run)]) == 0
     new = safetensors.read(run / "model.safetensors")[0]
+    assert "Dropout now drops other elements than in smallmind 0.1.0" in capsys.readouterr().out
     assert old.keys() == new.keys()
     for name, value in old.items():
-        # Up to rounding: another CPU may add in another order.
-        np.testing.assert_allclose(new[name], value, rtol=0, atol=2e-4, err_msg=name)
+        # At most what four updates change: the dropout masks are different.
+        np.testing.assert_allclose(new[name], value, rtol=0, atol=4e-3, err_msg=name)
     for step, loss in losses(run).items():
-        assert loss == pytest.approx(before[step], abs=1e-2)
+        assert loss == pytest.approx(before[step], abs=5e-2)
 
 
 def test_an_old_run_is_verified(run, capsys):

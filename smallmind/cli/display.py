@@ -162,10 +162,10 @@ def show_result(console: Console, run: "Run") -> None:
     """The loss on the whole held-out part, and for the stories its distance to their entropy."""
     training = run.training
     held_out = training.data.held_out
-    characters = len(training.tokenizer.decode(held_out))
     # In batches of the run's size, whose arrays are in the pool already.
     batch_size = training.data.batch_size
-    result = evaluation.evaluate(training.model, held_out, characters, batch_size)
+    count = training.data.count_characters
+    result = evaluation.evaluate(training.model, held_out, count, batch_size)
     scores = _scores(result, token_name(training.tokenizer.kind))
     console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")

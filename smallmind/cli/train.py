@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.runs.session import Run
 
+OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind train`."""
@@ -84,6 +86,9 @@ def _resume(options: argparse.Namespace) -> int:
         console.line(f"The run is finished: {step} steps")
         console.line(f"The run is in {opened.path}")
         return 0
+    begun_by = newest.state.get("smallmind") if newest else None
+    if opened.settings.model.dropout and begun_by in OTHER_MASKS:
+        console.line(f"Dropout now drops other elements than in smallmind {begun_by}")
     with announcing_compilation(console, opened.settings.run.backend):
         _build(console, opened)
         resuming = f"Resuming after step {step}" if step else "Starting over: no checkpoint yet"

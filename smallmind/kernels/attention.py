@@ -33,7 +33,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.dropout import Mask, dropout_threshold
+from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 from smallmind.kernels.gemm.tile import (
     NULL,
     PANEL,
@@ -56,7 +56,6 @@ class Head(NamedTuple):
     qkv: int  # in qkv (B T, 3 C): its first query
     out: int  # in out (B T, C)
     logsumexp: int  # in logsumexp (B, H, T)
-    scores: int  # among the B H T T scores, which number the dropout mask
 
 
 class Span(NamedTuple):
@@ -66,21 +65,24 @@ class Span(NamedTuple):
     right: int
 
 
-def attention(out, logsumexp, qkv, key=0, probability=0.0):
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
     """qkv (B T, 3 C) -> out (B T, C); keeps logsumexp (B, H, T). Writes out, logsumexp.
 
     The columns of qkv are queries, keys and values, each of H heads of C / H channels.
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
-    the dropout mask follows from key (64 bits) and is off at probability 0.
+    the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
+    off at probability 0.
     """
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     rows = scratch(threads(), _forward_layout(T, D).size)
-    _attention(out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
+    first_head = first_row // T * logsumexp.shape[1]
+    mask = Mask(np.uint64(key), threshold, factor)
+    _attention(out, logsumexp, qkv, mask, first_head, rows)
 
 
 @parallel_jit
-def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
+def _attention(out, logsumexp, qkv, mask, first_head, scratch):
     workers = scratch.shape[0]
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T = logsumexp.shape[2]
@@ -93,9 +95,9 @@ def _attention(out, logsumexp, qkv, key, threshold, factor, scratch):
             first = _row_of_share(T, np.sqrt(max(0, begin - index * workers) / workers))
             last = _row_of_share(T, np.sqrt(min(workers, end - index * workers) / workers))
             if first < last:
-                head, mask = _head(index, out, logsumexp), Mask(key, threshold, factor)
+                head, dropped = _head(index, out, logsumexp), mask_of_head(mask, first_head + index)
                 starts = at(out, 0), at(logsumexp, 0), at(qkv, 0)
-                _attention_rows(*starts, head, first, last, own, mask)
+                _attention_rows(*starts, head, first, last, own, dropped)
 
 
 @jit
@@ -111,7 +113,7 @@ def _head(index, out, logsumexp):
     b, h = index // H, index % H
     place = h * (C // H)
     qkv, row = b * T * 3 * C + place, b * T * C + place
-    return Head(T, C // H, C, qkv, row, index * T, index * T * T)
+    return Head(T, C // H, C, qkv, row, index * T)
 
 
 @called_jit
@@ -183,7 +185,7 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
             logsumexp[head.logsumexp + first + i] = top
         for i in range(rows):
             top = logsumexp[head.logsumexp + first + i]
-            width, counter = round_up(seen, LANES), head.scores + (first + i) * T
+            width, counter = round_up(seen, LANES), (first + i) * T
             sums[i] = _exponentials(
                 scores, i * T_row, first + i + 1, width, top, scale, mask, counter
             )
@@ -256,16 +258,18 @@ def _write_row(out, place, x, source, count, factor):
         store_first(out, place + whole, load(x, source + whole) * factor, count - whole)
 
 
-def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
+def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
     """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
     rows = scratch(threads(), _backward_layout(T, D).size)
-    _attention_backward(dqkv, dout, out, logsumexp, qkv, np.uint64(key), threshold, factor, rows)
+    first_head = first_row // T * logsumexp.shape[1]
+    mask = Mask(np.uint64(key), threshold, factor)
+    _attention_backward(dqkv, dout, out, logsumexp, qkv, mask, first_head, rows)
 
 
 @parallel_jit
-def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor, scratch):
+def _attention_backward(dqkv, dout, out, logsumexp, qkv, mask, first_head, scratch):
     workers = scratch.shape[0]
     heads = logsumexp.shape[0] * logsumexp.shape[1]
     T, D = logsumexp.shape[2], out.shape[1] // logsumexp.shape[1]
@@ -276,8 +280,8 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, key, threshold, factor,
             first = _row_of_share(T, max(0, begin - index * workers) / workers)
             last = _row_of_share(T, min(workers, end - index * workers) / workers)
             if first < last:
-                mask = Mask(key, threshold, factor)
-                forward = Forward(at(dout, 0), at(out, 0), at(logsumexp, 0), mask)
+                dropped = mask_of_head(mask, first_head + index)
+                forward = Forward(at(dout, 0), at(out, 0), at(logsumexp, 0), dropped)
                 head = _head(index, out, logsumexp)
                 _attention_backward_rows(at(dqkv, 0), at(qkv, 0), forward, head, first, last, own)
 
@@ -459,7 +463,7 @@ def _probabilities(own, forward, head, first, last, keys):
             row = tile + i
             delta = _dot(forward.dout, forward.out, head.out + row * head.C, D)
             softmax = Softmax(scale, forward.logsumexp[head.logsumexp + row], delta)
-            counter = head.scores + row * T
+            counter = row * T
             columns = Span(keys.left, round_up(keys.right, LANES))
             start = place + i * T_row
             _softmax_backward_row(

@@ -1,7 +1,8 @@
 """Dropout (Srivastava et al. 2014) with a mask that is computed from a counter, never stored.
 
-A hash of a key and of its flat position decides whether an element is dropped. The backward pass
-recomputes the mask from the same key; so does a resumed run, on any number of threads.
+A hash of a key and of its place in the whole batch decides whether an element is dropped. The
+backward pass recomputes the mask from the same key; so does a resumed run, on any number of threads
+and in micro-batches of any size.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ _NO_MATRIX = np.empty((0, 0), np.float32)
 class Mask(NamedTuple):
     """A dropout mask: an element is dropped where its hash with the key is below the threshold."""
 
-    key: int  # 64 bits
+    key: np.uint64
     threshold: int
     factor: np.float32  # of the elements that are kept
 
@@ -36,31 +37,47 @@ def dropout_threshold(probability):
     return int(probability * 2**32), np.float32(1 / (1 - probability))
 
 
-def dropout(out, x, key, probability, addend=None):
+@jit
+def mask_of_head(mask, head):
+    """The mask of one head's probabilities. head counts all heads of the sequences in the batch.
+
+    Its key is `randomness.hash_words(head, key)`.
+    """
+    x = np.uint64(head) * np.uint64(0x9E3779B97F4A7C15) + mask.key
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return Mask(x ^ (x >> np.uint64(31)), mask.threshold, mask.factor)
+
+
+def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
-    The mask follows from key, 64 bits. It is its own backward: dx = dropout(dy) with the same key.
+    The mask follows from key, 64 bits, and from first_row, the place of x in its batch. It is its
+    own backward: dx = dropout(dy) with the same arguments.
     """
     threshold, factor = dropout_threshold(probability)
     addend = _NO_MATRIX if addend is None else addend
-    _dropout(out, x, np.uint64(key), threshold, factor, addend, threads())
+    first = first_row * x.shape[1]
+    _dropout(out, x, np.uint64(key), threshold, factor, addend, first, threads())
 
 
 @parallel_jit
-def _dropout(out, x, key, threshold, factor, addend, workers):
+def _dropout(out, x, key, threshold, factor, addend, first_in_batch, workers):
     for worker in prange(workers):
         first, last = share(x.size, np.int64(worker), workers)
-        operands = Operands(at(out, 0), at(x, 0), at(addend, 0), addend.size > 0)
+        pointers = at(out, 0), at(x, 0), at(addend, 0)
+        operands = Operands(*pointers, addend.size > 0, first_in_batch)
         _dropout_part(operands, Mask(key, threshold, factor), first, last)
 
 
 class Operands(NamedTuple):
-    """Pointers to the arrays, and whether there is an addend."""
+    """Pointers to the arrays, whether there is an addend, and the place of x in its batch."""
 
     out: Any
     x: Any
     addend: Any
     adds: bool
+    first_in_batch: int
 
 
 @jit
@@ -74,7 +91,8 @@ def _dropout_part(operands, mask, first, last):
 
 @inline_jit
 def _dropout_vector(operands, mask, place, count):
-    factors = dropout_factors(mask.key, place, mask.threshold, mask.factor)
+    counter = operands.first_in_batch + place
+    factors = dropout_factors(mask.key, counter, mask.threshold, mask.factor)
     y = load_up_to(operands.x, place, count) * factors
     if operands.adds:
         y = y + load_up_to(operands.addend, place, count)

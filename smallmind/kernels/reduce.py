@@ -8,15 +8,15 @@ from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
-    broadcast,
-    fma,
-    lane_sum,
+    add_squares,
     load,
     load_first,
     load_up_to,
+    no_doubles,
     store,
     store_first,
     store_up_to,
+    sum_of_doubles,
 )
 
 CHUNK = 64  # rows per partial sum
@@ -80,14 +80,13 @@ def _sums_of_squares(partial, x):
 @jit
 def _sum_of_squares_chunk(x, first):
     last = min(x.size, first + ELEMENTS)
-    a, b = broadcast(np.float32(0)), broadcast(np.float32(0))
+    # In float64: in float32 the squares overflow above 1.8e19, and vanish below 1e-23.
+    a, b = no_doubles(), no_doubles()
     i = first
     while i + 2 * LANES <= last:
-        u, v = load(x, i), load(x, i + LANES)
-        a, b = fma(u, u, a), fma(v, v, b)
+        a, b = add_squares(a, load(x, i)), add_squares(b, load(x, i + LANES))
         i += 2 * LANES
     while i < last:
-        u = load_first(x, i, min(LANES, last - i))
-        a = fma(u, u, a)
+        a = add_squares(a, load_first(x, i, min(LANES, last - i)))
         i += LANES
-    return np.float64(lane_sum(a + b))
+    return sum_of_doubles(a, b)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.kernels.half import round_to, to_float32
+from smallmind.randomness import hash_words
 
 
 def _add(y, *terms):
@@ -105,20 +106,23 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-def attention(out, logsumexp, qkv, key=0, probability=0.0):
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
     """qkv (B T, 3 C) -> out (B T, C); keeps logsumexp (B, H, T). Writes out, logsumexp.
 
     The columns of qkv are queries, keys and values, each of H heads of C / H channels.
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
-    the dropout mask follows from key (64 bits) and is off at probability 0.
+    the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
+    off at probability 0.
     """
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
     p, logsumexp[...] = _causal_softmax(q, k)
-    out[...] = (_drop(p, key, probability) @ v).transpose(0, 2, 1, 3).reshape(out.shape)
+    out[...] = (
+        (_drop_heads(p, key, probability, first_row) @ v).transpose(0, 2, 1, 3).reshape(out.shape)
+    )
 
 
-def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
+def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
     """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
     B, H, T = logsumexp.shape
     q, k, v = _heads(qkv, 3, B, H, T)
@@ -127,8 +131,8 @@ def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0):
     # Not exp(scores - logsumexp): a logsumexp in the thousands is rounded too coarsely.
     p, _ = _causal_softmax(q, k)
     # forward: out = drop(p) v
-    dv = _drop(p, key, probability).swapaxes(-1, -2) @ d
-    dp = _drop(d @ v.swapaxes(-1, -2), key, probability)
+    dv = _drop_heads(p, key, probability, first_row).swapaxes(-1, -2) @ d
+    dp = _drop_heads(d @ v.swapaxes(-1, -2), key, probability, first_row)
     # forward: p = softmax(s)
     # The mean of dp under p is dout . out.
     ds = p * (dp - (d * o).sum(axis=-1, keepdims=True))
@@ -176,27 +180,41 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     dposition_weight[:T] += dout.reshape(B, T, -1).sum(axis=0)
 
 
-def dropout(out, x, key, probability, addend=None):
+def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
-    The mask follows from key, 64 bits. It is its own backward: dx = dropout(dy) with the same key.
+    The mask follows from key, 64 bits, and from first_row, the place of x in its batch. It is its
+    own backward: dx = dropout(dy) with the same arguments.
     """
-    out[...] = _add(_drop(x, key, probability), addend)
+    if probability:
+        x = x * dropout_mask(x.shape, key, probability, x.dtype, first_row * x.shape[1])
+    out[...] = _add(x, addend)
 
 
-def _drop(x, key, probability):
-    return x * dropout_mask(x.shape, key, probability, x.dtype) if probability else x
+def _drop_heads(p, key, probability, first_row):
+    """p (B, H, T, T) after dropout. Each head has its own key."""
+    if not probability:
+        return p
+    B, H, T, _ = p.shape
+    dropped = p.copy().reshape(B * H, T, T)
+    first = first_row // T * H
+    for head, own in zip(dropped, hash_words(first + np.arange(B * H), key), strict=True):
+        head *= dropout_mask((T, T), own, probability, p.dtype)
+    return dropped.reshape(p.shape)
 
 
-def dropout_mask(shape, key, probability, dtype):
-    """The factors 0 or 1 / (1 - probability): a hash of key and flat position decides."""
-    x = np.arange(math.prod(shape), dtype=np.uint64).astype(np.uint32)
+def dropout_mask(shape, key, probability, dtype, first=0):
+    """The factors 0 or 1 / (1 - probability): a hash of key and flat position decides.
+
+    Positions are counted from `first`, modulo 2**32.
+    """
+    x = np.arange(first, first + math.prod(shape), dtype=np.uint64).astype(np.uint32)
     low, high = np.uint32(int(key) & 0xFFFFFFFF), np.uint32(int(key) >> 32)
-    # The finaliser of MurmurHash3 (Appleby 2011), with both halves of the key mixed in.
-    x = x ^ low
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    x = ((x ^ (x >> np.uint32(13))) + high) * np.uint32(0xC2B2AE35)
-    x = x ^ (x >> np.uint32(16))
+    # The multipliers of triple32 (Wellons 2018), with both halves of the key mixed in. Two of its
+    # four shifts suffice: neither the first nor the last affects what a threshold tells apart.
+    x = (x ^ low) * np.uint32(0xED5AD4BB)
+    x = ((x ^ (x >> np.uint32(15))) + high) * np.uint32(0xAC4C1B51)
+    x = (x ^ (x >> np.uint32(14))) * np.uint32(0x31848BAB)
     factors = (x >= np.uint32(int(probability * 2**32))).astype(dtype)
     factors *= 1 / (1 - probability)
     return factors.reshape(shape)

@@ -28,7 +28,7 @@ class Attention:
         self.heads = self.workspace.rent(R, C)
         self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
         kernels = self.workspace.kernels_for(self.name)
-        kernels.attention(self.heads, self.logsumexp, self.qkv, *self.dropout.key())
+        kernels.attention(self.heads, self.logsumexp, self.qkv, *self.dropout.mask())
         return self.projection.forward(self.heads, residual)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
@@ -39,7 +39,7 @@ class Attention:
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
         dqkv = self.workspace.rent(*self.qkv.shape)
         self.workspace.kernels_for(self.name).attention_backward(
-            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self.dropout.key()
+            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self.dropout.mask()
         )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: qkv = x weight + bias

@@ -18,14 +18,16 @@ class Dropout:
         """Whether this pass drops anything."""
         return self.workspace.drop_probability > 0
 
-    def key(self) -> tuple[int, float]:
-        """The key of this pass's mask, and the probability of dropping an element."""
-        return self.workspace.dropout_key(self.site), self.workspace.drop_probability
+    def mask(self) -> tuple[int, float, int]:
+        """This pass's mask: its key, the probability of dropping, the first row in the batch."""
+        workspace = self.workspace
+        return workspace.dropout_key(self.site), workspace.drop_probability, workspace.first_row
 
     def forward(self, y: np.ndarray, x: np.ndarray, residual: np.ndarray | None = None) -> None:
         """x (R, C) -> y (R, C) = x mask [+ residual (R, C)]. Writes y, which may be x."""
         kernels = self.workspace.kernels_for(self.name)
-        kernels.dropout(y, x, *self.key(), residual)
+        key, probability, first_row = self.mask()
+        kernels.dropout(y, x, key, probability, residual, first_row)
 
     def backward(self, dx: np.ndarray, dy: np.ndarray) -> None:
         """dy (R, C) -> dx (R, C). Writes dx, which may be dy."""

@@ -128,7 +128,7 @@ class TransformerModel:
         self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
-        self.passes = 0  # training passes so far: dropout masks depend on it
+        self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
@@ -221,10 +221,10 @@ class TransformerModel:
         replaces the cross-entropy: it writes the losses and their gradient.
         """
         ids, targets = self._checked_pair(ids, targets)
-        total = 0.0
+        total, number = 0.0, self.passes
+        self.passes += 1
         for windows in micro_batches(ids, self.micro_batch_size):
-            with self.workspace.one_pass(self.passes):
-                self.passes += 1
+            with self.workspace.one_pass(number, windows.start * ids.shape[1]):
                 with self.workspace.profile("Forward"):
                     logits = self.network.forward(ids[windows])
                 with self.workspace.profile("Loss"):

@@ -40,6 +40,7 @@ class Workspace:
         self.layer = ""
         self.direction = "forward"
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
+        self.first_row = 0  # of this pass, among the rows of the whole batch
         self._sites = 0
         self._busy = threading.Lock()
         self._rented: dict[int, np.ndarray] = {}
@@ -79,15 +80,16 @@ class Workspace:
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
     @contextmanager
-    def one_pass(self, number: int | None = None) -> Iterator[None]:
+    def one_pass(self, number: int | None = None, first_row: int = 0) -> Iterator[None]:
         """A pass through the model: whatever it rents is returned at its end, even after an error.
 
-        number counts the training passes and determines the dropout masks.
+        number counts the batches trained on. It determines the dropout masks, together with
+        first_row, the place of a micro-batch in its batch.
         """
         if not self._busy.acquire(blocking=False):
             raise RuntimeError("the model is already in a pass: use it from one thread at a time")
         try:
-            self.pass_number, self.direction = number, "forward"
+            self.pass_number, self.first_row, self.direction = number, first_row, "forward"
             yield
         finally:
             self.pass_number = None

@@ -13,6 +13,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import clipping_factor, gradient_norm
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
+MAX_GRADIENT = 1.8e19  # the square of a larger one overflows float32, and so would the moment v
 
 
 class AdamW:
@@ -67,7 +68,7 @@ class AdamW:
         changes, the gradients included: the caller decides what to do.
 
         A gradient whose norm exceeds max_grad_norm is scaled down to it (Pascanu et al. 2013);
-        then each of its elements is clipped to +-max_grad_value.
+        then each of its elements is clipped to +-max_grad_value, at most 1.8e19.
         """
         for name, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
             if limit is not None and not limit > 0:
@@ -87,7 +88,7 @@ class AdamW:
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
             gradient_scale=clipping_factor(norm, max_grad_norm) / loss_scale,
-            max_gradient=max_grad_value or math.inf,
+            max_gradient=min(max_grad_value or math.inf, MAX_GRADIENT),
         )
         vectors = flat.data, flat.grad, self.m, self.v
         with workspace.profile("OptimizerStep"):

@@ -298,7 +298,7 @@ class Run:
         tokens = tokenizer.encode(content)
         if self.is_own_text(content):
             tokens = tokens[len(tokens) - int(len(tokens) * HELD_OUT) :]
-        return evaluation.evaluate(model, tokens, len(tokenizer.decode(tokens)))
+        return evaluation.evaluate(model, tokens, tokenizer.count_characters)
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""

@@ -37,6 +37,27 @@ def use_threads(run: RunConfig) -> None:
         set_threads(count)
 
 
+def set_threads(n: int | None = None, pin: bool = False) -> None:
+    """Runs all kernels on n threads from now on; None: one per core.
+
+    `pin` binds every thread to a core of its own, as the command line does by default. The system
+    may otherwise put two on one core, and each then waits for the other. Pin only before the first
+    kernel has run, and only if no other program keeps the cores busy. InputError if n is not from
+    1 to the number that this machine runs, or if it is too late to pin.
+    """
+    from smallmind.kernels.codegen import threads
+
+    count = choose_threads(RunConfig(threads=n)) if n is not None else threads.cores()
+    if pin:
+        if threads.has_started():
+            raise InputError(
+                "the threads are running already: call set_threads(..., pin=True) before anything "
+                "else of smallmind computes"
+            )
+        threads.bind_to_cores()
+    threads.set_threads(count)
+
+
 @contextmanager
 def announcing_compilation(announce: Callable[[], None]) -> Iterator[None]:
     """Within the block, announce is called once if a kernel is not in the cache and is compiled."""

@@ -25,6 +25,9 @@ class ByteTokenizer(Tokenizer):
         encoded = text.encode("utf-8", "surrogateescape")
         return np.frombuffer(encoded, np.uint8).astype(np.int32)
 
+    def count_characters(self, ids: np.ndarray) -> int:
+        return int(np.count_nonzero((ids & 0xC0) != 0x80))  # UTF-8: 0b10xxxxxx continues one
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         for i in ids:

@@ -42,6 +42,9 @@ class CharTokenizer(Tokenizer):
                 )
         return ids
 
+    def count_characters(self, ids: np.ndarray) -> int:
+        return ids.size
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:
             if not 0 <= i < self.vocab_size:

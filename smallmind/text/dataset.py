@@ -1,6 +1,5 @@
 """Reading texts, and windows of their tokens."""
 
-import functools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -103,12 +102,9 @@ class Dataset:
         """The number of batches with as many tokens as the held-out part."""
         return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
 
-    @functools.cached_property
-    def characters_per_token(self) -> float:
-        """The mean over the held-out part; 1 without a tokenizer."""
-        if self.tokenizer is None:
-            return 1.0
-        return max(1, len(self.tokenizer.decode(self.held_out))) / len(self.held_out)
+    def count_characters(self, tokens: np.ndarray) -> int:
+        """The characters that begin in tokens; without a tokenizer, one per token."""
+        return self.tokenizer.count_characters(tokens) if self.tokenizer else tokens.size
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
         """Batch `number` of the part "train" or "held_out": the same in every evaluation."""

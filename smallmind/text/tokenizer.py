@@ -39,6 +39,10 @@ class Tokenizer:
         """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
         raise NotImplementedError
 
+    def count_characters(self, ids: np.ndarray) -> int:
+        """ids, an array of any shape -> how many characters begin in them."""
+        raise NotImplementedError
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """ids -> pieces of text, each as soon as its characters are complete."""
         raise NotImplementedError

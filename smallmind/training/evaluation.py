@@ -11,6 +11,9 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
 
+# Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
+CountCharacters = Callable[[np.ndarray], int]
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -21,7 +24,7 @@ class Evaluation:
 
     loss: float
     tokens: int
-    characters: float
+    characters: int
     correct: int
 
     @property
@@ -49,28 +52,29 @@ def _continue() -> None:
 def evaluate_batches(
     model: TransformerModel,
     batches: Iterable[Batch],
-    characters_per_token: float,
+    count_characters: CountCharacters = np.size,
     before_batch: Callable[[], object] = _continue,
 ) -> Evaluation:
     """Batches of one shape -> the mean over all their tokens."""
-    total, count, tokens, correct = 0.0, 0, 0, 0
+    total, count, tokens, characters, correct = 0.0, 0, 0, 0, 0
     for batch in batches:
         before_batch()
         right = np.empty(batch.targets.shape, np.bool_)
         total += float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
         correct += int(right.sum())
+        characters += count_characters(batch.targets)
         tokens, count = tokens + batch.targets.size, count + 1
-    return Evaluation(total / count, tokens, tokens * characters_per_token, correct)
+    return Evaluation(total / count, tokens, max(1, characters), correct)
 
 
 def evaluate(
     model: TransformerModel,
     tokens: np.ndarray,
-    characters: int,
+    count_characters: CountCharacters = np.size,
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
 ) -> Evaluation:
-    """tokens (n,) that spell `characters` characters -> the mean over all tokens but the first.
+    """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
 
     Windows overlap by half: every token is predicted from at least block_size / 2 tokens before
     it, except at the very start. InputError for fewer than two tokens.
@@ -94,8 +98,7 @@ def evaluate(
             total += float(row[scored - start :].sum(dtype=np.float64))
             correct += int(hits[scored - start :].sum())
             scored = max(scored, int(start) + T)
-    # The first token is given, not predicted: its share of the characters does not count.
-    return Evaluation(total / n, n, max(1, round(characters * n / len(tokens))), correct)
+    return Evaluation(total / n, n, max(1, count_characters(tokens[1:])), correct)
 
 
 def evaluate_parts(
@@ -112,14 +115,14 @@ def evaluate_parts(
 
     def evaluate_part(part: str, count: int) -> Evaluation:
         chosen = (dataset.evaluation_batch(part, i) for i in range(count))
-        return evaluate_batches(model, chosen, dataset.characters_per_token, before_batch)
+        return evaluate_batches(model, chosen, dataset.count_characters, before_batch)
 
     train = evaluate_part("train", batches or dataset.held_out_batches)
     if batches:
         held_out = evaluate_part("held_out", batches)
     else:
-        characters = round(dataset.characters_per_token * len(dataset.held_out))
-        held_out = evaluate(model, dataset.held_out, characters, dataset.batch_size, before_batch)
+        count, batch_size = dataset.count_characters, dataset.batch_size
+        held_out = evaluate(model, dataset.held_out, count, batch_size, before_batch)
     return EvaluationRecord(
         step=step,
         train_loss=train.loss,

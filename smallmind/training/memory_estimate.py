@@ -221,7 +221,7 @@ class _DryRun:
                 self.model.losses(windows, windows)
         held_out = data.held_out[: (data.batch_size + 1) * T]
         with np.errstate(all="ignore"):  # nothing has been computed: its losses are anything
-            evaluate(self.model, held_out, len(held_out), data.batch_size)
+            evaluate(self.model, held_out, batch_size=data.batch_size)
 
 
 def _dry_kernels(backend: str) -> NoKernels:

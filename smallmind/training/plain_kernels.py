@@ -57,7 +57,7 @@ def _temporaries(name: str, *arguments: Any, **named: Any) -> int:
     return TEMPORARIES.get(name, 0) * int(output.nbytes)
 
 
-def _drops(_key: int = 0, probability: float = 0.0) -> bool:
+def _drops(_key: int = 0, probability: float = 0.0, _first_row: int = 0) -> bool:
     return probability > 0
 
 

@@ -177,6 +177,7 @@ def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
     assert_close(run_both("column_sum", [normal(random, C)], x))
     for addend in (normal(random, R, C), None):
         assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend))
+        assert_close(run_both("dropout", [(R, C)], x, KEY, 0.3, addend, 1001))
     exact = float(np.square(x, dtype=np.float64).sum())
     assert compiled.sum_of_squares(x.reshape(-1)) == pytest.approx(exact, rel=1e-6)
 
@@ -184,7 +185,12 @@ def test_kernels_of_rows_and_elements_match_the_reference(random, R, C):
 @pytest.mark.parametrize("n", [1, 15, 8191, 8192, 8193, 30001])
 def test_sum_of_squares_matches_the_reference(random, n):
     x = normal(random, n)
-    assert compiled.sum_of_squares(x) == pytest.approx(reference.sum_of_squares(x), rel=1e-6)
+    # Also where the squares overflow float32, or vanish in it.
+    for scale in (1, 1e25, 1e-25, 1e-41):
+        scaled = x * np.float32(scale)
+        expected = reference.sum_of_squares(scaled)
+        assert np.isfinite(expected) and expected > 0
+        assert compiled.sum_of_squares(scaled) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
@@ -283,14 +289,13 @@ def test_embedding_matches_the_reference(random, B, T, C):
 )
 def test_attention_matches_the_reference(random, B, H, T, D, probability):
     R, C = B * T, H * D
+    dropout = KEY, probability, 5 * T  # of the sequences from the sixth of a batch on
     qkv, dout = normal(random, R, 3 * C), normal(random, R, C)
     shapes = [(R, C), (B, H, T)]
-    pairs = run_both("attention", shapes, qkv, KEY, probability)
+    pairs = run_both("attention", shapes, qkv, *dropout)
     assert_close(pairs, 3e-6)
     out, logsumexp = (exact.astype(np.float32) for _, exact in pairs)
-    pairs = run_both(
-        "attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, KEY, probability
-    )
+    pairs = run_both("attention_backward", [(R, 3 * C)], dout, out, logsumexp, qkv, *dropout)
     assert_close(pairs, 5e-6)
 
 

@@ -224,6 +224,19 @@ def test_dropout_masks_of_neighbouring_keys_are_unrelated():
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.013
 
 
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+@pytest.mark.parametrize("key", [5, 0x500320D4F8F2A545, 0xAC889374D0D638])
+def test_dropout_masks_are_not_correlated_with_themselves(probability, key):
+    n = 1 << 21
+    dropped = reference.dropout_mask((n,), key, probability, np.float32) == 0
+    deviation = np.sqrt(probability * (1 - probability))
+    mask = (dropped - np.float32(probability)) / np.float32(deviation)
+    lags = [1, 2, 16, 64, 128, 1000, 1024, *(4096 * odd for odd in (1, 3, 5, 7, 9)), 8192, 65536]
+    # The sum of n products of independent elements, in standard deviations.
+    z = {lag: float(mask[:-lag] @ mask[lag:]) / np.sqrt(n - lag) for lag in lags}
+    assert max(map(abs, z.values())) < 4.5, z
+
+
 def test_gradient_of_cross_entropy_matches_finite_differences(random):
     V = 7
     logits, targets = 3 * random.standard_normal((R, V)), random.integers(0, V, R)

@@ -221,6 +221,25 @@ def test_dropout_is_off_outside_training_and_differs_in_every_pass():
     assert len({*losses, model.loss(ids, targets)}) == 4
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
+def test_dropout_does_not_depend_on_the_micro_batches(backend, recomputes, micro_batch_size):
+    def accumulate(size):
+        model = small_model(dropout=0.3, backend=backend)
+        model.use_recompute(smallmind.CheckpointManager(1, enabled=recomputes))
+        model.micro_batch_size = size
+        # Two batches, accumulated: the second one has its own masks.
+        losses = [model.loss_and_gradients(*batch(model, B=5, seed=seed)) for seed in (0, 0)]
+        assert losses[0] != losses[1]
+        return losses, model.flat.grad
+
+    losses, gradients = accumulate(micro_batch_size)
+    expected_losses, expected = accumulate(5)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+    np.testing.assert_allclose(gradients, expected, rtol=0, atol=2e-7)
+
+
 def test_the_seed_determines_the_weights():
     values = [small_model(seed=seed).flat.data.tobytes() for seed in (1, 1, 2)]
     assert values[0] == values[1] != values[2]

@@ -28,10 +28,14 @@ def test_evaluations_use_fixed_windows(kind):
     loss = float(training.model.losses(ids, targets).mean(dtype=np.float64))
     assert record.val_loss == pytest.approx(loss, rel=1e-6)
     assert record.perplexity == pytest.approx(math.exp(loss), rel=1e-6)
-    held_out = training.dataset.held_out
-    characters = len(training.tokenizer.decode(held_out)) / len(held_out)
-    assert (characters < 1) == (kind == "byte")
-    assert record.bits_per_character == pytest.approx(loss / math.log(2) / characters, rel=1e-6)
+    # Exactly the characters that begin in the tokens predicted.
+    predicted = bytes(targets.ravel().tolist())
+    starts = targets.size
+    if kind == "byte":
+        starts = sum(byte & 0xC0 != 0x80 for byte in predicted)
+    assert (starts < targets.size) == (kind == "byte")
+    expected = loss / math.log(2) * targets.size / starts
+    assert record.bits_per_character == pytest.approx(expected, rel=1e-6)
     right = training.model.forward(ids).argmax(axis=-1) == targets
     assert record.accuracy == right.mean() and 0.1 < record.accuracy < 1
     assert training.evaluate(31, 4).val_loss == record.val_loss  # always the same windows
@@ -41,7 +45,7 @@ def test_zero_batches_evaluate_the_whole_held_out_part():
     training = small_training()
     held_out = training.dataset.held_out
     record = training.evaluate(30, 0)
-    whole = evaluate(training.model, held_out, len(held_out), batch_size=3)
+    whole = evaluate(training.model, held_out, batch_size=3)
     assert record.val_loss == whole.loss and whole.tokens == len(held_out) - 1
     assert record.accuracy == whole.accuracy
     assert record.bits_per_character == whole.bits_per_character
@@ -49,6 +53,14 @@ def test_zero_batches_evaluate_the_whole_held_out_part():
     # The same number of windows of the training text.
     batches = math.ceil(len(held_out) / (3 * 16))
     assert record.train_loss == training.evaluate(30, batches).train_loss
+
+
+def test_a_whole_text_counts_exactly_the_characters_predicted():
+    tokenizer = Tokenizer("", "byte")
+    model = TransformerModel(256, 8, 8, 1, 1)
+    text = "x" + "日" * 9  # 28 bytes, the first of which is given
+    result = evaluate(model, tokenizer.encode(text), tokenizer.count_characters)
+    assert (result.tokens, result.characters) == (27, 9)
 
 
 def test_a_stop_ends_the_evaluation_of_the_whole_part_too(monkeypatch):

@@ -62,7 +62,7 @@ class SmallRun:
             run = Training(model, data=data, distillation=distilled)
             for _ in run.steps(training):
                 pass
-            evaluate(model, data.held_out, len(data.held_out), batch_size)
+            evaluate(model, data.held_out, batch_size=batch_size)
             self.held_by_pool = pool.statistics().bytes_held
         flat, optimizer = model.flat, run.optimizer
         self.weights = flat.data.nbytes

@@ -348,7 +348,7 @@ class CountingModel:
 def test_evaluation_counts_every_token_once_with_half_a_window_before_it(n):
     model = CountingModel(block_size=8)
     tokens = np.arange(n)
-    result = evaluate(model, tokens, characters=n, batch_size=3)
+    result = evaluate(model, tokens, batch_size=3)
     assert result.tokens == n - 1
     # The first window counts in full, later ones only from where the last one ended: token 4 or on.
     first = min(8, n - 1)
@@ -367,13 +367,13 @@ def test_evaluation_counts_every_token_once_with_half_a_window_before_it(n):
 def test_evaluation_in_other_units():
     model = CountingModel(block_size=1)
     result = dataclasses.replace(
-        evaluate(model, np.arange(9), characters=9), loss=math.log(2), tokens=8, characters=4
+        evaluate(model, np.arange(9)), loss=math.log(2), tokens=8, characters=4
     )
     assert result.bits_per_character == pytest.approx(2)
     assert result.perplexity == pytest.approx(2)
     assert dataclasses.replace(result, loss=1000.0).perplexity == math.inf
     with pytest.raises(InputError, match="at least 2 tokens; the text has 1"):
-        evaluate(model, np.arange(1), characters=1)
+        evaluate(model, np.arange(1))
 
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")

@@ -49,6 +49,23 @@ class VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, HOST.vector)
 
 
+class DoublesType(types.Type):
+    """Numba's type of LANES float64: only for sums of what float32 cannot hold."""
+
+    def __init__(self):
+        super().__init__(name=f"float64x{LANES}")
+
+
+doubles = DoublesType()
+_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
+
+
+@register_model(DoublesType)
+class DoublesModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, _DOUBLES)
+
+
 def _element(context, builder, array_type, array, index):
     """Pointer to the element at a flat index of a contiguous array or after a pointer."""
     if isinstance(array_type, types.CPointer):
@@ -279,6 +296,38 @@ def lane_sum(typingctx, a):
 
 
 @intrinsic
+def no_doubles(typingctx):
+    """LANES zeros in float64."""
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(_DOUBLES, None)
+
+    return doubles(), codegen
+
+
+@intrinsic
+def add_squares(typingctx, total, a):
+    """total + a * a in every lane, in float64, where the square of a float32 is exact."""
+
+    def codegen(context, builder, sig, args):
+        total, a = args
+        wide = builder.fpext(a, _DOUBLES)
+        return builder.fadd(total, builder.fmul(wide, wide))
+
+    return doubles(doubles, vector), codegen
+
+
+@intrinsic
+def sum_of_doubles(typingctx, a, b):
+    """The sum of all lanes of both, added pairwise in a fixed order."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.fold(builder, builder.fadd(*args), builder.fadd)
+
+    return types.float64(doubles, doubles), codegen
+
+
+@intrinsic
 def lane_maximum(typingctx, a):
     """The largest lane."""
 
@@ -327,8 +376,8 @@ for _function, _instruction in (
 def dropout_factors(typingctx, key, index, threshold, scale):
     """scale in the lanes that dropout keeps, zero in those that it drops.
 
-    The lane at flat position i is kept if the 32-bit hash of (key, i) is at least threshold:
-    the finaliser of MurmurHash3 (Appleby 2011), with both halves of the 64-bit key mixed in.
+    The lane at flat position i is kept if the 32-bit hash of (key, i) is at least threshold: see
+    `reference.dropout_mask`.
     """
 
     def codegen(context, builder, sig, args):
@@ -340,11 +389,10 @@ def dropout_factors(typingctx, key, index, threshold, scale):
 
         lane = ir.Constant(HOST.integers, list(range(LANES)))
         x = builder.add(HOST.splat(builder, builder.trunc(index, I32)), lane)
-        x = mix(builder.xor(x, HOST.splat(builder, low)), 16)
-        x = mix(builder.mul(x, HOST.integer(0x85EBCA6B)), 13)
-        x = mix(
-            builder.mul(builder.add(x, HOST.splat(builder, high)), HOST.integer(0xC2B2AE35)), 16
-        )
+        x = builder.mul(builder.xor(x, HOST.splat(builder, low)), HOST.integer(0xED5AD4BB))
+        x = builder.add(mix(x, 15), HOST.splat(builder, high))
+        x = mix(builder.mul(x, HOST.integer(0xAC4C1B51)), 14)
+        x = builder.mul(x, HOST.integer(0x31848BAB))
         kept = builder.icmp_unsigned(">=", x, HOST.splat(builder, builder.trunc(threshold, I32)))
         return builder.select(kept, HOST.splat(builder, scale), HOST.constant(0.0))
 

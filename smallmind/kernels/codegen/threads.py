@@ -127,6 +127,15 @@ def cores() -> int:
     return min(max_threads(), psutil.cpu_count(logical=False) or max_threads())
 
 
+def has_started() -> bool:
+    """Whether the library that runs the threads has started and read its environment."""
+    try:
+        numba.threading_layer()
+    except ValueError:
+        return False
+    return True
+
+
 def threading_layer() -> str:
     """The library that runs the threads: omp, tbb or workqueue."""
     set_threads(threads())  # starts the layer, which has no name before
