@@ -40,7 +40,18 @@ ISAS = {
     },
 }
 
-FAULTS = ("operations", "saves", "runs", "power", "cuts", "flips", "kernels", "fuzzing")
+FAULTS = (
+    "operations",
+    "saves",
+    "runs",
+    "writers",
+    "starts",
+    "power",
+    "cuts",
+    "flips",
+    "kernels",
+    "fuzzing",
+)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -111,7 +122,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=_count,
         default=1000,
         metavar="N",
-        help="kills during saves, and a fifth as many during runs (1000)",
+        help="kills during saves; a fifth as many during runs, a twentieth of starts (1000)",
     )
     faults.add_argument(
         "--flips", type=_count, default=10_000, metavar="N", help="bits to flip (10000)"

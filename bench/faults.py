@@ -40,15 +40,26 @@ EXAMPLES = 1000  # between two checks of the time
 
 def _killed(what: str, number: int) -> Counts:
     """Kills children from a separate process, which exits with an error at the first loss."""
+    return _forked("killed", what, number)[0], 0
+
+
+def _together(what: str, number: int) -> Counts:
+    """Children of a separate process write to one directory."""
+    tried, lost = _forked("together", what, number)
+    return tried, lost
+
+
+def _forked(module: str, what: str, number: int) -> list[int]:
+    """What a module of tests.faults prints, in a process whose children are made by fork."""
     with tempfile.TemporaryDirectory() as directory:
         result = subprocess.run(
-            [sys.executable, "-m", "tests.faults.killed", directory, what, str(number)],
+            [sys.executable, "-m", f"tests.faults.{module}", directory, what, str(number)],
             cwd=ROOT,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             check=True,
             stdout=subprocess.PIPE,
         )
-    return int(result.stdout), 0
+    return [int(word) for word in result.stdout.split()]
 
 
 @contextmanager
@@ -170,6 +181,14 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         "runs": (
             "killed at random moments of whole runs",
             lambda: _killed("runs", -(-options.kills // 5)),
+        ),
+        "writers": (
+            "two processes in one directory: writes, all as process 1",
+            lambda: _together("writers", 10 * options.kills),
+        ),
+        "starts": (
+            "two processes in one directory: runs started at once",
+            lambda: _together("starts", -(-options.kills // 20)),
         ),
         "power": ("power lost at every operation of saves", _power),
         "cuts": ("file cut at each length", _cuts),

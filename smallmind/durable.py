@@ -5,19 +5,16 @@ holds the name, is synced too. Every file that must survive is written this way 
 2014, "All File Systems Are Not Created Equal").
 """
 
-import errno
-import itertools
 import os
 import re
+import secrets
 import stat
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
-
-import psutil
 
 try:
     import fcntl
@@ -27,10 +24,10 @@ else:
     FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
 
 MAX_WRITE = 2**24  # bytes per system call: some systems refuse more than 2 GB
-TEMPORARY = re.compile(r"\..+\.([0-9]{1,9})-[0-9]+\.smallmind")  # .<target>.<process>-<number>
-
-_numbers = itertools.count()
-_in_flight: set[str] = set()  # temporary files that this process is writing
+# .<target>.<random digits>.smallmind, in earlier versions .<target>.<process>-<number>.smallmind. A
+# process number says nothing: it is 1 in every container, and another host has its own.
+TEMPORARY = re.compile(r"\.(.+)\.(?:[0-9a-f]{16}|[0-9]{1,9}-[0-9]+)\.smallmind")
+STALE_SECONDS = 24 * 60 * 60  # since the last change: a file that is being written keeps changing
 
 
 class Files:
@@ -83,14 +80,10 @@ def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> No
     the partial file is then removed, and a retry starts from the beginning.
     """
     path = Path(path)
-    name = f".{path.name}.{os.getpid()}-{next(_numbers)}.smallmind"
-    with _naming(path):
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.smallmind")
+    with naming(path):
         clear_stale(path.parent)
-        _in_flight.add(name)
-        try:
-            _write_beside(path.with_name(name), path, chunks)
-        finally:
-            _in_flight.discard(name)
+        _write_beside(temporary, path, chunks)
         files.fsync_directory(path.parent)
 
 
@@ -112,23 +105,10 @@ def open_regular(path: str | PathLike[str], follow: bool = True) -> BinaryIO:
     return os.fdopen(file, "rb")
 
 
-def open_append(path: str | PathLike[str]) -> FileIO:
-    """Opens a regular file, which is created if it is missing, for appending, without a buffer.
-
-    OSError for anything else, such as a symbolic link. Never blocks, even on a FIFO.
-    """
-    names = ["O_NONBLOCK", "O_NOCTTY", "O_BINARY", "O_NOFOLLOW"]
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | sum(getattr(os, n, 0) for n in names)
-    with _naming(path):
-        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file; remove it")
-        return FileIO(os.open(path, flags, 0o666), "ab")
-
-
 def make_directory(path: str | PathLike[str]) -> None:
     """Makes a directory that survives a power failure; an existing one is kept."""
     path = Path(path)
-    with _naming(path):
+    with naming(path):
         with suppress(FileExistsError):
             files.make_directory(path)
         # Even if it existed: the process that made it may have died before syncing.
@@ -137,12 +117,12 @@ def make_directory(path: str | PathLike[str]) -> None:
 
 def remove(path: str | PathLike[str]) -> None:
     """Removes a file. After a power failure it may reappear."""
-    with _naming(path):
+    with naming(path):
         files.unlink(Path(path))
 
 
 @contextmanager
-def _naming(path: str | PathLike[str]) -> Iterator[None]:
+def naming(path: str | PathLike[str]) -> Iterator[None]:
     """Errors name the target file, not the temporary one beside it."""
     try:
         yield
@@ -150,20 +130,20 @@ def _naming(path: str | PathLike[str]) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
-def clear_stale(directory: Path) -> None:
-    """Removes temporary files left in the directory by processes that died while writing."""
+def clear_stale(
+    directory: Path, age: float = STALE_SECONDS, targets: Container[str] | None = None
+) -> None:
+    """Removes the temporary files that writers left behind when they died.
+
+    By default those that have not changed for a day. Whoever holds a lock that all writers of
+    `targets` need can give age 0.
+    """
     for name in os.listdir(directory):
         match = TEMPORARY.fullmatch(name)
-        if match and not _is_being_written(name, int(match[1])):
+        if match and (targets is None or match[1] in targets):
             with suppress(OSError):
-                files.unlink(directory / name)
-
-
-def _is_being_written(name: str, process: int) -> bool:
-    # Process ids are reused, especially in containers.
-    if process == os.getpid():
-        return name in _in_flight
-    return psutil.pid_exists(process)
+                if max(0, time.time() - os.lstat(directory / name).st_mtime) >= age:
+                    files.unlink(directory / name)
 
 
 def _write_beside(temporary: Path, target: Path, chunks: Iterable[bytes | memoryview]) -> None:

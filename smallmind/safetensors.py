@@ -74,6 +74,11 @@ def write(
     durable.write(path, itertools.chain([head], _pieces(tensors)))
 
 
+def check(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """InputError if `write` would refuse these, whatever the path."""
+    _encode(tensors, metadata)
+
+
 def read(
     path: str | PathLike[str], strict: bool = False
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,20 +81,53 @@ def test_errors_name_the_target_file(tmp_path):
     assert caught.value.filename == str(tmp_path / "missing" / "file")
 
 
-def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    stale = {f".a.{dead.pid}-0.smallmind", f".b.c.{os.getpid()}-99999.smallmind"}
-    others = {f".a.{os.getppid()}-0.smallmind", f".a.{dead.pid}-0.tmp", "b.1-1.smallmind", "c"}
-    for name in stale | others:
+def test_temporary_files_are_removed_once_they_have_not_changed_for_a_day(tmp_path):
+    """Whatever process their names give: its number means something else in another container."""
+    stale = {f".a.{os.getpid()}-0.smallmind", ".b.c.1-9.smallmind", ".d.0123456789abcdef.smallmind"}
+    young = {f".a.{os.getpid()}-1.smallmind", ".b.c.1-8.smallmind", ".d.fedcba9876543210.smallmind"}
+    others = {".a.1-0.tmp", "b.1-1.smallmind", "c"}
+    for name in stale | young | others:
         (tmp_path / name).write_text("x")
-    seen = set()
+    for name in stale | others:
+        os.utime(tmp_path / name, (0, 0))
+    durable.write(tmp_path / "file", [b"new"])
+    assert set(os.listdir(tmp_path)) == young | others | {"file"}
+    durable.clear_stale(tmp_path, age=0, targets={"a", "b.c"})
+    assert set(os.listdir(tmp_path)) == {".d.fedcba9876543210.smallmind", "file"} | others
 
-    def chunks():
-        durable.clear_stale(tmp_path)  # as a concurrent write would
-        seen.update(os.listdir(tmp_path))
-        yield b"new"
 
-    durable.write(tmp_path / "file", chunks())
-    assert len(seen - others) == 1  # the file being written
-    assert set(os.listdir(tmp_path)) == others | {"file"}
+@pytest.mark.parametrize("process", [1, 4_000_000])
+def test_writers_with_the_same_process_number_do_not_disturb_each_other(
+    tmp_path, monkeypatch, process
+):
+    """As in two containers: both are process 1, and neither sees the other's processes."""
+    monkeypatch.setattr(os, "getpid", lambda: process)
+    other = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path), str(process)],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout.readline() == "writing\n"
+        for number in range(3):
+            durable.write(tmp_path / "file", [b"ours %d" % number])
+        other.communicate("")
+    assert other.returncode == 0
+    assert (tmp_path / "file").read_bytes() == b"theirs"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+WRITER = """
+import os, sys
+os.getpid = lambda: int(sys.argv[2])
+from smallmind import durable
+
+def chunks():
+    print("writing", flush=True)
+    sys.stdin.read()
+    yield b"theirs"
+
+durable.write(sys.argv[1] + "/file", chunks())
+"""

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
 from smallmind.cli.console import Console, duration
-from smallmind.training import evaluation
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
+    FileWarningRecord,
     HealthRecord,
     OverflowRecord,
     Record,
@@ -99,6 +99,10 @@ class ProgressDisplay:
             f"A checkpoint could not be saved; the next save tries again: {record.reason}"
         )
 
+    def show_file_warning(self, record: FileWarningRecord) -> None:
+        """What happened to a file of the run."""
+        self.console.warning(record.warning)
+
     def show_early_stop(self, record: EarlyStopRecord) -> None:
         """Why the run has ended."""
         self.console.line(
@@ -130,6 +134,7 @@ SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
     RollbackRecord: ProgressDisplay.show_rollback,
     OverflowRecord: ProgressDisplay.show_overflow,
     SaveFailedRecord: ProgressDisplay.show_failed_save,
+    FileWarningRecord: ProgressDisplay.show_file_warning,
     EarlyStopRecord: ProgressDisplay.show_early_stop,
     HealthRecord: ProgressDisplay.show_health_record,
 }
@@ -160,13 +165,10 @@ def show_costs(console: Console, training: "Training") -> None:
 
 def show_result(console: Console, run: "Run") -> None:
     """The loss on the whole held-out part, and for the stories its distance to their entropy."""
-    training = run.training
-    held_out = training.data.held_out
-    # In batches of the run's size, whose arrays are in the pool already.
-    batch_size = training.data.batch_size
-    count = training.data.count_characters
-    result = evaluation.evaluate(training.model, held_out, count, batch_size)
-    scores = _scores(result, token_name(training.tokenizer.kind))
+    result = run.final
+    if not result:
+        return
+    scores = _scores(result, token_name(run.training.tokenizer.kind))
     console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")
     if run.settings.run.text is None:

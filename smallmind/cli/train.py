@@ -73,6 +73,17 @@ def _resume(options: argparse.Namespace) -> int:
 
     console = Console(defer_errors=True)
     opened = Run.unfinished() if options.resume == "auto" else Run.open(options.resume)
+    for reason in opened.passed_over:
+        console.line(f"Passing over a newer run: {reason}")
+    opened.lock()
+    try:
+        return _continue(console, opened, options)
+    finally:
+        opened.unlock()
+
+
+def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> int:
+    """Trains a locked run to its end, or does what is missing there -> exit status."""
     threads = {"threads": options.threads} if "threads" in options else {}
     opened.check_text()
     opened.change(**threads, **observing_of(options))

@@ -2,27 +2,38 @@
 
 import dataclasses
 import datetime
+import errno
 import json
-import math
+import os
 import platform
+import re
+import stat
 from contextlib import suppress
-from io import BufferedWriter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind import durable, safetensors
 from smallmind.config import InputError, Settings, __version__
 from smallmind.nn.transformer import TransformerModel
+from smallmind.runs.lock import RunLock
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.records import Record
+from smallmind.training import checkpoint
+from smallmind.training.records import FailureRecord, FinalRecord, Record
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
 TEXT = "text.txt"  # written if the text was not a file
+FILES = {CONFIG, METRICS, MODEL, SAMPLES, TEXT}
+ENDING = {  # fields of the records that end a run
+    field.name
+    for kind in (FailureRecord, FinalRecord)
+    for field in dataclasses.fields(kind)
+    if field.name != "step"
+}
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 
 
@@ -45,41 +56,90 @@ def default_directory(name: str) -> Path:
 
 
 class RunDirectory:
-    """The directory of a run: its resolved config, metrics, model and samples."""
+    """The directory of a run: its lock, resolved config, metrics, model and samples.
+
+    `problems` are sentences about its files that the user should read; whoever shows them clears
+    the list.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._created: list[Path] = []  # by `create`, innermost first
+        self.problems: list[str] = []
+        self._lock: RunLock | None = None
+        self._files: list[Path] = []  # that belong to the run if `create` has claimed them
+        self._directories: list[Path] = []  # that `create` made, innermost first
         self._unwritten = b""  # lines of the metrics that are not on disk yet
+        self._in_line = False  # the metrics on disk end within a line, which `_unwritten` continues
 
     @classmethod
-    def create(cls, path: Path) -> "RunDirectory":
-        """Makes the directory. InputError if it already holds a run or is not writable."""
+    def create(cls, path: Path, text: str | None = None) -> "RunDirectory":
+        """Makes and locks the directory; a text is written to text.txt in it.
+
+        InputError if it already holds a run, or part of one, or is not writable. Nothing is left
+        behind then.
+        """
         directory = cls(path)
+        directory._directories = [p for p in (path, *path.parents) if not p.exists()]
         try:
-            if any((path / name).exists() for name in (CONFIG, METRICS, MODEL, SAMPLES)):
-                raise InputError(f"{path} already holds a run; choose another --out or remove it")
-            directory._created = [p for p in (path, *path.parents) if not p.exists()]
-            path.mkdir(parents=True, exist_ok=True)
-            # If two runs start at the same time, only one of them creates this file.
-            (path / METRICS).touch(exist_ok=False)
-        except FileExistsError:
-            raise InputError(
-                f"{path} already holds a run or a file; choose another --out or remove it"
-            ) from None
+            directory._make_and_lock()
+            directory._claim(text is not None)
+            if text is not None:
+                durable.write(path / TEXT, [text.encode()])
         except OSError as error:
+            directory.discard()
             raise InputError(
                 f"cannot write to {path}: {error.strerror}; choose another --out"
             ) from None
+        except BaseException:
+            directory.discard()
+            raise
         return directory
 
+    def lock(self) -> bool:
+        """Keeps other processes out until `unlock` -> whether it was not locked by this one yet.
+
+        InputError naming the process that holds the lock.
+        """
+        if self._lock:
+            return False
+        self._lock = RunLock(self.path)
+        # Every run that could be writing these would hold the lock.
+        with suppress(OSError):
+            durable.clear_stale(self.path, 0, FILES)
+        with suppress(OSError, InputError):
+            checkpoint.clear_stale(self.path)
+        return True
+
+    def unlock(self) -> None:
+        """Lets other processes in. Calling it again does nothing."""
+        if self._lock:
+            self._lock.release()
+            self._lock = None
+
+    def discard_untrained(self) -> None:
+        """Removes what `create` made if no step was trained since, and unlocks the directory.
+
+        Leaves everything if another process holds the lock.
+        """
+        try:
+            self.lock()
+        except InputError:
+            return
+        trained = any(record["step"] for record in map(_record, self._metrics()) if record)
+        if not (trained or self.has_model() or checkpoint.exist(self.path)):
+            self.discard()
+        self.unlock()
+
     def discard(self) -> None:
-        """Removes the files of a run without a model, and the directories that `create` made."""
-        for name in (CONFIG, METRICS):
-            (self.path / name).unlink(missing_ok=True)
-        for directory in self._created:
+        """Removes the files and directories that `create` made, and unlocks the directory."""
+        for file in self._files:
+            with suppress(OSError):
+                file.unlink()
+        self.unlock()
+        for directory in self._directories:
             with suppress(OSError):  # not empty
                 directory.rmdir()
+        self._files, self._directories = [], []
 
     def save_config(self, config: SavedConfig) -> None:
         """Writes settings, hashes and the versions that the run was made with."""
@@ -109,26 +169,79 @@ class RunDirectory:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(f"{file} was not written by smallmind: {error}") from None
 
+    def restore_config(self, config: SavedConfig) -> None:
+        """Writes the config again if something has removed it."""
+        if (self.path / CONFIG).exists():
+            return
+        try:
+            self.save_config(config)
+        except OSError as error:
+            self.problems.append(f"{CONFIG} was removed and cannot be written: {error.strerror}")
+        else:
+            self.problems.append(f"{CONFIG} was removed; wrote it again")
+
     def log(self, record: Record) -> None:
         """Appends a line to the metrics; while the disk is full, keeps it for the next call."""
         self._unwritten += json.dumps(dataclasses.asdict(record)).encode() + b"\n"
-        with suppress(OSError):
+        try:
             self.flush()
+        except OSError as error:
+            self.problems.append(
+                f"{METRICS} cannot be written, the next record tries again: {error.strerror}"
+            )
 
     def flush(self) -> None:
         """Writes the metrics that are not on disk yet. OSError if that fails."""
-        with durable.open_append(self.path / METRICS) as file:
-            while self._unwritten:
-                self._unwritten = self._unwritten[file.write(self._unwritten) :]
+        path = self.path / METRICS
+        with durable.naming(path):
+            if not path.exists():
+                self.problems.append(f"{METRICS} was removed; its earlier records are lost")
+            file = _open_to_append(path)
+            try:
+                if not self._in_line and not _ends_with_line(file):
+                    self._unwritten, self._in_line = b"\n" + self._unwritten, True
+                while self._unwritten:
+                    count = durable.files.write(file, memoryview(self._unwritten))
+                    self._in_line = not self._unwritten[:count].endswith(b"\n")
+                    self._unwritten = self._unwritten[count:]
+            finally:
+                os.close(file)
 
     def cut_metrics(self, step: int) -> None:
-        """Removes damaged lines, and those of later steps, which a resumed run writes again."""
+        """Prepares the metrics for a run that resumes after a step, and writes the rest again.
+
+        Removes damaged lines, those of later steps and those that end a run.
+        """
+        path = self.path / METRICS
+        if not path.exists():
+            if step:
+                self.problems.append(f"{METRICS} was removed; its earlier records are lost")
+            with suppress(OSError):
+                path.touch()
+            return
+        lines = self._metrics()
+        records = [_record(line) for line in lines]
+        if damaged := records.count(None):
+            self.problems.append(f"removed damaged lines from {METRICS}: {damaged}")
+        kept = [
+            line
+            for line, record in zip(lines, records, strict=True)
+            if record and record["step"] <= step and not ENDING & record.keys()
+        ]
+        if len(kept) == len(lines):
+            return
         try:
-            with durable.open_regular(self.path / METRICS, follow=False) as file:
-                lines = file.read().splitlines(keepends=True)
-        except ValueError as error:
-            raise InputError(f"{self.path / METRICS}: {error}; remove it") from None
-        durable.write(self.path / METRICS, [line for line in lines if _step_of(line) <= step])
+            durable.write(path, kept)
+        except OSError as error:
+            self.problems.append(
+                f"{METRICS} keeps records from before this start: {error.strerror}"
+            )
+
+    def failure(self) -> str | None:
+        """Why the run ended for good, if it did: a resumed one would fail in the same way."""
+        lines = self._metrics()
+        record = _record(lines[-1]) if lines else None
+        return str(record["failure"]) if record and "failure" in record else None
 
     def has_model(self) -> bool:
         """Whether the final model has been saved."""
@@ -139,14 +252,97 @@ class RunDirectory:
         model.save(self.path / MODEL, {"tokenizer": safetensors.to_json(tokenizer.state())})
 
     def save_sample(self, step: int, text: str) -> None:
-        """Appends a sample of generated text."""
-        with BufferedWriter(durable.open_append(self.path / SAMPLES)) as file:
-            file.write(f"--- step {step}\n{text}\n".encode())
+        """Adds a sample of generated text, unless there is one of this step."""
+        samples = self._samples()
+        if not _is_sampled(samples, step):
+            durable.write(self.path / SAMPLES, [samples, f"--- step {step}\n{text}\n".encode()])
+
+    def has_sample(self, step: int) -> bool:
+        """Whether there is a sample of this step."""
+        return _is_sampled(self._samples(), step)
+
+    def _metrics(self) -> list[bytes]:
+        """The lines of the metrics; none if the file is missing."""
+        path = self.path / METRICS
+        try:
+            with durable.open_regular(path) as file:
+                return file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise InputError(f"{path}: {error}; remove it") from None
+
+    def _samples(self) -> bytes:
+        try:
+            with durable.open_regular(self.path / SAMPLES, follow=False) as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""
+        except ValueError as error:
+            raise InputError(f"{self.path / SAMPLES}: {error}; remove it") from None
+
+    def _make_and_lock(self) -> None:
+        while True:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                raise InputError(f"{self.path} is a file; choose another --out") from None
+            try:
+                self.lock()
+                return
+            except InputError:
+                if self.path.exists():
+                    raise
+                # A run that could not start has just removed its directory.
+
+    def _claim(self, with_text: bool) -> None:
+        """Creates the metrics, which shows that the directory is taken even where locks fail."""
+        new = [CONFIG, METRICS, MODEL, SAMPLES, *([TEXT] if with_text else [])]
+        try:
+            if checkpoint.exist(self.path) or any(
+                os.path.lexists(self.path / name) for name in new
+            ):
+                raise FileExistsError
+            (self.path / METRICS).touch(exist_ok=False)
+        except FileExistsError:
+            raise InputError(
+                f"{self.path} already holds a run or part of one; choose another --out or remove it"
+            ) from None
+        self._files = [self.path / name for name in new]
 
 
-def _step_of(line: bytes) -> float:
-    """The step of a line of the metrics; infinity if the line is damaged."""
+def _open_to_append(path: Path) -> int:
+    # Does not wait if the file is a pipe, nor follow it if it is a link.
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file; remove it")
+    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    file = os.open(path, flags | sum(getattr(os, name, 0) for name in optional), 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "not a regular file; remove it")
+    return file
+
+
+def _ends_with_line(file: int) -> bool:
+    """Whether a file is empty or ends with a line break."""
+    if not os.fstat(file).st_size:
+        return True
+    os.lseek(file, -1, os.SEEK_END)
+    return os.read(file, 1) == b"\n"
+
+
+def _is_sampled(samples: bytes, step: int) -> bool:
+    return re.search(rb"^--- step %d$" % step, samples, re.MULTILINE) is not None
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of the metrics; None if it is damaged or incomplete."""
     try:
-        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return math.inf
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_record and line.endswith(b"\n") else None

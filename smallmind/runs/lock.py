@@ -1,6 +1,8 @@
 """A lock that lets one process at a time use the directory of a run."""
 
 import os
+import re
+import socket
 import stat
 from contextlib import suppress
 from os import PathLike
@@ -16,19 +18,23 @@ except ImportError:  # Windows
 NAME = ".lock"
 # Windows does not let others read a locked byte: lock one far past the process number.
 LOCKED_BYTE = 2**30
+HOLDER = re.compile(r"([0-9]{1,20})(?: ([\w.-]{1,64}))?", re.ASCII)  # <process> <host>
 
 
 class RunLock:
     """Locks a run's directory until `release`, or the end of the `with` block or the process.
 
-    InputError naming the other process if one holds the lock. The system releases the lock of a
-    process that dies; a forked child shares the lock of its parent.
+    InputError naming the other process, and its host if that is another one, if one holds the lock.
+    The system releases the lock of a process that dies; a forked child shares the lock of its
+    parent. Containers exclude each other, and hosts too if their network disk has locks.
     """
 
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.path = Path(directory) / NAME
+        self._file: int | None = None
+        self._process = os.getpid()
         try:
-            self._file: int | None = self._acquire()
+            self._file = self._acquire()
         except OSError as error:
             raise InputError(f"cannot lock {self.path}: {error.strerror}") from None
 
@@ -37,9 +43,16 @@ class RunLock:
         file, self._file = self._file, None
         if file is None:
             return
-        with suppress(OSError):  # Windows cannot remove an open file: it stays
-            os.unlink(self.path)
-        os.close(file)
+        if os.name == "nt":  # there an open file cannot be removed, by whomever it was opened
+            os.close(file)
+        with suppress(OSError):
+            if os.getpid() == self._process:  # a forked child leaves the lock to its parent
+                os.unlink(self.path)
+        if os.name != "nt":
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.release()
 
     def __enter__(self) -> "RunLock":
         return self
@@ -53,8 +66,9 @@ class RunLock:
             try:
                 self._lock(file)
                 if _is_same_file(self.path, file):
-                    os.ftruncate(file, 0)
-                    os.write(file, str(os.getpid()).encode())
+                    with suppress(OSError):  # a full disk: the lock holds without a name
+                        os.ftruncate(file, 0)
+                        os.write(file, f"{os.getpid()} {socket.gethostname()}".encode())
                     return file
             except BaseException:
                 os.close(file)
@@ -68,11 +82,9 @@ class RunLock:
         try:
             lock_file(file)
         except (BlockingIOError, PermissionError):
-            holder = os.read(file, 20).decode("ascii", "replace")
-            who = f"process {holder}" if holder.isdecimal() else "another process"
             raise InputError(
-                f"{self.path.parent} is in use by {who}; wait for it, end it, or use another "
-                "directory"
+                f"{self.path.parent} is in use by {_describe(os.read(file, 100))}; wait for it, "
+                "end it, or use another directory"
             ) from None
 
 
@@ -86,6 +98,16 @@ def lock_file(file: int) -> None:
             os.lseek(file, 0, os.SEEK_SET)
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _describe(content: bytes) -> str:
+    """What a lock file says about its holder."""
+    match = HOLDER.fullmatch(content.decode("ascii", "replace"))
+    if not match:
+        return "another process"
+    process, host = match.groups()
+    is_here = host in (None, socket.gethostname())
+    return f"process {process}" if is_here else f"process {process} on {host}"
 
 
 def _flags() -> int:

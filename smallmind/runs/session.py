@@ -13,20 +13,18 @@ Nothing here prints. The command line is a caller of this class.
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smallmind import durable
 from smallmind.config import OBSERVING, InputError, Settings
 from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
 from smallmind.runs.directory import CONFIG, TEXT, RunDirectory, SavedConfig, default_directory
 from smallmind.runs.interrupt import stopping_on_interrupt
-from smallmind.runs.lock import RunLock
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.text.dataset import HELD_OUT, Dataset
@@ -34,8 +32,8 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
-from smallmind.training.loop import Training
-from smallmind.training.records import Record
+from smallmind.training.loop import Stopped, Training
+from smallmind.training.records import FailureRecord, FileWarningRecord, FinalRecord, Record
 from smallmind.training.state import RunState
 
 CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
@@ -48,17 +46,21 @@ class Run:
     """A run of training and its directory.
 
     `Run.create` starts a new one, `Run.open` opens an existing one. `path` is the directory,
-    `settings` are the resolved settings, `sample` is the text that the model wrote at the end.
+    `settings` are the resolved settings. At the end of training `final` is the evaluation on the
+    whole held-out part and `sample` a text that the model wrote.
     """
 
     def __init__(self, directory: RunDirectory, config: SavedConfig) -> None:
         self.path = directory.path
         self.settings = config.settings.replace(out=str(directory.path))
         self.directory = directory
+        self.final: Evaluation | None = None
         self.sample: str | None = None
+        self.passed_over: list[str] = []  # newer runs, and why `unfinished` did not choose them
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self._config = config
         self._newest: RunState | None = None  # once read, until training uses it
+        self._warned: set[str] = set()  # problems of files that have been reported
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.path)!r})"
@@ -79,8 +81,10 @@ class Run:
         more than 1000 characters), which is written to text.txt in the directory; without it the
         model learns from built-in stories. `out` is by default runs/<date>-<text>.
 
+        The directory is locked until the run has been trained, or the object is gone.
+
         InputError if a setting is unknown or out of range, the text cannot be read or is too
-        short, or the directory already holds a run. Then nothing is left behind.
+        short, or the directory already holds a run or checkpoints. Then nothing is left behind.
         """
         settings = (settings or Settings()).replace(**fields)
         if out is not None:
@@ -92,16 +96,20 @@ class Run:
         data = assembly.make_dataset(settings, source.text, tokenizer)
         settings = assembly.resolve_settings(settings, data, tokenizer)
         path = Path(out or settings.run.out or default_directory(source.name))
-        directory = RunDirectory.create(path)
         if assembly.is_literal(text):
-            durable.write(path / TEXT, [source.text.encode()])
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
-        run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
+        config = SavedConfig(settings, assembly.digest(source.text))
+        directory = RunDirectory.create(path, source.text if assembly.is_literal(text) else None)
+        try:
+            directory.save_config(config)
+        except BaseException:
+            directory.discard()
+            raise
+        run = cls(directory, config)
         # Otherwise the cached properties would read and encode the text again.
         run.__dict__["text"] = source.text
         run.__dict__["data"] = data
-        run._save_config()
         return run
 
     @classmethod
@@ -117,16 +125,30 @@ class Run:
 
     @classmethod
     def unfinished(cls, parent: str | PathLike[str] = "runs") -> "Run":
-        """The newest run below parent that has not ended yet. InputError if there is none."""
+        """The newest run below parent that can be resumed, locked. InputError if there is none.
+
+        That is one that has not ended, is not in use by another process, and has not failed in a
+        way that would repeat itself. `passed_over` says which newer ones are.
+        """
         configs = sorted(Path(parent).glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
+        passed_over: list[str] = []
         for config in reversed(configs):
             try:
                 run = cls.open(config.parent)
-                if not run.is_finished:
-                    return run
             except InputError:  # not a run that this version can resume
                 continue
-        raise InputError(f"{parent} holds no unfinished run; name the directory of one")
+            try:
+                run.lock()
+                if failure := run.directory.failure():
+                    raise InputError(f"{run.path} has failed: {failure}")
+                if not run.is_finished:
+                    run.passed_over = passed_over
+                    return run
+            except InputError as error:
+                passed_over.append(str(error))
+            run.unlock()
+        reasons = f" ({'; '.join(passed_over)})" if passed_over else ""
+        raise InputError(f"{parent} holds no unfinished run; name the directory of one{reasons}")
 
     @property
     def name(self) -> str:
@@ -166,7 +188,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended by itself and its final model is saved."""
+        """Whether the run has ended by itself, and its final model and its sample are saved."""
         newest = self.newest()
         if newest is None:
             return False
@@ -174,7 +196,8 @@ class Run:
         if not isinstance(progress, dict):
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
         ended = bool(progress.get("ended")) or newest.step >= self.settings.training.steps
-        return ended and self.directory.has_model()
+        # The sample comes last: without it, other things may be missing too.
+        return ended and self.directory.has_model() and self.directory.has_sample(newest.step)
 
     @functools.cached_property
     def data(self) -> Dataset:
@@ -185,10 +208,11 @@ class Run:
     def training(self) -> Training:
         """Model, data and teacher, built on first use; the state is loaded when training starts.
 
-        InputError if the text or the teacher has changed.
+        InputError if the text or the teacher has changed, or the run could not be saved.
         """
         data, tokenizer = self.data, self._tokenizer()
         training = assembly.build_training(self.settings, data, tokenizer)
+        checkpoint.check_size(training.state())
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training
@@ -216,23 +240,32 @@ class Run:
         or another process is training it; OSError if the last checkpoint cannot be saved;
         FloatingPointError if the loss diverges and rolling back does not help.
         """
-        newest = self.newest()
-        if newest:
-            raise InputError(
-                f"{self.path} has been trained to step {newest.step} already: resume it"
-            )
-        if self.settings.run.minutes:
-            self.fit_steps(time.perf_counter() + 60 * self.settings.run.minutes)
-        return self._train(on_record)
+        self.lock()
+        try:
+            newest = self.newest()
+            if newest:
+                raise InputError(
+                    f"{self.path} has been trained to step {newest.step} already: resume it"
+                )
+            if self.settings.run.minutes:
+                self.fit_steps(time.perf_counter() + 60 * self.settings.run.minutes)
+            return self._train(on_record)
+        finally:
+            self.unlock()
 
     def resume(self, on_record: OnRecord | None = None, **changes: Any) -> list[Record]:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
-        Starts over if there is no checkpoint; returns no records if the run is finished.
-        `changes` are those that `change` allows. Errors as in `train`.
+        Starts over if there is no checkpoint; returns no records if the run is finished. If only
+        the end is missing, such as the sample, it comes now. `changes` are those that `change`
+        allows. Errors as in `train`.
         """
         self.change(**changes)
-        return [] if self.is_finished else self._train(on_record)
+        self.lock()
+        try:
+            return [] if self.is_finished else self._train(on_record)
+        finally:
+            self.unlock()
 
     def change(self, **fields: Any) -> None:
         """Changes settings that do not affect the result: `threads` and what is only observed.
@@ -246,6 +279,18 @@ class Run:
                 )
         self.settings = self.settings.replace(**fields)
 
+    def lock(self) -> None:
+        """Keeps other processes from training the run, until `unlock` or the end of training.
+
+        InputError naming the process that is training it.
+        """
+        if self.directory.lock():
+            self._newest = None  # another process may have saved a newer one since
+
+    def unlock(self) -> None:
+        """Lets other processes train the run."""
+        self.directory.unlock()
+
     def stop(self) -> None:
         """Ends training after the current batch and saves everything; from any thread."""
         self.training.stop()
@@ -253,15 +298,18 @@ class Run:
     def steps(self) -> Generator[Record, None, None]:
         """Trains from the newest checkpoint, or the start, and yields each record.
 
-        Logs records, saves checkpoints in the background, and at the end the model and a sample,
-        all with the directory locked. After `stop`, or when the caller leaves the loop, everything
-        is saved as it is then. Errors as in `train`.
+        Logs records, saves checkpoints in the background, and at the end the model, the loss on
+        the whole held-out part and a sample, all with the directory locked. After `stop`, or when
+        the caller leaves the loop, everything is saved as it is then. Errors as in `train`.
         """
-        training, config = self.training, self.settings.training
-        assembly.use_threads(self.settings.run)
-        with RunLock(self.path):
+        self.lock()
+        try:
+            training, config = self.training, self.settings.training
+            assembly.use_threads(self.settings.run)
             newest, self._newest = self.newest(), None
-            self.directory.cut_metrics(newest.step if newest else 0)
+            step = newest.step if newest else 0
+            self.directory.cut_metrics(step)
+            yield from self._warnings(step)
             with BackgroundSaver(self.path, config.keep) as saver:
                 records = training.steps(config, newest, saver=saver)
                 del newest
@@ -269,6 +317,7 @@ class Run:
                     for record in records:
                         self.directory.log(record)
                         yield record
+                        yield from self._warnings(record.step)
                 except GeneratorExit:  # the caller has left the loop
                     training.stop()
                     for record in records:
@@ -276,6 +325,11 @@ class Run:
                 finally:
                     self._newest = None  # training has saved newer ones
             self._finish()
+        except FloatingPointError as error:
+            self.directory.log(FailureRecord(self.training.progress.step, str(error)))
+            raise
+        finally:
+            self.unlock()
 
     def load(
         self, checkpoint: int | str | None = None, backend: str = "numba"
@@ -329,14 +383,25 @@ class Run:
         return verdicts
 
     def discard_untrained(self) -> None:
-        """Removes the files of a new run that has not trained a step yet, and its directory."""
-        trained = "training" in self.__dict__ and self.training.progress.step > 0
-        if trained or self.directory.has_model() or self.newest():
-            return
-        text = self.path / TEXT
-        if self.settings.run.text == str(text.resolve()):
-            text.unlink(missing_ok=True)
-        self.directory.discard()
+        """Removes the files of a new run that nobody has trained yet, and its directory.
+
+        Leaves those that another process has written or is using; unlocks the directory.
+        """
+        if "training" in self.__dict__ and self.training.progress.step > 0:
+            self.unlock()
+        else:
+            self.directory.discard_untrained()
+
+    def _warnings(self, step: int) -> Iterator[Record]:
+        """What happened to the files, each once per run; logged too. Restores the config."""
+        self.directory.restore_config(self._config)
+        for problem in self.directory.problems:
+            if problem not in self._warned:
+                self._warned.add(problem)
+                record = FileWarningRecord(step, problem)
+                self.directory.log(record)
+                yield record
+        self.directory.problems.clear()
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:
@@ -362,16 +427,39 @@ class Run:
     def _finish(self) -> None:
         """Saves what is left to save once training has stopped."""
         training, step = self.training, self.training.progress.step
+        self.final = self.sample = None
         has_ended = training.progress.ended or step >= self.settings.training.steps
-        self.directory.flush()
         if step or has_ended:
             self.directory.save_model(training.model, training.tokenizer)
         if has_ended:
-            seed = self.settings.run.seed
-            self.sample = generate(
-                training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed
+            with suppress(Stopped):
+                self.final = self._evaluate_held_out()
+        if self.final:
+            self.directory.log(_final_record(step, self.final))
+        self.directory.flush()
+        if self.final:
+            # Last: a run with a sample is finished.
+            sample = generate(
+                training.model,
+                training.tokenizer,
+                max_tokens=SAMPLE_TOKENS,
+                seed=self.settings.run.seed,
             )
-            self.directory.save_sample(step, self.sample)
+            self.directory.save_sample(step, sample)
+            self.sample = sample
+
+    def _evaluate_held_out(self) -> Evaluation:
+        """The loss on the whole held-out part. Raises Stopped after `stop`."""
+        training, held_out = self.training, self.training.data.held_out
+        # In batches of the run's size, whose arrays are in the pool already.
+        batch_size = training.data.batch_size
+        return evaluation.evaluate(
+            training.model,
+            held_out,
+            training.data.count_characters,
+            batch_size,
+            training.check_stop,
+        )
 
     def _check_teacher(self, digest: str) -> None:
         if self._config.teacher_sha256 not in (None, digest):
@@ -386,3 +474,7 @@ class Run:
     def _save_config(self) -> None:
         self._config = self._config._replace(settings=self.settings)
         self.directory.save_config(self._config)
+
+
+def _final_record(step: int, final: Evaluation) -> FinalRecord:
+    return FinalRecord(step, final.loss, final.perplexity, final.bits_per_character, final.accuracy)

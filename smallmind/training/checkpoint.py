@@ -4,6 +4,7 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 `checkpoints/best.safetensors`.
 """
 
+import dataclasses
 import os
 import re
 import threading
@@ -14,12 +15,13 @@ from typing import Protocol, Self
 
 from smallmind import durable, safetensors
 from smallmind.config import InputError
-from smallmind.training.state import RunState, Snapshot, StateCopy
+from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 NAME = re.compile(r"step-([0-9]{8,})\.safetensors")
 FORMAT = "smallmind checkpoint 1"
+SPARE = 2**16  # bytes of metadata
 
 
 def save(
@@ -34,11 +36,7 @@ def save(
     if broken := state.first_non_finite():
         raise FloatingPointError(f"{broken} has NaN or Inf: not saved, the last checkpoint stays")
     folder = _folder(directory)
-    metadata = {
-        "format": FORMAT,
-        "step": str(state.step),
-        "state": safetensors.to_json(state.state),
-    }
+    metadata = _metadata(state)
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, _name(state.step)] if best else [_name(state.step)]:
@@ -47,6 +45,21 @@ def save(
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
         durable.remove(folder / _name(step))
+
+
+def check_size(state: RunState) -> None:
+    """InputError if a run's checkpoints will not fit their format: too many names, or characters.
+
+    Counts the snapshot that later states include, and some room for numbers that grow.
+    """
+    whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
+    try:
+        safetensors.check(whole.tensors, {**_metadata(whole), "spare": " " * SPARE})
+    except InputError as error:
+        raise InputError(
+            f"this run could not be saved: {error}. Use --tokenizer byte if the text has many "
+            "distinct characters, otherwise fewer layers"
+        ) from None
 
 
 def load(path: str | PathLike[str]) -> RunState:
@@ -86,6 +99,16 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
 def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
     """Every checkpoint of a run, newest first and the best last, with its fault or None."""
     return [(path, _fault(path)) for path in _files(_folder(directory))]
+
+
+def exist(directory: str | PathLike[str]) -> bool:
+    """Whether a directory holds checkpoints, sound or not."""
+    return bool(_files(_folder(directory)))
+
+
+def clear_stale(directory: str | PathLike[str]) -> None:
+    """Removes partial checkpoints of runs that died. Only for the one process that may save."""
+    durable.clear_stale(_folder(directory), 0)
 
 
 def new_directory(directory: str | PathLike[str]) -> Path:
@@ -192,6 +215,14 @@ def _folder(directory: str | PathLike[str]) -> Path:
         # Older checkpoints are removed here: they could be another run's.
         raise InputError(f"{folder} is a symbolic link; put the directory itself there")
     return folder
+
+
+def _metadata(state: RunState) -> dict[str, str]:
+    return {
+        "format": FORMAT,
+        "step": str(state.step),
+        "state": safetensors.to_json(state.state),
+    }
 
 
 def _name(step: int) -> str:

@@ -172,6 +172,11 @@ class Training:
         """Ends the current run before its next batch; may be called from any thread."""
         self._stopping = True
 
+    def check_stop(self) -> None:
+        """Raises Stopped after `stop`."""
+        if self._stopping:
+            raise Stopped
+
     def state(self) -> RunState:
         """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
         return self._run.capture_all()
@@ -201,7 +206,7 @@ class Training:
     def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
         """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
         with self.model.workspace.profile("Evaluate"), suppress(Stopped):
-            return evaluate_parts(step, self.model, self.data, batches, self._check_stop)
+            return evaluate_parts(step, self.model, self.data, batches, self.check_stop)
         return None
 
     def train(self, steps: int, **settings: float | str) -> list[Record]:
@@ -277,10 +282,6 @@ class Training:
         if self.distillation:
             self.distillation.zero_gradient()
 
-    def _check_stop(self) -> None:
-        if self._stopping:
-            raise Stopped
-
     def _steps(
         self, sampler: Sampler, buffers: Batch, until: int | None, saver: Saver | None
     ) -> Iterator[Record]:
@@ -301,7 +302,7 @@ class Training:
                 continue
             try:
                 loss = accumulate_gradients(
-                    self.model, sampler, step, objective, run.loss_scale, buffers, self._check_stop
+                    self.model, sampler, step, objective, run.loss_scale, buffers, self.check_stop
                 )
             except Stopped:
                 self._clear_gradients()

@@ -81,6 +81,33 @@ class SaveFailedRecord:
 
 
 @dataclass(frozen=True)
+class FileWarningRecord:
+    """Something happened to a file of the run, which goes on."""
+
+    step: int
+    warning: str
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """The run has failed, and would fail in the same way if it were resumed."""
+
+    step: int
+    failure: str
+
+
+@dataclass(frozen=True)
+class FinalRecord:
+    """The whole held-out part at the end of the run; the fields are those of EvaluationRecord."""
+
+    step: int
+    final_loss: float
+    final_perplexity: float
+    final_bits_per_character: float
+    final_accuracy: float
+
+
+@dataclass(frozen=True)
 class Finding:
     """A problem of one parameter or layer: a keyword and a message."""
 
@@ -109,6 +136,9 @@ Record = (
     | HealthRecord
     | EarlyStopRecord
     | SaveFailedRecord
+    | FileWarningRecord
+    | FailureRecord
+    | FinalRecord
 )
 
 

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from smallmind import durable
-from smallmind.training.checkpoint import BackgroundSaver, load, newest, save
+from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, newest, save
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
 
 
@@ -61,6 +61,7 @@ def at_every_operation(root, _):
         assert not skipped
         best = load(directory / "checkpoints" / "best.safetensors")
         assert_sound(best, {40} if found.step == 40 else {20, 40})
+        clear_stale(directory)  # as a run that resumes does, once it has the lock
         save(directory, checkpoint(50), keep=2)
         saved = "step-00000040.safetensors" if found.step == 40 else "step-00000030.safetensors"
         assert names(directory) == {saved, "step-00000050.safetensors", "best.safetensors"}
@@ -104,7 +105,7 @@ def of_whole_runs(root, kills):
     """Kills and resumes each run until it finishes, with the outcome of an undisturbed one."""
     # Children use the parent's kernels, which this threading layer allows after a fork.
     os.environ |= {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "3"}
-    from tests.faults.runs import STEPS_BETWEEN_SAVES, outcome, status, train
+    from tests.faults.runs import STEPS_BETWEEN_SAVES, ended, status, train
 
     moments, done = random.Random(2), 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -112,7 +113,7 @@ def of_whole_runs(root, kills):
         shutil.rmtree(root / "whole", ignore_errors=True)
         begin = time.perf_counter()
         assert quietly(train, root, name="whole") == 0
-    duration, expected = time.perf_counter() - begin, outcome(root / "whole")
+    duration, expected = time.perf_counter() - begin, ended(root / "whole")
 
     def start_or_resume(run, threads):
         if (run / "config.json").exists():
@@ -137,7 +138,7 @@ def of_whole_runs(root, kills):
                 lost = max(steps, default=0) - (found.step if found else 0)
                 # The save of the last interval may have been under way.
                 assert lost < 2 * STEPS_BETWEEN_SAVES and not skipped, (lost, skipped)
-        assert outcome(run) == expected
+        assert ended(run) == expected
         shutil.rmtree(run)
         if done >= kills:
             return done

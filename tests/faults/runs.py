@@ -43,6 +43,12 @@ def outcome(run):
         for name, value in newest(run)[0].tensors.items()
     }
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss")
+    keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss", "final_loss")
     shown = [{key: line[key] for key in keys if key in line} for line in lines]
     return hashes, [line for line in shown if len(line) > 1]
+
+
+def ended(run):
+    """The outcome of a run that has ended, and the names and the sample that it leaves behind."""
+    names = {path.name for path in run.iterdir()}
+    return outcome(run), names, (run / "samples.txt").read_bytes()

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from smallmind import durable
-from smallmind.training.checkpoint import BackgroundSaver, newest, save
+from smallmind.training.checkpoint import BackgroundSaver, clear_stale, newest, save
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, names
 
 ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO]
@@ -60,6 +60,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(before, monkeypatch, number
         left = {name for name in names(directory) if name.endswith(".smallmind")}
         assert not left or lasting  # a disk that refuses everything lets nothing be removed
         monkeypatch.setattr(durable, "files", Quick())
+        clear_stale(directory)  # as a run that resumes does, once it has the lock
         save(directory, checkpoint(50), keep=1)
         assert_sound(newest(directory)[0], {50})
         assert names(directory) == {"step-00000050.safetensors", "best.safetensors"}

@@ -73,7 +73,7 @@ def signal_at(patch, owner, name, call, number):
         (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
         (TransformerModel, "losses", 2, 7),
         (Training, "evaluate", 2, 14),
-        (LiveState, "capture", 2, 5),  # while the state is captured
+        (LiveState, "capture", 3, 5),  # while the state is captured
         (durable.Files, "replace", 4, None),  # while it is written
         (evaluation, "evaluate", 1, 20),
         (generation, "choose", 5, 20),

@@ -1,6 +1,8 @@
 """Two runs in one directory: the second is refused; the lock of a dead process is taken over."""
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -44,9 +46,39 @@ def test_the_second_process_is_refused_with_the_number_of_the_first(tmp_path, ho
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
     holder.kill()
     holder.wait()
-    assert (tmp_path / ".lock").read_text() == str(holder.pid)
+    host = socket.gethostname()
+    assert (tmp_path / ".lock").read_text() == f"{holder.pid} {host}"
     with RunLock(tmp_path):
-        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {host}"
+
+
+def test_a_holder_on_another_host_or_in_another_container_is_named(tmp_path):
+    with RunLock(tmp_path) as lock:
+        lock.path.write_text("1 elsewhere-7.example")
+        with pytest.raises(InputError, match=r"in use by process 1 on elsewhere-7\.example;"):
+            RunLock(tmp_path)
+
+
+def test_a_lock_is_released_with_its_last_reference_but_not_by_a_forked_child(tmp_path):
+    lock = RunLock(tmp_path)
+    lock._process += 1  # as in a child
+    del lock
+    assert (tmp_path / ".lock").exists()
+    lock = RunLock(tmp_path)
+    del lock
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_lock_on_a_full_disk_holds_without_a_name(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        lock = RunLock(tmp_path)
+    with pytest.raises(InputError, match="in use by another process;"):
+        RunLock(tmp_path)
+    lock.release()
 
 
 def test_a_released_lock_leaves_nothing(tmp_path):
@@ -61,15 +93,23 @@ def test_a_released_lock_leaves_nothing(tmp_path):
 
 
 def test_only_one_of_two_simultaneous_runs_gets_the_directory(tmp_path, monkeypatch):
-    """Both have found it empty: the second must not take over the files of the first."""
-    monkeypatch.setattr("pathlib.Path.exists", lambda _: False)
-    RunDirectory.create(tmp_path / "run")
+    """Both have found it empty: the second must not take over the files of the first.
+
+    Nor remove them, also where locks have no effect.
+    """
+    monkeypatch.setattr("os.path.lexists", lambda _: False)
+    first = RunDirectory.create(tmp_path / "run")
+    with pytest.raises(InputError, match="is in use by process"):
+        RunDirectory.create(tmp_path / "run")
+    first.unlock()
     with pytest.raises(InputError, match="already holds a run"):
         RunDirectory.create(tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
-@pytest.mark.parametrize("content", ["", "12345678901234567890123", "hostile\n", "\x1b[2J"])
+@pytest.mark.parametrize(
+    "content", ["", "12345678901234567890123", "hostile\n", "\x1b[2J", "1 \x1b[2J"]
+)
 def test_a_lock_file_that_names_no_process_is_handled(tmp_path, content):
     with RunLock(tmp_path) as lock:
         lock.path.write_text(content)

@@ -1,0 +1,467 @@
+"""The directory of a run: who may write to it, and what happens when its files are disturbed."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from smallmind import InputError, Run, Training, durable
+from smallmind.cli import main
+from smallmind.runs.directory import RunDirectory
+from smallmind.runs.lock import RunLock
+from smallmind.runs.metrics import read_metrics
+from smallmind.training import checkpoint
+from smallmind.training.records import FileWarningRecord, StepRecord
+from tests.faults.disk import Quick
+from tests.faults.disk import checkpoint as made_up
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
+FIELDS = {
+    "block_size": 8,
+    "n_embd": 8,
+    "n_layer": 1,
+    "n_head": 1,
+    "batch_size": 2,
+    "steps": 6,
+    "val_every": 0,
+    "save_every": 2,
+    "warmup_steps": 1,
+    "log_every": 1,
+    "backend": "numpy",
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(durable, "files", Quick())
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "cats.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+def create(path, **fields):
+    return Run.create(text=TEXT, out=path, **{**FIELDS, **fields})
+
+
+def steps_of(run):
+    return [row["step"] for row in read_metrics(run).rows if "loss" in row]
+
+
+def files(directory):
+    """Every file below a directory, with its contents."""
+    found = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found}
+
+
+# Whose directory it is
+
+
+@pytest.mark.parametrize("what", ["checkpoints", "checkpoint", "model", "sample", "metrics"])
+def test_a_directory_with_any_part_of_another_run_is_refused(tmp_path, text, capsys, what):
+    """Such as checkpoints of train_optimized, or of a run whose config was removed."""
+    out = tmp_path / "out"
+    out.mkdir()
+    if what.startswith("checkpoint"):
+        for step in (3, 90):
+            checkpoint.save(out, made_up(step), best=what == "checkpoints")
+    else:
+        names = {"model": "model.safetensors", "sample": "samples.txt", "metrics": "metrics.jsonl"}
+        (out / names[what]).write_text("precious")
+    before = files(out)
+    assert main(["train", text, "--out", str(out), "--steps", "5", "--backend", "numpy"]) == 2
+    assert f"{out} already holds a run or part of one" in " ".join(capsys.readouterr().err.split())
+    assert files(out) == before
+
+
+def test_a_text_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "text.txt").write_text("precious")
+    with pytest.raises(InputError, match="already holds a run or part of one"):
+        create(tmp_path)
+    assert files(tmp_path) == {"text.txt": b"precious"}
+
+
+def test_a_new_run_is_locked_before_its_first_file(tmp_path, monkeypatch):
+    locked = []
+    touch = Path.touch
+
+    def look(path, **options):
+        locked.append((tmp_path / "run" / ".lock").exists())
+        touch(path, **options)
+
+    monkeypatch.setattr(Path, "touch", look)
+    run = create(tmp_path / "run")
+    assert locked == [True]
+    with pytest.raises(InputError, match="is in use by process"):
+        Run.open(run.path).resume()
+    run.train()
+    assert not (run.path / ".lock").exists()
+
+
+def test_a_start_that_is_refused_leaves_the_run_that_refused_it(tmp_path):
+    """A stops after its config; B resumes the directory; A continues."""
+    a = create(tmp_path / "run")
+    a.unlock()  # as if the system had lost its lock
+    b = Run.open(a.path)
+    steps = b.steps()
+    next(steps)
+    before = files(a.path)
+    with pytest.raises(InputError, match="is in use by process"):
+        a.train()
+    a.discard_untrained()
+    assert files(a.path) == before and "config.json" in before
+    steps.close()
+    with pytest.raises(InputError, match="has been trained to step 1 already: resume it"):
+        a.train()
+    a.discard_untrained()
+    assert steps_of(a.path) == [1]
+    b.resume()
+    assert steps_of(a.path) == [1, 2, 3, 4, 5, 6] and b.is_finished
+
+
+def test_metrics_of_another_process_without_a_checkpoint_are_not_discarded(tmp_path):
+    a = create(tmp_path / "run")
+    a.unlock()
+    (a.path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
+    a.discard_untrained()
+    assert (a.path / "config.json").exists() and steps_of(a.path) == [1]
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    class Full(Quick):
+        def write(self, file, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "files", Full())
+    with pytest.raises(OSError, match="No space left"):
+        Run.create(out=tmp_path / "a" / "run", **FIELDS)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        Run.create(out=tmp_path / "a", **FIELDS)
+    assert files(tmp_path) == {}
+
+
+def test_leftovers_of_a_killed_run_are_removed_when_it_is_locked_again(tmp_path):
+    run = create(tmp_path / "run")
+    run.unlock()
+    (run.path / "checkpoints").mkdir()
+    ours = ["checkpoints/.step-00000002.safetensors.1-0.smallmind", ".config.json.1-3.smallmind"]
+    for name in [*ours, ".table.csv.1-0.smallmind"]:
+        (run.path / name).write_text("part")
+    run.lock()
+    assert not any((run.path / name).exists() for name in ours)
+    assert (run.path / ".table.csv.1-0.smallmind").exists()  # another command may write it now
+
+
+# Which run to resume
+
+
+def test_a_second_resume_looks_at_the_lock_first(tmp_path, monkeypatch, capsys):
+    run = create(tmp_path / "run")
+    monkeypatch.setattr(checkpoint, "newest", None)
+    assert main(["train", "--resume", str(run.path)]) == 2
+    assert f"{run.path} is in use by process {os.getpid()}" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+def test_auto_passes_over_runs_that_are_going_or_have_failed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = {name: create(Path("runs") / name) for name in ("open", "failed", "going")}
+    for name in ("open", "failed"):
+        runs[name].unlock()
+    monkeypatch.setattr(Training, "steps", diverge)
+    with pytest.raises(FloatingPointError):
+        runs["failed"].resume()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    for time, name in enumerate(("open", "failed", "going")):
+        os.utime(Path("runs") / name / "config.json", (time, time))
+    found = Run.unfinished()
+    assert found.path == Path("runs/open")
+    assert [reason[:18] for reason in found.passed_over] == [
+        "runs/going is in u",
+        "runs/failed has fa",
+    ]
+    found.unlock()
+    capsys.readouterr()
+    assert main(["train", "--resume", "auto"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Passing over a newer run: runs/failed has failed: the loss is not finite" in printed
+    assert runs["open"].is_finished
+    with pytest.raises(InputError, match=r"runs holds no unfinished run.*runs/going is in use"):
+        Run.unfinished()
+    runs["failed"].resume()  # named, it is tried again
+    assert runs["failed"].is_finished and runs["failed"].directory.failure() is None
+
+
+def diverge(*_, **__):
+    raise FloatingPointError("the loss is not finite")
+    yield
+
+
+# Files that are disturbed
+
+
+def interrupted(path, step=4):
+    """A run on disk that was left after a step."""
+    run = create(path)
+    for record in run.steps():
+        if record.step == step:
+            break
+    return run
+
+
+def warnings(records):
+    return [record.warning for record in records if isinstance(record, FileWarningRecord)]
+
+
+def test_metrics_that_were_removed_are_reported_and_the_run_resumes(tmp_path):
+    run = interrupted(tmp_path / "run")
+    (run.path / "metrics.jsonl").unlink()
+    records = Run.open(run.path).resume()
+    assert warnings(records) == ["metrics.jsonl was removed; its earlier records are lost"]
+    assert steps_of(run.path) == [5, 6] and run.is_finished
+
+
+@pytest.mark.parametrize("end", [b'{"step": 4, "lo', b'{"step": 4, "loss": 1.0}', b"\xff\n[]\n"])
+def test_metrics_that_end_in_half_a_line_are_reported_and_the_run_resumes(tmp_path, end):
+    run = interrupted(tmp_path / "run")
+    with open(run.path / "metrics.jsonl", "ab") as file:
+        file.write(end)
+    records = Run.open(run.path).resume()
+    damaged = 2 if end.endswith(b"\n") else 1
+    assert warnings(records) == [f"removed damaged lines from metrics.jsonl: {damaged}"]
+    assert steps_of(run.path) == [1, 2, 3, 4, 5, 6] and read_metrics(run.path).unreadable == []
+
+
+@pytest.mark.parametrize(
+    ("name", "warning"),
+    [
+        ("metrics.jsonl", "metrics.jsonl was removed; its earlier records are lost"),
+        ("config.json", "config.json was removed; wrote it again"),
+    ],
+)
+def test_a_file_removed_while_the_run_goes_on_is_reported(tmp_path, name, warning):
+    run = create(tmp_path / "run")
+    config, records = json.loads((run.path / "config.json").read_text()), []
+    for record in run.steps():
+        records.append(record)
+        if isinstance(record, StepRecord) and record.step in (2, 4):
+            (run.path / name).unlink()
+    assert warnings(records) == [warning]  # once
+    assert json.loads((run.path / "config.json").read_text()) == config
+    assert Run.open(run.path).is_finished and steps_of(run.path)[-1] == 6
+
+
+def test_metrics_cut_within_a_line_while_the_run_goes_on_lose_only_that_line(tmp_path):
+    run = create(tmp_path / "run")
+    for record in run.steps():
+        if record.step == 2:
+            os.truncate(run.path / "metrics.jsonl", 20)
+    assert steps_of(run.path) == [3, 4, 5, 6] and read_metrics(run.path).unreadable == [1]
+
+
+class FullDisk(Quick):
+    """A disk with room for everything but this many more bytes of the metrics."""
+
+    room = math.inf
+
+    def write(self, file, data):
+        if not is_temporary(file):
+            if not self.room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[: min(len(data), self.room)]
+            self.room -= len(data)
+        return super().write(file, data)
+
+
+def is_temporary(file):
+    return ".smallmind" in os.readlink(f"/proc/self/fd/{file}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up names of open files")
+def test_metrics_on_a_full_disk_are_reported_and_written_once_there_is_room(tmp_path, monkeypatch):
+    disk = FullDisk()
+    monkeypatch.setattr(durable, "files", disk)
+    run, records = create(tmp_path / "run"), []
+    for record in run.steps():
+        records.append(record)
+        if isinstance(record, StepRecord):
+            disk.room = {2: 10, 4: math.inf}.get(record.step, disk.room)
+    assert warnings(records) == [
+        "metrics.jsonl cannot be written, the next record tries again: No space left on device"
+    ]
+    assert steps_of(run.path) == [1, 2, 3, 4, 5, 6] and read_metrics(run.path).unreadable == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up names of open files")
+def test_a_run_whose_metrics_never_find_room_ends_with_an_error_and_resumes(tmp_path, monkeypatch):
+    disk = FullDisk()
+    monkeypatch.setattr(durable, "files", disk)
+    run = create(tmp_path / "run")
+    disk.room = 0
+    with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl"):
+        run.train()
+    assert not run.is_finished and (run.path / "model.safetensors").exists()
+    disk.room = math.inf
+    run.resume()
+    assert run.is_finished and run.final
+
+
+def test_a_disk_without_room_to_cut_the_metrics_does_not_stop_a_resume(tmp_path, monkeypatch):
+    run = interrupted(tmp_path / "run", step=5)
+    (run.path / "checkpoints" / "step-00000005.safetensors").unlink()
+
+    class NoNewFiles(Quick):
+        def create(self, path):
+            if "metrics" in path.name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().create(path)
+
+    monkeypatch.setattr(durable, "files", NoNewFiles())
+    records = Run.open(run.path).resume()
+    assert warnings(records) == [
+        "metrics.jsonl keeps records from before this start: No space left on device"
+    ]
+    assert steps_of(run.path) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pipes there")
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.txt"])
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path, name):
+    run = interrupted(tmp_path / "run")
+    (run.path / name).unlink(missing_ok=True)
+    os.mkfifo(run.path / name)
+    with pytest.raises(InputError, match=rf"{name}: not a regular file; remove it"):
+        Run.open(run.path).resume()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_samples_are_not_written_through_a_link(tmp_path):
+    run = interrupted(tmp_path / "run")
+    (tmp_path / "precious").write_text("precious")
+    (run.path / "samples.txt").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"samples.txt: a symbolic link is in its place; remove"):
+        Run.open(run.path).resume()
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+# The end of a run
+
+
+PARTS = {"the model": "save_model", "the evaluation": "flush", "the sample": "save_sample"}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_run_killed_before_an_end_is_complete_gets_the_rest_on_resume(
+    tmp_path, monkeypatch, capsys, part
+):
+    whole = create(tmp_path / "whole")
+    whole.train()
+    run = interrupted(tmp_path / "run", step=3)  # leaves a model, of step 3
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, PARTS[part], die)
+        if part == "the evaluation":
+            patch.setattr(RunDirectory, "log", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            Run.open(run.path).resume()
+    assert run.newest().step == 6
+    assert main(["train", "--resume", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "Whole held-out text: " in printed and "Sample:" in printed
+    for name in ("model.safetensors", "samples.txt"):
+        assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
+    last = [read_metrics(r.path).rows[-1] for r in (run, whole)]
+    assert last[0]["final_loss"] == last[1]["final_loss"] == whole.final.loss
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert sum("final_loss" in line for line in lines) == 1
+    assert main(["train", "--resume", str(run.path)]) == 0
+    assert "The run is finished: 6 steps" in capsys.readouterr().out
+
+
+def die(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_stop_during_the_final_evaluation_leaves_it_for_later(tmp_path):
+    run = create(tmp_path / "run")
+    run.train(on_record=lambda record: record.step == 6 and run.stop())
+    assert run.final is None and not run.is_finished
+    run.resume()
+    assert run.final and run.sample and run.is_finished
+
+
+def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path):
+    """It has no record of the final evaluation."""
+    run = create(tmp_path / "run")
+    run.train()
+    lines = (run.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "metrics.jsonl").write_text("".join(x for x in lines if "final_" not in x))
+    assert Run.open(run.path).is_finished
+
+
+# What cannot be saved
+
+
+def test_a_text_with_too_many_characters_to_save_is_refused_before_the_first_step(tmp_path, capsys):
+    text = tmp_path / "many.txt"
+    text.write_text("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT, encoding="utf-8")
+    flags = "--block-size 8 --n-embd 2 --n-layer 1 --n-head 1 --batch-size 1 --steps 2"
+    out = tmp_path / "run"
+    command = ["train", str(text), "--backend", "numpy", *flags.split(), "--out", str(out)]
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and "step " not in printed.out
+    assert "this run could not be saved: names and metadata take " in printed.err
+    assert "Use --tokenizer byte if the text has many distinct characters" in printed.err
+    assert not out.exists()
+
+
+def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_path):
+    code = (
+        "import sys, pathlib; from smallmind.runs.directory import RunDirectory\n"
+        "sys.stdin.readline()\n"
+        "d = RunDirectory.create(pathlib.Path(sys.argv[1])); print('won', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    out = tmp_path / "a" / "run"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(out)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in started:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    winners = [process.stdout.readline() for process in started]
+    assert sorted(winners) == ["", "", "won\n"]
+    with pytest.raises(InputError, match="is in use by process"):
+        RunLock(out)
+    for process in started:
+        process.communicate()
+    assert (out / "metrics.jsonl").exists()
+
+
+def test_a_run_that_stops_before_its_first_step_is_discarded(tmp_path, monkeypatch):
+    run = create(tmp_path / "a" / "run")
+    monkeypatch.setattr(Training, "steps", diverge)
+    with pytest.raises(FloatingPointError):
+        run.train()
+    run.discard_untrained()
+    assert not list(tmp_path.iterdir())
