@@ -1,10 +1,10 @@
 """Check that a run would learn, before starting it. Writes nothing."""
 
 import argparse
-import dataclasses
 
 from smallmind.cli.console import Console, announcing_compilation
 from smallmind.cli.flags import add_training_flags, settings_of
+from smallmind.cli.timing import without_new_cache
 
 INDENT = " " * 8  # of the second line of a check
 
@@ -16,11 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
-    settings = settings_of(options)
-    if settings.distillation.teacher:  # no cache is written for a run that is only checked
-        distillation = dataclasses.replace(settings.distillation, teacher_cache=None)
-        settings = dataclasses.replace(settings, distillation=distillation)
+    settings = without_new_cache(settings_of(options))
 
+    from smallmind.optim.schedule import too_short
     from smallmind.runs.assembly import (
         build_training,
         make_dataset,
@@ -36,8 +34,11 @@ def run(options: argparse.Namespace) -> int:
     failed = count = 0
     with announcing_compilation(console, settings.run.backend):
         data = make_dataset(settings, text, tokenizer)
-        training = build_training(resolve_settings(settings, data, tokenizer), data, tokenizer)
-        for result in preflight(training):
+        settings = resolve_settings(settings, data, tokenizer)
+        if not settings.run.minutes and (shortcoming := too_short(settings.training)):
+            console.warning(shortcoming)
+        training = build_training(settings, data, tokenizer)
+        for result in preflight(training, settings.training):
             verdict = "ok    " if result.passed else "FAILED"
             details = f"{result.measured}; expected {result.expected}"
             console.line(f"{verdict}  {result.name}: {details}", INDENT)

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console
-from smallmind.config import CheckpointStrategy, Precision
+from smallmind.cli.timing import time_of_run
+from smallmind.config import CheckpointStrategy
 
 if TYPE_CHECKING:
     from smallmind.nn.transformer import TransformerModel
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
 
 def describe(console: Console, run: "Run") -> None:
     """Prints the model, the data, the teacher and the run, and where its files go."""
+    from smallmind.optim.schedule import too_short
+
     _describe_model(console, run.training.model)
     _describe_data(console, run)
     if run.training.distillation:
         _describe_teacher(console, run.training.distillation)
     _describe_run(console, run)
     console.line(f"Directory: {run.path}")
+    if shortcoming := too_short(run.settings.training):
+        console.warning(shortcoming)
 
 
 def _describe_model(console: Console, model: "TransformerModel") -> None:
@@ -72,26 +77,26 @@ def _describe_run(console: Console, run: "Run") -> None:
     training, config = run.settings.training, run.settings.run
     block_size = run.training.data.block_size
     windows = config.batch_size * training.grad_accum_steps
-    auto = " (auto)" if training.requested_precision == Precision.AUTO else ""
     epochs = f" ({training.epochs} epochs)" if training.epochs else ""
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
         ["tokens per step", f"{windows * block_size:,} ({windows} windows of {block_size})"],
-        ["precision", f"{run.training.model.precision}{auto}"],
+        ["precision", f"{run.training.model.precision}"],
     ]
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":
         from smallmind.kernels.codegen.isa import ISA
-        from smallmind.kernels.codegen.threads import threading_layer
+        from smallmind.kernels.codegen.threads import threading_layer, threads
 
         rows += [
-            ["threads", f"{config.threads}"],
+            ["threads", f"{threads()}"],
             ["threading layer", threading_layer()],
             ["instruction set", ISA.name],
         ]
     else:
         rows.append(["kernels", "plain NumPy"])
+    rows.append(["time", time_of_run(run)])
     console.table("Run", rows)
 
 

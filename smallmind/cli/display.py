@@ -12,6 +12,7 @@ from smallmind.training.records import (
     EvaluationRecord,
     FileWarningRecord,
     HealthRecord,
+    InstructionSetRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 PLAIN_EVERY = 10  # records per line, if the output is not a terminal
 # Shares of the steps and of the time above which advice is given.
 MAX_CLIPPED = 0.1
+USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
+MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
 MAX_FINDINGS = 3  # lines about one problem at one step
 
 
@@ -83,7 +86,7 @@ class ProgressDisplay:
         self.console.warning(
             f"Step {record.spike_step}: the loss {problem}{usual}. Rolled back to step "
             f"{record.step}; continuing at {record.lr_factor:g} times the learning rate, without "
-            "that batch."
+            f"that batch. The rate is now {record.next_lr:.1e}."
         )
 
     def show_overflow(self, record: OverflowRecord) -> None:
@@ -102,6 +105,13 @@ class ProgressDisplay:
     def show_file_warning(self, record: FileWarningRecord) -> None:
         """What happened to a file of the run."""
         self.console.warning(record.warning)
+
+    def show_instruction_set(self, record: InstructionSetRecord) -> None:
+        """That the run has moved to another kind of CPU."""
+        self.console.warning(
+            f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU computes "
+            f"with {record.instruction_set}: the results differ in the last digits."
+        )
 
     def show_early_stop(self, record: EarlyStopRecord) -> None:
         """Why the run has ended."""
@@ -137,6 +147,7 @@ SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
     FileWarningRecord: ProgressDisplay.show_file_warning,
     EarlyStopRecord: ProgressDisplay.show_early_stop,
     HealthRecord: ProgressDisplay.show_health_record,
+    InstructionSetRecord: ProgressDisplay.show_instruction_set,
 }
 
 
@@ -147,18 +158,21 @@ def show_costs(console: Console, training: "Training") -> None:
     if evaluating:
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
-        if share > MAX_EVALUATING:
+        if share > MAX_EVALUATING and evaluating > MIN_SECONDS:
             console.warning(
                 f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"
             )
         else:
             console.line(text)
-    if config.max_grad_norm and training.optimizer.steps:
-        share = progress.clipped / training.optimizer.steps
+    if config.max_grad_norm and (updates := training.optimizer.steps):
+        share = progress.clipped / updates
         text = f"{share:.1%} of the gradients were clipped to max_grad_norm={config.max_grad_norm}"
-        if share > MAX_CLIPPED:
-            advice = "lower the learning rate, warm up longer, or raise --max-grad-norm"
-            console.warning(f"{text}: {advice}")
+        # Clipping most gradients does no harm (see bench/LOG.md): AdamW undoes a common factor.
+        if config.max_grad_norm < USUAL_NORM and progress.far_clipped > MAX_CLIPPED * updates:
+            console.warning(
+                f"{text}, which is far below their norms: raise --max-grad-norm, for example to "
+                f"{USUAL_NORM:g}"
+            )
         else:
             console.line(text)
 

@@ -1,10 +1,10 @@
-"""Show how much memory a run would take, and what fits."""
+"""Show how much memory and time a run would take, and what fits."""
 
 import argparse
 import dataclasses
 import re
 
-from smallmind.cli.console import Console
+from smallmind.cli.console import Console, announcing_compilation
 from smallmind.cli.flags import add_training_flags, settings_of
 from smallmind.config import InputError
 
@@ -33,25 +33,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the parts of the memory and what fits -> exit status: 0 it fits, 1 it does not."""
+    """Prints the parts of the memory, what fits and the time -> exit status: 0 it fits, 1 not."""
     settings = settings_of(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
-    from smallmind.cli.memory import make_plan, measure_text, show_estimate
-    from smallmind.runs.assembly import read_source, read_teacher
+    from smallmind.cli.memory import make_plan, show_estimate
+    from smallmind.cli.timing import time_of_settings
+    from smallmind.memory.available import available_bytes
+    from smallmind.runs.assembly import make_dataset, read_source, read_teacher
     from smallmind.runs.threads import choose_threads
     from smallmind.text.tokenizer import Tokenizer
+    from smallmind.training.memory_estimate import TextSize
 
-    model, size, tokenizer = settings.model, None, None
-    if "vocab_size" not in options:
+    model, size, tokenizer, data = settings.model, None, None, None
+    if settings.run.text or "vocab_size" not in options:
         text = read_source(settings.run.text).text
         tokenizer = Tokenizer(text, settings.run.tokenizer)
+        data = make_dataset(settings, text, tokenizer)
+        size = TextSize.of(text, data)
+    if "vocab_size" in options:  # perhaps another one than that of the text
+        tokenizer = None
+    elif tokenizer:
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
-        size = measure_text(text, tokenizer)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
     teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)
-    return show_estimate(Console(), plan, options.memory, options.target_batch)
+    console = Console()
+    status = show_estimate(console, plan, options.memory, options.target_batch)
+    if data and tokenizer and plan.estimate.total <= available_bytes():
+        with announcing_compilation(console, config.backend):
+            if time := time_of_settings(settings, data, tokenizer):
+                console.line(f"Time on this machine: {time}.")
+    return status
 
 
 def parse_size(text: str) -> int:

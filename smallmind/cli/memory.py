@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 from smallmind.cli.console import Console, format_bytes
@@ -10,7 +9,6 @@ from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
-    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.memory_estimate import Teacher, TextSize
     from smallmind.training.memory_plan import Plan
 
@@ -31,13 +29,6 @@ def make_plan(
     precision = resolve_precision(training.requested_precision, run.backend)
     training = dataclasses.replace(training, precision=precision)
     return Plan(model, training, run, teacher, text)
-
-
-def measure_text(text: str, tokenizer: "Tokenizer") -> "TextSize":
-    """The bytes that a text takes in memory, and its number of tokens."""
-    from smallmind.training.memory_estimate import TextSize
-
-    return TextSize(sys.getsizeof(text), len(tokenizer.encode(text)))
 
 
 def check_memory(console: Console, plan: "Plan") -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -114,8 +113,7 @@ def _build(console: Console, run: "Run") -> None:
 
     settings = run.settings
     teacher = read_teacher(settings.distillation, run.data.tokenizer)
-    tokens = len(run.data.train) + len(run.data.held_out)
-    text = TextSize(sys.getsizeof(run.text), tokens)
+    text = TextSize.of(run.text, run.data)
     check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))
     cache = settings.distillation.teacher_cache
     if cache and not os.path.lexists(cache):

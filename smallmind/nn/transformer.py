@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
@@ -137,6 +138,16 @@ class TransformerModel:
     def blocks(self) -> list[Block]:
         """The transformer blocks, in order."""
         return self.network.blocks
+
+    @property
+    def instruction_set(self) -> str:
+        """What the bits of its results depend on besides the code: "AVX2" or "NumPy on x86_64"."""
+        if self.backend == "numpy":
+            return f"NumPy on {platform.machine()}"
+        from smallmind.kernels.codegen.isa import ISA
+
+        in_pairs = ISA.pairs and self.precision == Precision.BFLOAT16
+        return f"{ISA.name} with bfloat16" if in_pairs else ISA.name
 
     def use_precision(self, precision: Precision) -> Precision:
         """Makes passes store weights and activations in precision -> precision, AUTO resolved.

@@ -7,6 +7,7 @@ from smallmind import parts
 from smallmind.config import TrainingConfig
 
 ONE_CYCLE_START = 1 / 25  # of the peak
+WARMUP_SHARE = 10  # a warmup of a tenth of the steps suits most runs
 IMPROVEMENT = 1e-4  # share by which a loss must be below the best to count as lower
 
 
@@ -14,6 +15,20 @@ def schedule(config: TrainingConfig) -> "Schedule":
     """The schedule named by config, as it is before the first step."""
     named: Schedule = parts.load(parts.SCHEDULES, config.schedule)(config)
     return named
+
+
+def too_short(config: TrainingConfig) -> str | None:
+    """Why a run with this config ends before it learns at full rate, and what to do; else None."""
+    if not config.steps:
+        return "steps=0 trains nothing: the model stays as it is initialised"
+    planned = schedule(config)
+    if config.steps > planned.warmup:
+        return None
+    return (
+        f"The run ends inside its warmup of {planned.warmup} steps, at a learning rate of "
+        f"{planned.lr(config.steps - 1):.1e} instead of {planned.peak:.1e}: use --warmup-steps "
+        f"{config.steps // WARMUP_SHARE} or more steps"
+    )
 
 
 class Schedule:

@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.config import DistillationConfig, InputError, ModelConfig, Settings, from_saved
-from smallmind.nn.transformer import TransformerModel
+from smallmind.config import (
+    DistillationConfig,
+    InputError,
+    ModelConfig,
+    Precision,
+    Settings,
+    from_saved,
+)
+from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load_model, read_tokenizer
 from smallmind.runs.threads import choose_threads, use_threads
@@ -20,6 +27,7 @@ from smallmind.training.distillation import Distillation
 from smallmind.training.loop import Training
 from smallmind.training.memory_estimate import Teacher
 
+CHUNK = 1 << 20  # characters
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 
 
@@ -50,7 +58,10 @@ def is_literal(text: str | PathLike[str] | None) -> bool:
 
 def digest(text: str) -> str:
     """SHA-256 of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    sha = hashlib.sha256()
+    for start in range(0, len(text), CHUNK):  # a long text is not copied as a whole
+        sha.update(text[start : start + CHUNK].encode())
+    return sha.hexdigest()
 
 
 def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset:
@@ -62,10 +73,13 @@ def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
     """The settings with everything that follows from the text and the machine filled in.
 
-    That is vocab_size, steps if epochs are set, min_lr and threads. InputError if the machine has
-    fewer threads.
+    That is vocab_size, steps if epochs are set, min_lr, threads and the precision: AUTO would mean
+    another one on another CPU. InputError if the machine has fewer threads.
     """
     run, training = settings.run, settings.training
+    if training.precision == Precision.AUTO:
+        precision = resolve_precision(Precision.AUTO, run.backend)
+        training = dataclasses.replace(training, precision=precision.value)
     if training.epochs:
         steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
         training = dataclasses.replace(training, steps=steps)

@@ -4,25 +4,34 @@ import dataclasses
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from smallmind.config import InputError, TrainingConfig
+import numpy as np
+
+from smallmind.config import InputError, TrainingConfig, micro_batch_sizes
 from smallmind.generation import generate
+from smallmind.nn.transformer import resolve_precision
+from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.training.checkpoint import save
 from smallmind.training.loop import Training
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
+from smallmind.training.step import make_objective, set_up
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least
 MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
-WARMUP_SHARE = 10  # the warmup takes at most a tenth of the steps
 SAMPLE_TOKENS = 40  # of the sample that is timed
+
+# Of a rough pace.
+TRIES, MAX_TRY = 3, 0.2  # calls that are timed, and seconds after which one is enough
+OPERATIONS = 6  # per parameter and token of a training pass
+MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,36 @@ def measure(
     )
 
 
+def rough_pace(training: Training, config: TrainingConfig) -> Pace:
+    """The pace of a run to within a third or so, from a few passes: in about a second.
+
+    Leaves out what runs in the background or takes seconds only: saves, and the sample. A batch of
+    a large model is extrapolated from some of its windows. Changes nothing.
+    """
+    model, data = training.model, training.data
+    B, T = data.batch_size, data.block_size
+    affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.data.size * T))
+    largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
+    windows = max(1, min(largest, affordable))
+    with training.preserved():
+        set_up(model, config, resolve_precision(config.requested_precision, model.backend))
+        batch = data.windows(np.zeros(windows, np.int64))
+        objective = make_objective(model, training.distillation)
+        objective(batch, 1.0, 1.0)  # waits for kernels and memory
+        learning = _fastest(lambda: objective(batch, 1.0, 1.0)) / windows
+        reading = _fastest(lambda: model.losses(batch.ids, batch.targets)) / windows
+        update = _fastest(training.optimizer.step)
+    model.workspace.pool.trim()  # a run has batches of other sizes
+    held_out = 2 * B * data.held_out_batches * reading  # windows overlap by half
+    evaluation = 2 * B * config.val_batches * reading if config.val_batches else 1.5 * held_out
+    return Pace(
+        step=config.grad_accum_steps * B * learning + update,
+        evaluation=evaluation if config.val_every else 0.0,
+        save=0.0,
+        end=held_out,
+    )
+
+
 def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
     """The config with the number of steps that fit, at most a tenth of them warmup.
 
@@ -126,6 +165,18 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
             break
     records.close()
     return (ends[-1] - ends[COLD_STEPS - 1]) / steps
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    """Seconds that the fastest of a few calls takes; one, if that takes long."""
+    best = math.inf
+    for _ in range(TRIES):
+        with _timed() as seconds:
+            run()
+        best = min(best, *seconds)
+        if best > MAX_TRY:
+            break
+    return best
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from smallmind.runs import assembly, loading, pace
 from smallmind.runs.directory import CONFIG, TEXT, RunDirectory, SavedConfig, default_directory
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
+from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.tokenizer import Tokenizer
@@ -270,7 +271,7 @@ class Run:
     def change(self, **fields: Any) -> None:
         """Changes settings that do not affect the result: `threads` and what is only observed.
 
-        InputError for any other.
+        InputError for any other, and for more threads than this machine runs.
         """
         for name in fields:
             if name not in CHANGEABLE:
@@ -278,6 +279,8 @@ class Run:
                     f"{name} is fixed when a run is created; you can change {', '.join(CHANGEABLE)}"
                 )
         self.settings = self.settings.replace(**fields)
+        if fields.get("threads"):
+            choose_threads(self.settings.run)  # else it might come from a larger machine
 
     def lock(self) -> None:
         """Keeps other processes from training the run, until `unlock` or the end of training.

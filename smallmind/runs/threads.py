@@ -29,12 +29,15 @@ def choose_threads(run: RunConfig) -> int:
 
 
 def use_threads(run: RunConfig) -> None:
-    """Runs kernels on the threads that `choose_threads` returns, from now on."""
-    count = choose_threads(run)
-    if run.backend == "numba":
-        from smallmind.kernels.codegen.threads import set_threads
+    """Runs kernels on the threads of a run from now on: those that it was created with.
 
-        set_threads(count)
+    All that this machine runs if those are fewer: it may be another one.
+    """
+    if run.backend != "numba":
+        return
+    from smallmind.kernels.codegen import threads
+
+    threads.set_threads(min(run.threads or choose_threads(run), threads.max_threads()))
 
 
 def set_threads(n: int | None = None, pin: bool = False) -> None:

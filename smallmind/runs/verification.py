@@ -67,8 +67,15 @@ def _retrain(
             yield from training.steps(config, load(by_step[first]), until=second)
             trained = fingerprint(training.state())
             # A run interrupted during an evaluation starts with that evaluation when it resumes.
-            yield from training.steps(config, load(by_step[second]), until=second)
+            saved = load(by_step[second])
+            yield from training.steps(config, saved, until=second)
             fault = _difference(trained, fingerprint(training.state()))
+            cpu = saved.state.get("instruction_set")
+            if fault and isinstance(cpu, str) and cpu != training.model.instruction_set:
+                fault = (
+                    f"the checkpoint was saved with {cpu}, and this CPU computes with "
+                    f"{training.model.instruction_set}: verify it on a CPU like the first"
+                )
         except (InputError, FloatingPointError) as error:
             fault = str(error)
         yield Verdict(f"retrained from step {first} to {second}", fault)

@@ -8,6 +8,8 @@ import numpy as np
 
 from smallmind.text.tokenizer import Tokenizer
 
+CHUNK = 1 << 20  # characters encoded together
+
 
 class ByteTokenizer(Tokenizer):
     """The vocabulary is the 256 bytes, whatever the text."""
@@ -21,9 +23,15 @@ class ByteTokenizer(Tokenizer):
         pass
 
     def encode(self, text: str) -> np.ndarray:
-        # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
-        encoded = text.encode("utf-8", "surrogateescape")
-        return np.frombuffer(encoded, np.uint8).astype(np.int32)
+        ids = np.empty(sum(map(len, _encoded(text))), np.int32)
+        end = 0
+        for encoded in _encoded(text):
+            start, end = end, end + len(encoded)
+            ids[start:end] = np.frombuffer(encoded, np.uint8)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(np.fromiter(ids, np.uint8)).decode("utf-8", "replace")
 
     def count_characters(self, ids: np.ndarray) -> int:
         return int(np.count_nonzero((ids & 0xC0) != 0x80))  # UTF-8: 0b10xxxxxx continues one
@@ -40,3 +48,10 @@ class ByteTokenizer(Tokenizer):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "ByteTokenizer":
         return cls()
+
+
+def _encoded(text: str) -> Iterator[bytes]:
+    """The bytes of a text, in chunks, so that a long one is not copied as a whole."""
+    for start in range(0, len(text), CHUNK):
+        # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
+        yield text[start : start + CHUNK].encode("utf-8", "surrogateescape")

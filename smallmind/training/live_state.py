@@ -24,6 +24,9 @@ from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, split_snapshot, with_snapshot
 
+# Settings that say how numbers are stored; a state records what that was on its CPU.
+STORAGE = ("precision", "use_mixed_precision")
+
 # Parts of a state that never change during a run, and what an error calls a different one.
 FIXED = {
     "model": "a different model",
@@ -85,6 +88,8 @@ class LiveState:
             "tokenizer": tokenizer and tokenizer.state(),
             "teacher": distillation and distillation.settings(),
             "smallmind": __version__,
+            "precision": self.model.precision.value,
+            "instruction_set": self.model.instruction_set,
         }
         tensors = {f"optimizer.{name}": value for name, value in moments.items()}
         return RunState(model.step, {**model.tensors, **tensors}, state)
@@ -122,6 +127,11 @@ class LiveState:
         for part, value in _fixed_parts(here.state).items():
             if saved_parts[part] != value:
                 raise InputError(f"{place} was saved with {FIXED[part]}")
+        if (precision := saved_precision(state)) not in (Precision.AUTO, self.model.precision):
+            raise InputError(
+                f"{place} was saved in {precision}, and this run is in {self.model.precision}: "
+                f"set precision={precision.value!r}"
+            )
         for saved in (now, good or now):
             for name in saved.state.keys() & here.state.keys():
                 _check_kind(place, name, saved.state[name], here.state[name])
@@ -138,6 +148,25 @@ class LiveState:
             self.spikes.keep(good)
 
 
+def saved_precision(state: RunState) -> Precision:
+    """The precision of the run that was saved; AUTO if the file does not say what that became.
+
+    InputError if this version does not know it.
+    """
+    saved = state.state.get("precision")
+    if saved is None:  # a file of version 0.1.0
+        try:
+            return from_saved(TrainingConfig, state.state["config"]).requested_precision
+        except (KeyError, TypeError, AttributeError, ValueError):
+            return Precision.AUTO  # it belongs to no run: `resume` says so
+    if saved not in tuple(Precision):
+        raise InputError(
+            f"the checkpoint of step {state.step} has precision {saved!r}, which this version does "
+            "not know"
+        )
+    return Precision(saved)
+
+
 def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
     """The fixed parts of a state, in today's names and with today's fields, as JSON."""
     parts = {part: state.get(part) for part in FIXED}
@@ -152,7 +181,8 @@ def _completed(kind: type, saved: Any) -> Any:
         config = from_saved(kind, saved)
     except (TypeError, ValueError):
         return saved  # not a config: it equals none
-    return {k: v for k, v in dataclasses.asdict(config).items() if k not in OBSERVING}
+    variable = (*OBSERVING, *STORAGE)
+    return {k: v for k, v in dataclasses.asdict(config).items() if k not in variable}
 
 
 def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:

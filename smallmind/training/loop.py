@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError, TrainingConfig
+from smallmind.config import InputError, Precision, TrainingConfig
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
-from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
@@ -24,10 +23,11 @@ from smallmind.training.clock import StepClock
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import count_evaluation, evaluate_parts, evaluation_is_due
 from smallmind.training.health import checked_update, instrument
-from smallmind.training.live_state import LiveState
+from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import (
     EvaluationRecord,
+    InstructionSetRecord,
     OverflowRecord,
     Record,
     RollbackRecord,
@@ -37,9 +37,16 @@ from smallmind.training.records import (
 )
 from smallmind.training.spikes import Spikes
 from smallmind.training.state import RunState, Snapshot, StateCopy
-from smallmind.training.step import accumulate_gradients, fatal_reason, make_objective, update
+from smallmind.training.step import (
+    accumulate_gradients,
+    fatal_reason,
+    make_objective,
+    set_up,
+    update,
+)
 
 SNAPSHOT_EVERY = 100  # steps
+FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
 
 
 class Stopped(Exception):
@@ -147,9 +154,12 @@ class Training:
         finite, or in float16 if no loss scale keeps it finite; the weights are then those from
         before that step. InputError if the state belongs to another run.
         """
-        self._begin(config)
+        self._begin(config, state)
         if state:
             self.load_state(state)
+            saved, here = state.state.get("instruction_set"), self.model.instruction_set
+            if isinstance(saved, str) and saved != here:
+                yield InstructionSetRecord(state.step, saved, here)
             state = None  # its arrays are not needed during the run
         sampler = self._sampler()
         shape, pool = (sampler.max_batch_size, self.data.block_size), self.model.workspace.pool
@@ -262,13 +272,16 @@ class Training:
     def _new_run(self, config: TrainingConfig) -> LiveState:
         return LiveState(config, self.model, self.data, self.distillation)
 
-    def _begin(self, config: TrainingConfig) -> None:
-        """Sets up the model and a new run for a config, and resolves its open settings."""
-        config, model = self.with_step_count(config).with_min_lr(), self.model
-        strategy, interval = config.recompute, config.checkpoint_interval
-        model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
-        model.micro_batch_size = config.micro_batch_size
-        model.use_precision(config.requested_precision)
+    def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
+        """Sets up the model and a new run for a config, and resolves its open settings.
+
+        The precision AUTO is that of the state which the run resumes, or suits the CPU.
+        """
+        config = self.with_step_count(config).with_min_lr()
+        precision = config.requested_precision
+        if precision == Precision.AUTO and state:
+            precision = saved_precision(state)
+        set_up(self.model, config, precision)
         self._run = self._new_run(config)
         self._stopping = False
         self._clear_gradients()
@@ -341,7 +354,9 @@ class Training:
             yield OverflowRecord(step, run.loss_scale)
             return
         run.spikes.observe(loss)
-        progress.clipped += 0 < config.max_grad_norm < norm
+        limit = config.max_grad_norm
+        progress.clipped += 0 < limit < norm
+        progress.far_clipped += 0 < FAR * limit < norm
         if step % config.log_every and step not in (1, config.steps):
             return
         seconds, windows_per_second = clock.since_last()
@@ -403,15 +418,21 @@ class Training:
         run = self._run
         self._clear_gradients()
         average, seconds = run.spikes.average, run.progress.seconds
+        factor = run.spikes.lr_factor
         try:
             good = run.spikes.roll_back(step, loss, is_last=step == self.config.steps)
         except FloatingPointError as error:
-            rate = self.config.learning_rate
-            raise FloatingPointError(f"{error}: lower the learning rate, now {rate}") from None
+            rate, peak = run.schedule.lr(step - 1) * factor, self.config.learning_rate * factor
+            raise FloatingPointError(
+                f"{error}: lower the learning rate, which was {rate:.3g} at that step, with a peak "
+                f"of {peak:.3g}"
+            ) from None
         run.load(good)
         run.progress.seconds = seconds
         spike_loss = loss if math.isfinite(loss) else None
-        return RollbackRecord(good.step, step, spike_loss, average, run.spikes.lr_factor)
+        factor = run.spikes.lr_factor
+        next_rate = run.schedule.lr(good.step) * factor
+        return RollbackRecord(good.step, step, spike_loss, average, factor, next_rate)
 
     def _keep_state(self, saver: Saver | None) -> str | None:
         """Takes a snapshot, unless a tensor is not finite -> the name of the first such tensor."""

@@ -4,6 +4,7 @@ Kernels do nothing, and arrays have a shape but no memory: the pool only counts 
 NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +13,6 @@ from smallmind.config import ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.network import declare_parameters
-from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.safetensors import StoredTensor
 from smallmind.text.dataset import Batch, Dataset
@@ -20,6 +20,7 @@ from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
 from smallmind.training.plain_kernels import ADAMW, CACHING, CountedKernels
+from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 
 # Python, NumPy, Numba and the compiled kernels, which come from the cache. Measured as the peak of
@@ -43,6 +44,11 @@ class TextSize:
 
     nbytes: int
     tokens: int
+
+    @classmethod
+    def of(cls, text: str, data: Dataset) -> "TextSize":
+        """That of a text and its dataset."""
+        return cls(sys.getsizeof(text), len(data.train) + len(data.held_out))
 
 
 @dataclass(frozen=True)
@@ -166,10 +172,7 @@ class _DryRun:
         self.training = training
         self.pool = backend.pool
         self.model = TransformerModel(config, backend=backend)
-        self.model.use_precision(training.requested_precision)
-        self.model.use_recompute(
-            RecomputePlan.of(training.recompute, config.n_layer, training.checkpoint_interval)
-        )
+        set_up(self.model, training, training.requested_precision)
         self.distillation = teacher and _dry_distillation(teacher, config, backend)
 
     @property

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smallmind.config import ModelConfig, Precision
+from smallmind.config import ModelConfig, Precision, TrainingConfig
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
+from smallmind.optim.optimizer import make_optimizer
+from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model
@@ -20,6 +22,7 @@ FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance
 SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
 MEMORISED = 0.1  # nats per token
 MEMORISING_STEPS, WARMUP = 100, 10
+PEAK_STEPS, MIN_PROGRESS = 60, 1e-6  # at the run's own learning rate; nats per token
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
 H = 1e-5  # step of finite differences
 GRADIENT_ERROR = 1e-6  # relative, in float64
@@ -36,10 +39,11 @@ class Check:
     expected: str
 
 
-def preflight(training: Training) -> Iterator[Check]:
+def preflight(training: Training, config: TrainingConfig | None = None) -> Iterator[Check]:
     """Checks a model and its text before a run, one check after another; both stay unchanged.
 
-    Takes the time of a few hundred steps of 128 tokens, and memory for another model.
+    With the config of the run also its learning rate. Takes the time of a few hundred steps of 128
+    tokens, and memory for another model.
     """
     model = training.model
     with training.preserved():
@@ -52,6 +56,8 @@ def preflight(training: Training) -> Iterator[Check]:
         if model.backend != "numpy":
             yield kernels_agree(model, samples)
         yield memorise(copy_model(model, dropout=0.0), samples)
+        if config and config.steps:
+            yield learns_at_peak(copy_model(model), samples, config)
         yield gradient_check(model.config)
 
 
@@ -142,6 +148,31 @@ def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, f
         if not math.isfinite(optimizer.step(max_grad_norm=1.0)):
             return step, math.nan
     return MEMORISING_STEPS, model.loss(samples.ids, samples.targets)
+
+
+def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConfig) -> Check:
+    """The optimizer of the run lowers the loss at the highest learning rate that the run reaches.
+
+    Trains the model.
+    """
+    planned = schedule(config)
+    rate = planned.lr(min(planned.warmup, config.steps - 1))
+    optimizer = make_optimizer(model, config)
+    losses = []
+    for step in range(PEAK_STEPS):
+        losses.append(model.loss_and_gradients(samples.ids, samples.targets))
+        optimizer.learning_rate = rate * min(1.0, (step + 1) / WARMUP)
+        limits = config.max_grad_norm or None, config.max_grad_value or None
+        norm = optimizer.step(limits[0], max_grad_value=limits[1])
+        if not math.isfinite(losses[-1] + norm):
+            break
+    loss = math.fsum(losses[-WARMUP:]) / len(losses[-WARMUP:])
+    return Check(
+        f"learning at the peak rate, {rate:.1e}",
+        loss < losses[0] - MIN_PROGRESS,
+        f"loss from {losses[0]:.3f} to {loss:.3f} after {len(losses)} steps",
+        "a lower loss; if not, lower --learning-rate",
+    )
 
 
 def gradient_check(config: ModelConfig) -> Check:

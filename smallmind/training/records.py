@@ -45,6 +45,7 @@ class RollbackRecord:
     spike_loss: float | None  # None: not finite
     average_loss: float | None  # None: no step yet
     lr_factor: float  # multiplies the schedule's learning rate from now on
+    next_lr: float  # the learning rate of the step after `step`
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,16 @@ class HealthRecord:
     update_ratios: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class InstructionSetRecord:
+    """The run continues on another kind of CPU: from here on its results differ in the last digits
+    from those that it would have had."""
+
+    step: int
+    saved_instruction_set: str
+    instruction_set: str
+
+
 Record = (
     StepRecord
     | EvaluationRecord
@@ -139,6 +150,7 @@ Record = (
     | FileWarningRecord
     | FailureRecord
     | FinalRecord
+    | InstructionSetRecord
 )
 
 
@@ -148,6 +160,7 @@ class RunProgress:
 
     step: int = 0  # updates so far, including those that overflowed or were skipped
     clipped: int = 0  # updates whose gradient was clipped by its norm
+    far_clipped: int = 0  # of these, those whose norm was over 1000 times the limit
     evaluated: int = 0  # step of the last evaluation
     best_loss: float | None = None  # lowest held-out loss so far
     best_step: int = 0

@@ -4,12 +4,22 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from smallmind.config import Precision, TrainingConfig
+from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler, draw
 from smallmind.training.distillation import Distillation
 from smallmind.training.health import not_finite
 from smallmind.training.live_state import LiveState
+
+
+def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision) -> None:
+    """Makes the passes of a model those of a run with this config, in a precision."""
+    strategy, interval = config.recompute, config.checkpoint_interval
+    model.use_recompute(RecomputePlan.of(strategy, model.config.n_layer, interval))
+    model.micro_batch_size = config.micro_batch_size
+    model.use_precision(precision)
 
 
 class LossAndGradients(Protocol):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from smallmind import TrainingConfig
 from smallmind.config import SCHEDULES
-from smallmind.optim.schedule import Cosine, schedule
+from smallmind.optim.schedule import Cosine, schedule, too_short
 
 PEAK, MIN_LR = 1e-3, 1e-4
 ROUNDING = 1 + 4e-16  # the last bit of a sum or a power
@@ -247,3 +247,24 @@ def test_schedules_of_two_runs_are_independent():
     assert schedule(config).lr(0) > first.lr(0)
     later = dataclasses.replace(config, learning_rate=5e-4)
     assert later.resolved_min_lr == 5e-5 and config.with_min_lr().min_lr == MIN_LR
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"steps": 101}, None),
+        ({"steps": 100}, "ends inside its warmup of 100 steps, at a learning rate of 9.9e-04"),
+        ({"steps": 30}, "use --warmup-steps 3 or more steps"),
+        ({"steps": 30, "schedule": "one-cycle"}, None),
+        ({"steps": 5, "warmup_steps": 10**9}, "use --warmup-steps 0 or more steps"),
+        ({"steps": 1, "warmup_steps": 0}, None),
+        ({"steps": 0}, "steps=0 trains nothing"),
+    ],
+)
+def test_a_run_too_short_for_its_schedule_is_noticed(settings, words):
+    config = TrainingConfig(**settings)
+    said = too_short(config)
+    assert words in said if words else said is None
+    if words and "use --warmup-steps" in said:  # the advice helps
+        warmup = int(said.split("--warmup-steps ")[1].split()[0])
+        assert too_short(dataclasses.replace(config, warmup_steps=warmup)) is None

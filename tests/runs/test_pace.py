@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -14,8 +15,9 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.cli import main
+from smallmind.cli.timing import about
 from smallmind.runs import pace
-from smallmind.runs.pace import Pace, fit_steps, measure
+from smallmind.runs.pace import Pace, fit_steps, measure, rough_pace
 from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
 
@@ -67,6 +69,87 @@ def test_measuring_changes_nothing(tmp_path):
     assert digest(measured) == digest(plain)
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_rough_pace_changes_nothing(precision):
+    config = TrainingConfig(
+        steps=6,
+        val_every=3,
+        val_batches=2,
+        precision=precision,
+        grad_accum_steps=2,
+        micro_batch_size=2,
+        use_gradient_checkpointing=True,
+    )
+    plain, timed = small_training(), small_training()
+    before = timed.model.flat.data.tobytes()
+    pace = rough_pace(timed, config)
+    assert timed.model.flat.data.tobytes() == before and not timed.model.flat.grad.any()
+    assert timed.model.passes == timed.progress.step == 0
+    assert timed.model.precision == "float32" and timed.model.micro_batch_size is None
+    assert min(pace.step, pace.evaluation, pace.end) > 0
+    list(plain.steps(config))
+    list(timed.steps(config))
+    assert digest(timed) == digest(plain)
+
+
+def test_a_large_batch_is_extrapolated_from_some_of_its_windows(monkeypatch):
+    """By a clock that counts windows: a second each in training, a third of one in evaluations."""
+    training, now = small_training(), [0.0]
+    training.data.batch_size = 40
+    model = training.model
+    original = model.loss_and_gradients, model.losses
+    seen = []
+
+    def loss_and_gradients(ids, *arguments):
+        now[0] += len(ids)
+        seen.append(len(ids))
+        return original[0](ids, *arguments)
+
+    def losses(ids, *arguments):
+        now[0] += len(ids) / 3
+        return original[1](ids, *arguments)
+
+    monkeypatch.setattr(model, "loss_and_gradients", loss_and_gradients)
+    monkeypatch.setattr(model, "losses", losses)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    operations = pace.OPERATIONS * model.flat.data.size * 16
+    monkeypatch.setattr(pace, "MAX_OPERATIONS", 7 * operations)
+    result = rough_pace(training, TrainingConfig(grad_accum_steps=3, val_batches=5))
+    assert set(seen) == {7}
+    assert result.step == pytest.approx(3 * 40) and result.evaluation == pytest.approx(
+        2 * 5 * 40 / 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "about 1 s"),
+        (17.4, "about 17 s"),
+        (63, "about 65 s"),
+        (100, "about 2 min"),
+        (3000, "about 50 min"),
+        (7000, "about 2 h"),
+        (4 * 86400, "about 4 days"),
+    ],
+)
+def test_a_time_in_words(seconds, words):
+    assert about(seconds) == words
+
+
+def test_the_time_is_shown_before_the_run_and_by_estimate(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+    flags += ["--val-every", "0", "--steps", "20", "--warmup-steps", "2"]
+    assert main(["estimate", str(text), *flags]) == 0
+    assert "Time on this machine: about 2 min, 20 steps of 6e+03 ms." in capsys.readouterr().out
+    assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 0
+    rows = [line.strip("│ ").split("│") for line in capsys.readouterr().out.splitlines()]
+    assert ["time", "about 2 min"] in [[cell.strip() for cell in row] for row in rows]
+
+
 def test_measuring_does_not_change_the_temperature(tmp_path):
     distillation = Distillation(sharp(new_teacher()), 3.0, learn_temperature=True)
     training, before = new_training(distillation), distillation.state()
@@ -87,8 +170,10 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
     steps = config["training"]["steps"]
-    assert 25 <= steps <= 29 and config["training"]["warmup_steps"] == 2
-    assert f"{steps} steps of 6000.0 ms fit in the remaining 1" in printed
+    assert config["training"]["warmup_steps"] == steps // 10
+    shown = re.search(r"(\d+) steps of 6000\.0 ms\s+fit in the remaining (\d+)\s+seconds", printed)
+    # How many seconds remain after the start depends on how busy the machine is.
+    assert int(shown[1]) == steps and 6 * steps <= 0.98 * (int(shown[2]) + 0.5) < 6 * (steps + 1.1)
     assert f"step {steps}/{steps}" in printed
     monkeypatch.setattr(pace, "measure", None)  # a resumed run times nothing
     (out / "model.safetensors").unlink()
@@ -111,4 +196,16 @@ def test_too_few_minutes_leave_nothing_behind(tmp_path, monkeypatch, capsys):
     flags += ["--minutes", "1", "--out", str(tmp_path / "run")]
     assert main(["train", str(text), *flags]) == 2
     assert "give more minutes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupt_while_passes_are_timed_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pace, "rough_pace", interrupted)
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+    assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 130
     assert not (tmp_path / "run").exists()

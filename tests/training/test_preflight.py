@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smallmind import Tokenizer, Training, TransformerModel
+from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.config import ModelConfig
 from smallmind.kernels import compiled, reference
 from smallmind.training import preflight as module
@@ -198,3 +198,24 @@ def test_a_text_of_one_character_can_be_checked():
 def test_memorising_gives_up_after_its_steps(monkeypatch):
     monkeypatch.setattr(module, "RATE_BY_WIDTH", 1e-6)
     assert failed(small_training())["memorising"].split(" after ")[1].startswith("100 steps")
+
+
+@pytest.mark.parametrize(
+    ("settings", "learns"),
+    [
+        ({"learning_rate": 1e-3}, True),
+        ({"learning_rate": 1e-5}, True),
+        ({"learning_rate": 1e-3, "warmup_steps": 0, "max_grad_norm": 0.0}, True),
+        ({"learning_rate": 10.0}, False),
+        ({"learning_rate": 0.0}, False),
+        # The run never leaves its warmup, and so never reaches the rate at which it would diverge.
+        ({"learning_rate": 10.0, "warmup_steps": 10**6, "steps": 100}, True),
+    ],
+)
+def test_the_peak_rate_of_the_run_is_checked(settings, learns):
+    training = small_training()
+    [check] = [
+        check for check in preflight(training, TrainingConfig(**settings)) if "peak" in check.name
+    ]
+    assert check.passed == learns, check
+    assert "lower --learning-rate" in check.expected

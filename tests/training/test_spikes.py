@@ -51,6 +51,7 @@ def test_a_spike_restores_the_last_good_state_at_half_the_rate(loss, precision):
             training.scaler.update(overflowed=True)
         if isinstance(record, RollbackRecord):
             assert record.step == 4 and record.spike_step == 7 and record.lr_factor == 0.5
+            assert record.next_lr == training.schedule.lr(4) * 0.5 > 0
             assert record.spike_loss == (loss if math.isfinite(loss) else None)
             now = training.state()
             assert now.step == 4 and now.state["optimizer"]["steps"] == training.model.passes == 4
@@ -114,7 +115,12 @@ def test_after_the_last_rollback_the_run_stops_with_a_reason(rollbacks):
     training = spiking_training(dict.fromkeys(range(5, 99), 1e3))
     records = []
     count = rf"{rollbacks} rollbacks?"
-    message = rf"rose to 1000, from 2\.\d+, at step {5 + rollbacks} after {count}: lower"
+    step, factor = 5 + rollbacks, 0.5**rollbacks
+    rate, peak = 1e-3 * step / 101 * factor, 1e-3 * factor
+    message = (
+        rf"rose to 1000, from 2\.\d+, at step {step} after {count}: lower the learning rate, "
+        f"which was {rate:.3g} at that step, with a peak of {peak:.3g}$"
+    )
     with pytest.raises(FloatingPointError, match=message):
         for record in training.steps(config(max_rollbacks=rollbacks)):
             records.append(record)

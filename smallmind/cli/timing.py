@@ -1,0 +1,63 @@
+"""How long a run takes, from a few passes that are timed."""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from smallmind.config import DistillationConfig, Settings
+
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.runs.session import Run
+    from smallmind.text.dataset import Dataset
+    from smallmind.text.tokenizer import Tokenizer
+
+MAX_PARAMETERS = 100_000_000  # a larger model takes seconds to initialise
+# Above how many seconds, and their names: 1.5 minutes are 90 seconds.
+UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), (0, 1, "s"))
+
+
+def time_of_run(run: "Run") -> str:
+    """What is left of a run that is about to start or resume: "about 2 min"."""
+    from smallmind.runs.pace import rough_pace
+
+    config, newest = run.settings.training, run.newest()
+    if run.settings.run.minutes and not newest:
+        return about(60 * run.settings.run.minutes)
+    total = rough_pace(run.training, config).total(config)
+    done = newest.step / max(1, config.steps) if newest else 0.0
+    bound = "at most " if config.early_stopping_patience else ""
+    return bound + about(total * (1 - done))
+
+
+def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer") -> str | None:
+    """The time of a run with these settings, and its steps; None if timing it would take long."""
+    from smallmind.nn.network import declare_parameters
+    from smallmind.runs.assembly import build_training, resolve_settings
+    from smallmind.runs.pace import rough_pace
+
+    if settings.run.minutes:
+        return about(60 * settings.run.minutes)
+    resolved = resolve_settings(without_new_cache(settings), data, tokenizer)
+    if declare_parameters(resolved.model).count > MAX_PARAMETERS:
+        return None
+    config = resolved.training
+    pace = rough_pace(build_training(resolved, data, tokenizer), config)
+    return f"{about(pace.total(config))}, {config.steps:,} steps of {1000 * pace.step:,.3g} ms"
+
+
+def without_new_cache(settings: Settings) -> Settings:
+    """The same settings, except that no teacher cache is written."""
+    distillation: DistillationConfig = settings.distillation
+    cache = distillation.teacher_cache
+    if cache and not os.path.lexists(cache):
+        distillation = dataclasses.replace(distillation, teacher_cache=None)
+    return dataclasses.replace(settings, distillation=distillation)
+
+
+def about(seconds: float) -> str:
+    """Seconds, roughly -> about 20 s, about 2 min, about 3 h, about 4 days."""
+    _, unit, name = next(row for row in UNITS if seconds >= row[0])
+    count = seconds / unit
+    rounded = max(1, round(count) if count < 20 else 5 * round(count / 5))
+    return f"about {rounded} {name}"
