@@ -25,21 +25,28 @@ class RunLock:
     process that dies; a forked child shares the lock of its parent.
     """
 
+    _file: int | None = None
+
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.path = Path(directory) / NAME
         try:
-            self._file: int | None = self._acquire()
+            self._acquire()
         except OSError as error:
             raise InputError(f"cannot lock {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Releases the lock. Calling it again does nothing."""
-        file, self._file = self._file, None
-        if file is None:
+        if self._file is None:
             return
         with suppress(OSError):  # Windows cannot remove an open file: it stays
             os.unlink(self.path)
+        file, self._file = self._file, None
         os.close(file)
+
+    def __del__(self) -> None:
+        # If an interrupt came before the `with` block: the lock would last as long as the process.
+        if self._file is not None:
+            os.close(self._file)
 
     def __enter__(self) -> "RunLock":
         return self
@@ -47,7 +54,7 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _acquire(self) -> int:
+    def _acquire(self) -> None:
         while True:
             file = os.open(self.path, _flags(), 0o666)
             try:
@@ -55,7 +62,8 @@ class RunLock:
                 if _is_same_file(self.path, file):
                     os.ftruncate(file, 0)
                     os.write(file, str(os.getpid()).encode())
-                    return file
+                    self._file = file
+                    return
             except BaseException:
                 os.close(file)
                 raise
