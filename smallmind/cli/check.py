@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind import activity
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, settings_of
 
 INDENT = " " * 8  # of the second line of a check
@@ -34,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     text = read_source(settings.run.text).text
     tokenizer = Tokenizer(text, settings.run.tokenizer)
     failed = count = 0
-    with announcing_compilation(console, settings.run.backend):
+    with activity.showing_on(console.activity):
         data = make_dataset(settings, text, tokenizer)
         training = build_training(resolve_settings(settings, data, tokenizer), data, tokenizer)
         for result in preflight(training):

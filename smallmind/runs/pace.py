@@ -3,12 +3,12 @@
 import dataclasses
 import math
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from smallmind.activity import clock
 from smallmind.config import InputError, TrainingConfig
 from smallmind.generation import generate
 from smallmind.training.checkpoint import save
@@ -120,7 +120,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
     records = training.steps(config)
     for record in records:
         if isinstance(record, StepRecord):
-            ends.append(time.perf_counter())
+            ends.append(clock())
         steps = len(ends) - COLD_STEPS
         if steps >= MIN_STEPS and ends[-1] - ends[COLD_STEPS - 1] >= seconds:
             break
@@ -132,6 +132,6 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
 def _timed() -> Iterator[list[float]]:
     """A list that holds the seconds of the block once it has ended."""
     seconds: list[float] = []
-    start = time.perf_counter()
+    start = clock()
     yield seconds
-    seconds.append(time.perf_counter() - start)
+    seconds.append(clock() - start)

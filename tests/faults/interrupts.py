@@ -28,7 +28,8 @@ def _call(action, moment, files):
 
     def trace(frame, event, _):
         nonlocal left
-        if not frame.f_code.co_filename.endswith(files):
+        code = frame.f_code
+        if code.co_name == "__del__" or not code.co_filename.endswith(files):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if event == "opcode" and frame.f_lasti in _moments(frame.f_code):
