@@ -40,7 +40,7 @@ ISAS = {
     },
 }
 
-FAULTS = ("operations", "saves", "runs", "power", "cuts", "flips", "fuzzing")
+FAULTS = ("operations", "saves", "runs", "pairs", "terminals", "power", "cuts", "flips", "fuzzing")
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -112,6 +112,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=1000,
         metavar="N",
         help="kills during saves, and a fifth as many during runs (1000)",
+    )
+    faults.add_argument(
+        "--sessions",
+        type=_count,
+        default=60,
+        metavar="N",
+        help="runs ended by signals in pairs, and as many by closed terminals (60)",
     )
     faults.add_argument(
         "--flips", type=_count, default=10_000, metavar="N", help="bits to flip (10000)"

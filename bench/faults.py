@@ -31,11 +31,11 @@ SEEDS = 300  # states that a disk may be in after each loss of power
 EXAMPLES = 1000  # between two checks of the time
 
 
-def _killed(what: str, number: int) -> Counts:
-    """Kills children from a separate process, which exits with an error at the first loss."""
+def _killed(what: str, number: int, module: str = "killed") -> Counts:
+    """Ends children from a separate process, which exits with an error at the first loss."""
     with tempfile.TemporaryDirectory() as directory:
         result = subprocess.run(
-            [sys.executable, "-m", "tests.faults.killed", directory, what, str(number)],
+            [sys.executable, "-m", f"tests.faults.{module}", directory, what, str(number)],
             cwd=ROOT,
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             check=True,
@@ -137,6 +137,14 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         "runs": (
             "killed at random moments of whole runs",
             lambda: _killed("runs", -(-options.kills // 5)),
+        ),
+        "pairs": (
+            "signals in pairs, to runs and while kernels compile",
+            lambda: _killed("pairs", options.sessions, "sessions"),
+        ),
+        "terminals": (
+            "terminals closed",
+            lambda: _killed("terminals", options.sessions, "sessions"),
         ),
         "power": ("power lost at every operation of saves", _power),
         "cuts": ("file cut at each length", _cuts),
