@@ -46,6 +46,8 @@ FAULTS = (
     "runs",
     "writers",
     "starts",
+    "pairs",
+    "terminals",
     "power",
     "cuts",
     "flips",
@@ -123,6 +125,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=1000,
         metavar="N",
         help="kills during saves; a fifth as many during runs, a twentieth of starts (1000)",
+    )
+    faults.add_argument(
+        "--sessions",
+        type=_count,
+        default=60,
+        metavar="N",
+        help="runs ended by signals in pairs, and as many by closed terminals (60)",
     )
     faults.add_argument(
         "--flips", type=_count, default=10_000, metavar="N", help="bits to flip (10000)"

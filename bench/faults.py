@@ -38,9 +38,9 @@ SEEDS = 300  # states that a disk may be in after each loss of power
 EXAMPLES = 1000  # between two checks of the time
 
 
-def _killed(what: str, number: int) -> Counts:
-    """Kills children from a separate process, which exits with an error at the first loss."""
-    return _forked("killed", what, number)[0], 0
+def _killed(what: str, number: int, module: str = "killed") -> Counts:
+    """Ends children from a separate process, which exits with an error at the first loss."""
+    return _forked(module, what, number)[0], 0
 
 
 def _together(what: str, number: int) -> Counts:
@@ -189,6 +189,14 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
         "starts": (
             "two processes in one directory: runs started at once",
             lambda: _together("starts", -(-options.kills // 20)),
+        ),
+        "pairs": (
+            "signals in pairs, to runs and while kernels compile",
+            lambda: _killed("pairs", options.sessions, "sessions"),
+        ),
+        "terminals": (
+            "terminals closed",
+            lambda: _killed("terminals", options.sessions, "sessions"),
         ),
         "power": ("power lost at every operation of saves", _power),
         "cuts": ("file cut at each length", _cuts),

@@ -8,9 +8,9 @@ def rented_at_the_peak(monkeypatch, model, action):
     pool = model.workspace.pool
     held = peak = 0
 
-    def rent(n, dtype):
+    def rent(n, dtype, owner):
         nonlocal held, peak
-        array = TensorPool.rent(pool, n, dtype)
+        array = TensorPool.rent(pool, n, dtype, owner)
         held += array.nbytes
         peak = max(peak, held)
         return array

@@ -2,7 +2,8 @@
 
 import argparse
 
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind import activity
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, settings_of
 from smallmind.cli.timing import without_new_cache
 
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     text = read_source(settings.run.text).text
     tokenizer = Tokenizer(text, settings.run.tokenizer)
     failed = count = 0
-    with announcing_compilation(console, settings.run.backend):
+    with activity.showing_on(console.activity):
         data = make_dataset(settings, text, tokenizer)
         settings = resolve_settings(settings, data, tokenizer)
         if not settings.run.minutes and (shortcoming := too_short(settings.training)):

@@ -7,12 +7,15 @@ import shlex
 import shutil
 import sys
 import textwrap
+import time
 import unicodedata
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import TextIO
 
+from smallmind import activity
 from smallmind.box import can_print
+from smallmind.live_line import LiveLine
 
 WIDTH = 80
 INDENT = "  "  # of the second and later lines of a long one
@@ -36,7 +39,9 @@ class Console:
         self.has_reader = True  # until the other end of a pipe is closed
         self.defer_errors = defer_errors
         self.failure: OSError | None = None
-        self._live_width = 0
+        self._live = LiveLine(self.stream)
+        self._live.write = self._emit  # type: ignore[method-assign]
+        self._announced = -activity.QUIET
 
     def check(self) -> None:
         """Raises the deferred OSError, if something could not be printed."""
@@ -65,14 +70,26 @@ class Console:
         self._clear()
         self._write(" \\\n".join(lines) + "\n")
 
-    def live(self, text: str) -> None:
-        """A line that the next one replaces, cut to the width of the terminal."""
-        width = max(1, shutil.get_terminal_size().columns - 1)
-        while len(text) > width and "  " in text.strip():
-            text = text.rstrip().rpartition("  ")[0]  # without its last value
-        text = _printable(text[:width])
-        self._emit("\r" + text.ljust(min(self._live_width, width)))
-        self._live_width = len(text)
+    def live(self, *variants: str) -> None:
+        """A line that the next one replaces: the first variant that fits the terminal."""
+        self._live.show(*map(_printable, variants))
+
+    def activity(self, text: str | None, usual: bool) -> None:
+        """What is being done now, for the activity hook; a line of its own if not on a terminal."""
+        if self.is_terminal and text:
+            self.live(f"{text} ...")
+        elif self.is_terminal:
+            self._clear()
+        elif text and not usual and time.monotonic() - self._announced >= activity.QUIET:
+            self._announced = time.monotonic()
+            self.line(f"{text} ...")
+
+    def from_signal_handler(self, text: str) -> None:
+        """A line at once, past the stream: the signal may have interrupted a write to it."""
+        shown = self._live.erasing() + wrap(text, line_width()) + "\n"
+        with suppress(OSError, ValueError):  # the terminal may be gone
+            os.write(self.stream.fileno(), shown.encode(self.stream.encoding, "replace"))
+            self._live.forget()
 
     def piece(self, text: str) -> None:
         """Part of a text, printed as it is, except that no control character reaches a terminal."""
@@ -83,7 +100,8 @@ class Console:
         """A text of any length, behind a margin and wrapped."""
         width = line_width() - len(MARGIN)
         for line in text.strip().split("\n"):
-            for part in textwrap.wrap(_printable(line), max(20, width)) or [""]:
+            parts = textwrap.wrap(_printable(line), max(20, width), break_on_hyphens=False)
+            for part in parts or [""]:
                 self._clear()
                 self._write((MARGIN + part).rstrip() + "\n")
         self.line()
@@ -108,9 +126,7 @@ class Console:
         self._write(text.rstrip() + "\n")
 
     def _clear(self) -> None:
-        if self._live_width:
-            self._emit("\r" + " " * self._live_width + "\r")
-            self._live_width = 0
+        self._live.clear()
 
     def _write(self, text: str) -> None:
         """Text from anywhere: none of its control characters reaches a terminal."""
@@ -133,19 +149,6 @@ class Console:
                     raise
 
 
-@contextmanager
-def announcing_compilation(console: Console, backend: str = "numba") -> Iterator[None]:
-    """Within the block, console says so if kernels have to be compiled."""
-    if backend != "numba":
-        yield
-        return
-    from smallmind.runs import threads
-
-    message = "Compiling kernels for this CPU, once: about 15 seconds ..."
-    with threads.announcing_compilation(lambda: console.line(message)):
-        yield
-
-
 def error_line(text: str) -> None:
     """Prints an error to standard error: one line, which is only wrapped on a terminal."""
     stream = sys.stderr or _null_stream()
@@ -154,7 +157,8 @@ def error_line(text: str) -> None:
         text = "\n".join(
             wrap(line, shutil.get_terminal_size().columns) for line in text.split("\n")
         )
-    print(text, file=stream)
+    with suppress(OSError):  # the terminal may be gone
+        print(text, file=stream)
 
 
 def line_width() -> int:
@@ -168,13 +172,6 @@ def wrap(text: str, width: int, indent: str = INDENT) -> str:
     for line in text.split("\n"):
         lines += [line] if len(line) <= width else _wrapper(width, indent).wrap(line)
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """Seconds -> 0:07, 12:34 or 1:02:03."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def format_bytes(nbytes: int) -> str:
@@ -194,16 +191,19 @@ def _wrapper(width: int, indent: str = "") -> textwrap.TextWrapper:
 
 
 def _fit(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The rows, with the widest column wrapped if together they are wider than a line."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widest = widths.index(max(widths))
-    width = max(20, WIDTH - 1 - sum(w + 3 for w in widths) + widths[widest])
-    if widths[widest] <= width:
-        return [list(row) for row in rows]
-    return [
-        [_wrap_cell(cell, width) if i == widest else cell for i, cell in enumerate(row)]
-        for row in rows
-    ]
+    """The rows, their widest columns wrapped until together they are no wider than a line."""
+    cells = [list(row) for row in rows]
+    for _ in cells[0]:
+        widths = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+        widest = widths.index(max(widths))
+        width = max(8, line_width() - 1 - sum(w + 3 for w in widths) + widths[widest])
+        for row in cells:
+            row[widest] = _wrap_cell(row[widest], width)
+    return cells
+
+
+def _cell_width(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
 
 
 def _wrap_cell(cell: str, width: int) -> str:

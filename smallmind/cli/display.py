@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
-from smallmind.cli.console import Console, duration
+from smallmind.cli.console import Console
 from smallmind.training.evaluation import Evaluation
+from smallmind.training.progress import Progress
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
@@ -41,7 +42,7 @@ class ProgressDisplay:
         self.steps = steps
         self.token = token  # what to call one, such as "char"
         self.step_records = 0
-        self.first: StepRecord | None = None
+        self.progress = Progress(steps)
         self.health_checks = 0
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
@@ -58,18 +59,17 @@ class ProgressDisplay:
 
     def show_step(self, record: StepRecord) -> None:
         """Loss, learning rate, speed and the time that is left."""
-        if self.first is None:
-            self.first = record  # this one may have waited for kernels to compile
-        elapsed = record.elapsed_seconds - self.first.elapsed_seconds
-        left = elapsed / max(1, record.step - self.first.step) * (self.steps - record.step)
-        text = f"{self._place(record)}  loss {record.loss:.4f}  lr {record.lr:.1e}"
-        if elapsed:
-            text += f"  {record.tokens_per_second:,.0f} tokens/s  {duration(left)} left"
+        variants = self.progress.update(record)
         if self.console.is_terminal:
-            self.console.live(text)
+            self.console.live(*variants)
         elif self.step_records % PLAIN_EVERY == 0 or record.step == self.steps:
-            self.console.line(text)
+            self.console.line(variants[0])
         self.step_records += 1
+
+    def start_step(self, step: int) -> None:
+        """Shows on a terminal that a step starts, if there was nothing new for a second."""
+        if self.console.is_terminal and (variants := self.progress.start(step)):
+            self.console.live(*variants)
 
     def show_evaluation(self, record: EvaluationRecord) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""

@@ -4,7 +4,8 @@ import argparse
 import dataclasses
 import re
 
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind import activity
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, settings_of
 from smallmind.config import InputError
 
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     status = show_estimate(console, plan, options.memory, options.target_batch)
     if data and tokenizer and plan.estimate.total <= available_bytes():
-        with announcing_compilation(console, config.backend):
+        with activity.showing_on(console.activity):
             if time := time_of_settings(settings, data, tokenizer):
                 console.line(f"Time on this machine: {time}.")
     return status

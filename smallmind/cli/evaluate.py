@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind import activity
+from smallmind.cli.console import Console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     opened = Run.open(options.directory)
     source = read_source(options.text) if options.text else None
-    with announcing_compilation(Console(sys.stderr)):
+    with activity.showing_on(Console(sys.stderr).activity):
         result = opened.evaluate(source.text if source else None)
     if source and not opened.is_own_text(source.text):
         part = f"{shorten(source.name)}, all of it (not the text of the run)"

@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind import activity
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_config_flags, generation_of
 from smallmind.config import GenerationConfig
 
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.loading import load
 
     console = Console()
-    with announcing_compilation(Console(sys.stderr)):
+    with activity.showing_on(Console(sys.stderr).activity):
         model, tokenizer = load(options.source)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         pieces = stream(model, tokenizer, prompt, config)

@@ -4,41 +4,62 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from smallmind.runs.interrupt import handling
+from smallmind.signals import handling
 
 if TYPE_CHECKING:
+    from smallmind.cli.console import Console
     from smallmind.runs.session import Run
+
+STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without saving."
 
 
 def ending_on_signals() -> AbstractContextManager[None]:
-    """Within the block, SIGTERM and SIGHUP end the command as exceptions do: files are closed."""
+    """Within the block, SIGTERM and SIGHUP end the command as exceptions do: files are closed.
+
+    Only the first does, so that the next one does not disturb the end: when a terminal is closed,
+    the kernel and the shell both send SIGHUP.
+    """
+    received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+        received.append(number)
+        if len(received) == 1:
+            raise SystemExit(128 + number)
 
     return handling(end, *_handled("SIGTERM", "SIGHUP"))
 
 
 @contextmanager
-def stopping_on_signals(run: "Run") -> Iterator[list[int]]:
+def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     """Within the block, Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
 
-    The list then holds the number of the signal. A second signal ends the process at once, and so
-    does the first one while there is nothing to save yet.
+    The list then holds the numbers of the signals. Only a second Ctrl-C, at least a second after
+    the first, ends the process at once. While there is nothing to save yet, a signal does what it
+    does outside of the block.
     """
-    received: list[int] = []
+    from smallmind.runs.interrupt import Impatience
 
-    def stop(number: int, _frame: object) -> None:
-        if received:
+    received: list[int] = []
+    impatience = Impatience()
+    numbers = _handled("SIGINT", "SIGTERM", "SIGHUP")
+    outside = {number: signal.getsignal(number) for number in numbers}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        handle = outside[number]
+        if not run.training.progress.step and callable(handle):
+            handle(number, frame)
+            return
+        if number == signal.SIGINT and impatience.count():
             os._exit(128 + number)
-        if not run.training.progress.step:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        if number == signal.SIGINT and number not in received:
+            console.from_signal_handler(STOPPING)
         received.append(number)
         run.stop()
 
-    with handling(stop, *_handled("SIGINT", "SIGTERM", "SIGHUP")):
+    with handling(stop, *numbers):
         yield received
 
 

@@ -2,15 +2,15 @@
 
 import argparse
 import os
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smallmind import activity
 from smallmind.box import can_print
 from smallmind.cli import check
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, check_writable, observing_of, settings_of
 from smallmind.config import OBSERVING, InputError
 from smallmind.presets import FIELDS
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains and shows the progress -> exit status."""
-    start = time.perf_counter()
+    start = activity.clock()
     if options.profile_json:
         check_writable("--profile-json", Path(options.profile_json))
     if options.resume:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
-    with announcing_compilation(console, settings.run.backend):
+    with activity.showing_on(console.activity):
         created = Run.create(settings)
         try:
             _build(console, created)
@@ -99,7 +99,7 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> i
     begun_by = newest.state.get("smallmind") if newest else None
     if opened.settings.model.dropout and begun_by in OTHER_MASKS:
         console.line(f"Dropout now drops other elements than in smallmind {begun_by}")
-    with announcing_compilation(console, opened.settings.run.backend):
+    with activity.showing_on(console.activity):
         _build(console, opened)
         resuming = f"Resuming after step {step}" if step else "Starting over: no checkpoint yet"
         return _train(console, opened, options, resuming)
@@ -123,7 +123,8 @@ def _build(console: Console, run: "Run") -> None:
 
 def _fit(console: Console, run: "Run", end: float) -> None:
     """Chooses the number of steps of a run with --minutes."""
-    pace, left = run.fit_steps(end)
+    with activity.doing("Timing a few steps"):
+        pace, left = run.fit_steps(end)
     config = run.settings.training
     console.line(
         f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
@@ -148,7 +149,8 @@ def _train(
     if distillation and distillation.config.learn_temperature:
         console.line(f"Temperature at the end: {distillation.temperature:.3f}")
     if not status:
-        show_result(console, run)
+        with activity.doing("Evaluating the whole held-out text"):
+            show_result(console, run)
         console.line("\nSample:")
         console.quote(run.sample or "")
     console.line(f"The run is in {run.path}")
@@ -169,7 +171,8 @@ def _show_steps(console: Console, run: "Run") -> int:
 
     token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
-    with stopping_on_signals(run) as received, closing(run.steps()) as steps:
+    run.training.on_step = progress.start_step
+    with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
             progress.show(record)
         progress.show_health()

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from smallmind.cli.console import Console, announcing_compilation
+from smallmind import activity
+from smallmind.cli.console import Console
 
 INDENT = " " * 8  # of the second line of a verdict
 
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     if options.digests_only:
         verdicts = opened.verify(digests_only=True, on_record=show)
     else:
-        with announcing_compilation(console, opened.settings.run.backend):
+        with activity.showing_on(console.activity):
             verdicts = opened.verify(on_record=show)
     failed = sum(verdict.fault is not None for verdict in verdicts)
     if failed:

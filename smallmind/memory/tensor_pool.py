@@ -90,29 +90,35 @@ class TensorPool:
         self._buckets: dict[tuple[int, np.dtype], _Bucket] = {}
         self._requests: dict[tuple[int, Any], _Bucket] = {}  # (n, dtype as given) -> bucket
         # Keyed by the identity of the array's base, which lives as long as the entry.
-        self._rented: dict[int, tuple[_Bucket, np.ndarray, int]] = {}
+        self._rented: dict[int, tuple[_Bucket, np.ndarray, int, object]] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._rents = self._misses = 0
         self._bytes_held = self._bytes_rented = self._high_water_mark = 0
 
-    def rent(self, n: int, dtype: Any = np.float32) -> np.ndarray:
+    def rent(self, n: int, dtype: Any = np.float32, owner: object = None) -> np.ndarray:
         """-> a 1-D array of n elements, aligned to 64 bytes, contents undefined.
 
-        MemoryError if it would exceed the capacity.
+        With an owner, `return_all(owner)` also returns it, even if an interrupt kept the array from
+        the caller. MemoryError if it would exceed the capacity.
         """
         with self._lock:
             bucket = self._requests.get((n, dtype)) or self._bucket(n, dtype)
-            if bucket.idle:
-                array = bucket.idle.pop()
+            idle = bucket.idle
+            array = idle[-1] if idle else self._allocate(bucket)
+            key = id(array.base)
+            # Ctrl-C is noticed after a call. There is none from here to the end of the block, so
+            # that all of it is done or nothing.
+            if idle:
+                del idle[-1]
             else:
-                array = self._allocate(bucket)
+                self._bytes_held += bucket.nbytes
                 self._misses += 1
             self._rents += 1
             self._bytes_rented = rented = self._bytes_rented + bucket.nbytes
             if rented > self._high_water_mark:
                 self._high_water_mark = rented
-            self._rented[id(array.base)] = bucket, array, n
+            self._rented[key] = bucket, array, n, owner
         return array[:n]  # always a view: the caller may reshape it in place
 
     def return_(self, array: np.ndarray, clear: bool = True) -> None:
@@ -129,24 +135,38 @@ class TensorPool:
                 raise ValueError(
                     "this array is not rented from this pool: returned twice, or foreign"
                 )
-            bucket, whole, n = rented
+            bucket, whole, n, _ = rented
             if array.size != n:
                 raise ValueError(f"{n} elements were rented; this array has {array.size} of them")
             # Before another thread can rent it.
             if clear:
                 whole[:n] = 0
+            # As in `rent`: nothing can come in between.
             del self._rented[key]
             self._bytes_rented -= bucket.nbytes
             bucket.idle.append(whole)
 
+    def return_all(self, owner: object) -> None:
+        """Returns every array that is still rented for an owner; does nothing if there is none.
+
+        If an interrupt ends it early, calling it again returns the rest.
+        """
+        with self._lock:
+            arrays = [array[:n] for _, array, n, other in self._rented.values() if other is owner]
+        for array in arrays:
+            self.return_(array, clear=False)
+
     @contextmanager
     def borrow(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Iterator[np.ndarray]:
         """`with pool.borrow((B, T)) as x:` rents for the duration of the block."""
-        array = self.rent(math.prod(shape) if isinstance(shape, tuple) else shape, dtype)
+        owner = object()
+        n = math.prod(shape) if isinstance(shape, tuple) else shape
         try:
-            yield array.reshape(shape)
-        finally:
-            self.return_(array, clear=False)
+            yield self.rent(n, dtype, owner).reshape(shape)
+            self.return_all(owner)
+        except BaseException:
+            self.return_all(owner)  # once more, if an interrupt came during the first time
+            raise
 
     def trim(self) -> int:
         """Frees all idle arrays -> the number of bytes freed."""
@@ -206,17 +226,15 @@ class TensorPool:
                     f"rented and {bucket.nbytes:,} more are needed: use smaller batches, or raise "
                     "the capacity"
                 )
-        array = self._new_array(bucket.size, bucket.dtype)
-        self._bytes_held = after
-        return array
+        return self._new_array(bucket.size, bucket.dtype)
 
     def _trim(self) -> int:
-        freed = 0
+        before = self._bytes_held
         for bucket in self._buckets.values():
-            freed += len(bucket.idle) * bucket.nbytes
-            bucket.idle.clear()
-        self._bytes_held -= freed
-        return freed
+            nbytes = len(bucket.idle) * bucket.nbytes
+            bucket.idle = []  # no call before the next line: see `rent`
+            self._bytes_held -= nbytes
+        return before - self._bytes_held
 
 
 TensorPool.shared = TensorPool()

@@ -6,7 +6,6 @@ import inspect
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from smallmind.nn.block import Block
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
-from smallmind.nn.workspace import Kernel, Workspace
+from smallmind.nn.workspace import Kernel, Result, Workspace
 
 FORMAT = "smallmind model 1"
 DEFAULT_SEED = 42
@@ -176,24 +175,27 @@ class TransformerModel:
         InputError if T exceeds block_size or an id is outside the vocabulary.
         """
         ids = self._checked(ids)
-        logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
+        V = self.config.vocab_size
+        logits = np.empty((*ids.shape, V), self.workspace.dtype)
         for windows in micro_batches(ids, self.micro_batch_size):
-            with self.logits(ids[windows]) as rows:
-                logits[windows] = rows.reshape(logits[windows].shape)
+            rows = logits[windows].reshape(-1, V)  # a view
+            self.with_logits(ids[windows], functools.partial(np.copyto, rows))
         return logits
 
-    @contextmanager
-    def logits(self, ids: np.ndarray) -> Iterator[np.ndarray]:
-        """ids (B, T) -> logits (B T, V), rented for the duration of the block.
+    def with_logits(self, ids: np.ndarray, use: Callable[[np.ndarray], Result]) -> Result:
+        """ids (B, T) -> use(logits), where logits (B T, V) are rented for the duration of the call.
 
         The whole batch goes through the model at once. Dropout is off.
         """
         ids = self._checked(ids)
-        with self.workspace.one_pass():
+
+        def compute() -> Result:
             with self.workspace.profile("Forward"):
                 logits = self.network.forward(ids)
             self.workspace.release_all_but({id(logits)})
-            yield logits
+            return use(logits)
+
+        return self.workspace.one_pass(compute)
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token. Dropout is off."""
@@ -208,15 +210,18 @@ class TransformerModel:
         """
         ids, targets = self._checked_pair(ids, targets)
         losses = np.empty(ids.shape, self.workspace.dtype)
+
+        def compute(windows: slice) -> None:
+            with self.workspace.profile("Forward"):
+                logits = self.network.forward(ids[windows])
+            if correct is not None:
+                likeliest = logits.argmax(axis=1).reshape(ids[windows].shape)
+                correct[windows] = likeliest == targets[windows]
+            with self.workspace.profile("Loss"):
+                self._cross_entropy(losses[windows], logits, targets[windows])
+
         for windows in micro_batches(ids, self.micro_batch_size):
-            with self.workspace.one_pass():
-                with self.workspace.profile("Forward"):
-                    logits = self.network.forward(ids[windows])
-                if correct is not None:
-                    likeliest = logits.argmax(axis=1).reshape(ids[windows].shape)
-                    correct[windows] = likeliest == targets[windows]
-                with self.workspace.profile("Loss"):
-                    self._cross_entropy(losses[windows], logits, targets[windows])
+            self.workspace.one_pass(functools.partial(compute, windows))
         return losses
 
     def loss_and_gradients(
@@ -232,21 +237,26 @@ class TransformerModel:
         replaces the cross-entropy: it writes the losses and their gradient.
         """
         ids, targets = self._checked_pair(ids, targets)
+
+        def compute(windows: slice) -> float:
+            with self.workspace.profile("Forward"):
+                logits = self.network.forward(ids[windows])
+            with self.workspace.profile("Loss"):
+                losses = self.workspace.rent_full_precision(*ids[windows].shape)
+                kernel = objective and functools.partial(objective, windows)
+                dlogits = self._cross_entropy(
+                    losses, logits, targets[windows], scale / targets.size, kernel
+                )
+                total = float(losses.sum())  # in its own precision: converting takes a buffer
+            with self.workspace.profile("Backward"):
+                self.network.backward(dlogits)
+            return total
+
         total, number = 0.0, self.passes
         self.passes += 1
         for windows in micro_batches(ids, self.micro_batch_size):
-            with self.workspace.one_pass(number, windows.start * ids.shape[1]):
-                with self.workspace.profile("Forward"):
-                    logits = self.network.forward(ids[windows])
-                with self.workspace.profile("Loss"):
-                    losses = self.workspace.rent_full_precision(*ids[windows].shape)
-                    kernel = objective and functools.partial(objective, windows)
-                    dlogits = self._cross_entropy(
-                        losses, logits, targets[windows], scale / targets.size, kernel
-                    )
-                    total += float(losses.sum())  # in its own precision: converting takes a buffer
-                with self.workspace.profile("Backward"):
-                    self.network.backward(dlogits)
+            one_pass = functools.partial(compute, windows)
+            total += self.workspace.one_pass(one_pass, number, windows.start * ids.shape[1])
         return total / targets.size
 
     def zero_gradients(self) -> None:

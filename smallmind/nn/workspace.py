@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from smallmind.nn.backend import Backend
 from smallmind.randomness import hash64
 
 Kernel = Callable[..., Any]
+Result = TypeVar("Result")
 
 _NOTHING = nullcontext()
 
@@ -42,7 +43,7 @@ class Workspace:
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
         self.first_row = 0  # of this pass, among the rows of the whole batch
         self._sites = 0
-        self._busy = threading.Lock()
+        self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
 
     def kernels_for(self, layer: str) -> Any:
@@ -59,15 +60,13 @@ class Workspace:
         return self._rent(shape, self.dtype)
 
     def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        array = self.pool.rent(math.prod(shape), dtype).reshape(shape)
+        array = self.pool.rent(math.prod(shape), dtype, self._busy).reshape(shape)
         self._rented[id(array)] = array
         return array
 
     def release(self, *arrays: np.ndarray) -> None:
         """Returns rented arrays."""
         for array in arrays:
-            # In this order an interrupt in between loses one array; in the other it would be
-            # returned twice.
             del self._rented[id(array)]
             self.pool.return_(array, clear=False)
 
@@ -79,24 +78,35 @@ class Workspace:
         """Returns all rented arrays except those whose ids are in `kept`."""
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
-    @contextmanager
-    def one_pass(self, number: int | None = None, first_row: int = 0) -> Iterator[None]:
-        """A pass through the model: whatever it rents is returned at its end, even after an error.
+    def one_pass(
+        self, compute: Callable[[], Result], number: int | None = None, first_row: int = 0
+    ) -> Result:
+        """Calls compute for a pass through the model -> its result.
 
-        number counts the batches trained on. It determines the dropout masks, together with
-        first_row, the place of a micro-batch in its batch.
+        Whatever it rents is returned at its end, even after an error. number counts the batches
+        trained on. It determines the dropout masks, together with first_row, the place of a
+        micro-batch in its batch.
+
+        Ctrl-C raises KeyboardInterrupt after any call and at the start of any function, a context
+        manager's `__exit__` included. So the lock is taken and released by a `with` statement on
+        the lock itself, which nothing can divide.
         """
-        if not self._busy.acquire(blocking=False):
+        if self._busy.locked():
             raise RuntimeError("the model is already in a pass: use it from one thread at a time")
-        try:
-            self.pass_number, self.first_row, self.direction = number, first_row, "forward"
-            yield
-        finally:
-            self.pass_number = None
+        with self._busy:
             try:
-                self.release(*list(self._rented.values()))
-            finally:
-                self._busy.release()
+                self.pass_number, self.first_row, self.direction = number, first_row, "forward"
+                result = compute()
+                self._end_pass()
+                return result
+            except BaseException:
+                self._end_pass()  # once more, if an interrupt came during the first time
+                raise
+
+    def _end_pass(self) -> None:
+        self.pass_number = None
+        self._rented.clear()
+        self.pool.return_all(self._busy)
 
     @contextmanager
     def using_pool(self, pool: TensorPool) -> Iterator[None]:

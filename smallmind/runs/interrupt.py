@@ -1,40 +1,42 @@
-"""Signal handlers for the length of a block, such as one for Ctrl-C during training."""
+"""Ctrl-C during training from Python."""
 
 import signal
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from smallmind.signals import handling
+
+PATIENCE = 1.0  # seconds after which a second Ctrl-C counts: terminals may send the first one twice
 
 
-@contextmanager
-def handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Within the block, handle is called on these signals. Only works in the main thread."""
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # others may not set handlers
-        before = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+class Impatience:
+    """Tells a second Ctrl-C, at least a second after the first, from one that came with it."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def count(self) -> bool:
+        """Counts a Ctrl-C -> whether it is such a second one."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        return now - self._first >= PATIENCE
 
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Within the block, the first Ctrl-C calls stop; a second one raises KeyboardInterrupt.
+    """Within the block, Ctrl-C calls stop; another one after a second raises KeyboardInterrupt.
 
     If the program has its own handler for Ctrl-C, that one stays.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    interrupts = 0
+    impatience = Impatience()
 
     def handle(_number: int, _frame: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        if interrupts > 1:
+        if impatience.count():
             raise KeyboardInterrupt
         stop()
 

@@ -29,29 +29,29 @@ class RunLock:
     parent. Containers exclude each other, and hosts too if their network disk has locks.
     """
 
+    _file: int | None = None
+
     def __init__(self, directory: str | PathLike[str]) -> None:
         self.path = Path(directory) / NAME
-        self._file: int | None = None
         self._process = os.getpid()
         try:
-            self._file = self._acquire()
+            self._acquire()
         except OSError as error:
             raise InputError(f"cannot lock {self.path}: {error.strerror}") from None
 
     def release(self) -> None:
         """Releases the lock. Calling it again does nothing."""
-        file, self._file = self._file, None
-        if file is None:
+        if self._file is None:
             return
-        if os.name == "nt":  # there an open file cannot be removed, by whomever it was opened
-            os.close(file)
-        with suppress(OSError):
-            if os.getpid() == self._process:  # a forked child leaves the lock to its parent
-                os.unlink(self.path)
         if os.name != "nt":
-            os.close(file)
+            self._remove()
+        file, self._file = self._file, None
+        os.close(file)
+        if os.name == "nt":  # there an open file cannot be removed
+            self._remove()
 
     def __del__(self) -> None:
+        # If an interrupt came before the `with` block: the lock would last as long as the process.
         self.release()
 
     def __enter__(self) -> "RunLock":
@@ -60,7 +60,12 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _acquire(self) -> int:
+    def _remove(self) -> None:
+        with suppress(OSError):
+            if os.getpid() == self._process:  # a forked child leaves the lock to its parent
+                os.unlink(self.path)
+
+    def _acquire(self) -> None:
         while True:
             file = os.open(self.path, _flags(), 0o666)
             try:
@@ -69,7 +74,8 @@ class RunLock:
                     with suppress(OSError):  # a full disk: the lock holds without a name
                         os.ftruncate(file, 0)
                         os.write(file, f"{os.getpid()} {socket.gethostname()}".encode())
-                    return file
+                    self._file = file
+                    return
             except BaseException:
                 os.close(file)
                 raise

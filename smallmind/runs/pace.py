@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smallmind.activity import clock
 from smallmind.config import InputError, TrainingConfig, micro_batch_sizes
 from smallmind.generation import generate
 from smallmind.nn.transformer import resolve_precision
@@ -159,7 +159,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
     records = training.steps(config)
     for record in records:
         if isinstance(record, StepRecord):
-            ends.append(time.perf_counter())
+            ends.append(clock())
         steps = len(ends) - COLD_STEPS
         if steps >= MIN_STEPS and ends[-1] - ends[COLD_STEPS - 1] >= seconds:
             break
@@ -183,6 +183,6 @@ def _fastest(run: Callable[[], object]) -> float:
 def _timed() -> Iterator[list[float]]:
     """A list that holds the seconds of the block once it has ended."""
     seconds: list[float] = []
-    start = time.perf_counter()
+    start = clock()
     yield seconds
-    seconds.append(time.perf_counter() - start)
+    seconds.append(clock() - start)

@@ -12,13 +12,13 @@ Nothing here prints. The command line is a caller of this class.
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from smallmind.activity import clock
 from smallmind.config import OBSERVING, InputError, Settings
 from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
@@ -219,14 +219,14 @@ class Run:
         return training
 
     def fit_steps(self, end: float) -> tuple[pace.Pace, float]:
-        """Sets the number of steps so that the run ends at `end`, in time.perf_counter's seconds.
+        """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
 
         Times a few steps, which have no effect -> the pace measured, and the seconds that were left
         then. InputError if not even one step fits.
         """
-        config, now = self.settings.training, time.perf_counter()
+        config, now = self.settings.training, clock()
         measured = pace.measure(self.training, config, end - now, self.path, SAMPLE_TOKENS)
-        left = end - time.perf_counter()
+        left = end - clock()
         fitted = pace.fit_steps(config, measured, left)
         self.settings = dataclasses.replace(self.settings, training=fitted)
         self._save_config()
@@ -249,7 +249,7 @@ class Run:
                     f"{self.path} has been trained to step {newest.step} already: resume it"
                 )
             if self.settings.run.minutes:
-                self.fit_steps(time.perf_counter() + 60 * self.settings.run.minutes)
+                self.fit_steps(clock() + 60 * self.settings.run.minutes)
             return self._train(on_record)
         finally:
             self.unlock()

@@ -1,10 +1,7 @@
-"""How many threads a run uses, and what to do when its kernels have to be compiled.
+"""How many threads a run uses.
 
 Numba is only imported in the functions that need it: the command line's help does not.
 """
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from smallmind.config import InputError, RunConfig
 
@@ -59,12 +56,3 @@ def set_threads(n: int | None = None, pin: bool = False) -> None:
             )
         threads.bind_to_cores()
     threads.set_threads(count)
-
-
-@contextmanager
-def announcing_compilation(announce: Callable[[], None]) -> Iterator[None]:
-    """Within the block, announce is called once if a kernel is not in the cache and is compiled."""
-    from smallmind.kernels.codegen.jit import on_first_compile
-
-    with on_first_compile(announce):
-        yield

@@ -1,9 +1,9 @@
-"""How much time a run spends on steps and on evaluations."""
+"""How much time a run spends on steps and on evaluations. Compiling kernels does not count."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from smallmind.activity import clock
 from smallmind.training.records import RunProgress
 
 
@@ -16,7 +16,7 @@ class StepClock:
     def restart(self, progress: RunProgress) -> None:
         """Measures for this progress from now on; steps that were not reported yet are dropped."""
         self._progress = progress
-        self._tick = time.perf_counter()
+        self._tick = clock()
         self._seconds, self._steps, self._windows = 0.0, 0, 0
 
     def count(self, windows: int) -> None:
@@ -43,7 +43,7 @@ class StepClock:
             self._progress.seconds["evaluations"] += self._elapsed()
 
     def _elapsed(self) -> float:
-        now = time.perf_counter()
+        now = clock()
         seconds, self._tick = now - self._tick, now
         self._progress.seconds["total"] += seconds
         return seconds

@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from os import PathLike
 from typing import Any
 
@@ -97,16 +97,17 @@ class Distillation:
 
         def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:
             dlogits, logits, targets, loss_scale = others
-            with (
-                self._teacher_logits(model, batch, windows) as teacher_logits,
-                pool.borrow(losses.size, dtype) as dtemperatures,
-            ):
-                outputs = losses, dlogits, dtemperatures
-                inputs = logits, teacher_logits, targets
-                coefficients = self.config.alpha, self.temperature, loss_scale
-                model.workspace.kernels.distillation(*outputs, *inputs, *coefficients)
-                dtemperature = share * float(dtemperatures.sum())
-                self.temperature_parameter.backward(dtemperature, batch.ids.size)
+
+            def learn(teacher_logits: np.ndarray) -> None:
+                with pool.borrow(losses.size, dtype) as dtemperatures:
+                    outputs = losses, dlogits, dtemperatures
+                    inputs = logits, teacher_logits, targets
+                    coefficients = self.config.alpha, self.temperature, loss_scale
+                    model.workspace.kernels.distillation(*outputs, *inputs, *coefficients)
+                    dtemperature = share * float(dtemperatures.sum())
+                    self.temperature_parameter.backward(dtemperature, batch.ids.size)
+
+            self._with_teacher_logits(model, batch, windows, learn)
 
         return model.loss_and_gradients(batch.ids, batch.targets, scale, objective)
 
@@ -136,20 +137,27 @@ class Distillation:
         """Restores what state() returned."""
         self.temperature_parameter.load_state(state)
 
-    @contextmanager
-    def _teacher_logits(
-        self, model: TransformerModel, batch: Batch, windows: slice
-    ) -> Iterator[np.ndarray]:
-        """The teacher's logits (B T, V) for some windows of a batch, rented for the block."""
+    def _with_teacher_logits(
+        self,
+        model: TransformerModel,
+        batch: Batch,
+        windows: slice,
+        use: Callable[[np.ndarray], None],
+    ) -> None:
+        """Calls use with the teacher's logits (B T, V) for some windows of a batch."""
         with ExitStack() as stack:
-            with model.workspace.profile("Teacher"):
-                if self.cache:
-                    source = self.cache.logits(batch.starts[windows], model.workspace)
-                else:
-                    assert self.teacher
-                    source = self.teacher.logits(batch.ids[windows])
-                logits = stack.enter_context(source)
-            yield logits
+            stack.enter_context(model.workspace.profile("Teacher"))
+
+            def use_after_teacher(logits: np.ndarray) -> None:
+                stack.close()  # the end of the teacher's part, for the profile
+                use(logits)
+
+            if self.cache:
+                with self.cache.logits(batch.starts[windows], model.workspace) as logits:
+                    use_after_teacher(logits)
+            else:
+                assert self.teacher
+                self.teacher.with_logits(batch.ids[windows], use_after_teacher)
 
 
 def check_teacher(teacher: ModelConfig, vocab_size: int, block_size: int) -> None:

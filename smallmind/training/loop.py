@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.config import InputError, Precision, TrainingConfig
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.transformer import TransformerModel
@@ -25,6 +26,7 @@ from smallmind.training.evaluation import count_evaluation, evaluate_parts, eval
 from smallmind.training.health import checked_update, instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.profiler import TrainingProfiler
+from smallmind.training.progress import progress_line
 from smallmind.training.records import (
     EvaluationRecord,
     InstructionSetRecord,
@@ -96,6 +98,7 @@ class Training:
         self.snapshot_every = snapshot_every
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
+        self.on_step: Callable[[int], object] | None = None  # called before each step
         self._stopping = False
         self._saved = 0  # step of the last save
 
@@ -215,13 +218,28 @@ class Training:
 
     def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
         """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
-        with self.model.workspace.profile("Evaluate"), suppress(Stopped):
+        profile = self.model.workspace.profile
+        phrase = f"Evaluating after step {step}"
+        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
             return evaluate_parts(step, self.model, self.data, batches, self.check_stop)
         return None
 
-    def train(self, steps: int, **settings: float | str) -> list[Record]:
-        """Trains for `steps` with other fields of TrainingConfig as keywords -> all records."""
-        return list(self.steps(TrainingConfig(steps=steps, **settings)))  # type: ignore[arg-type]
+    def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
+        """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
+
+        With `progress`, a line on standard error shows step, loss, speed and time left.
+        """
+        config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
+        if not progress:
+            return list(self.steps(config))
+        records = []
+        with progress_line(self.with_step_count(config).steps) as line:
+            self.on_step = line.start
+            for record in self.steps(config):
+                records.append(record)
+                line.show(record)
+        self.on_step = None
+        return records
 
     def train_optimized(
         self,
@@ -313,6 +331,8 @@ class Training:
                 run.progress.step = step
                 yield from self._after_step(clock, saver)
                 continue
+            if self.on_step:
+                self.on_step(step)
             try:
                 loss = accumulate_gradients(
                     self.model, sampler, step, objective, run.loss_scale, buffers, self.check_stop

@@ -236,10 +236,10 @@ def _caching(teacher: Teacher, backend: str) -> int:
     T, kernels = teacher.model.block_size, _dry_kernels(backend)
     opened = dry_run_backend(kernels)
     windows = max(1, TOKENS_PER_PASS // T)
-    with TransformerModel(teacher.model, backend=opened).logits(
-        unbacked((windows, T), np.int32)
-    ) as logits:
-        chosen = CACHING * logits.nbytes
+    model = TransformerModel(teacher.model, backend=opened)
+    chosen = CACHING * model.with_logits(
+        unbacked((windows, T), np.int32), lambda logits: logits.nbytes
+    )
     held = opened.pool.statistics().bytes_held
     return held + max(chosen, kernels.nbytes if isinstance(kernels, CountedKernels) else 0)
 

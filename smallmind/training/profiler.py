@@ -63,7 +63,7 @@ class _Stack(threading.local):
 
 
 class _Scope:
-    __slots__ = ("name", "nbytes", "node", "profiler", "stack", "start")
+    __slots__ = ("depth", "name", "nbytes", "node", "profiler", "stack", "start")
 
     def __init__(self, profiler: "TrainingProfiler", name: str, nbytes: int) -> None:
         self.profiler = profiler
@@ -77,13 +77,14 @@ class _Scope:
         if node is None:
             node = children[self.name] = _Node(self.name)
         self.node = node
+        self.depth = len(nodes)
         nodes.append(node)
         self.start = perf_counter_ns()
 
     def __exit__(self, *_: object) -> None:
         elapsed = perf_counter_ns() - self.start
         node = self.node
-        self.stack.pop()
+        del self.stack[self.depth :]  # inner scopes too, if an interrupt kept them from closing
         node.count += 1
         node.total += elapsed
         node.nbytes += self.nbytes
@@ -132,6 +133,7 @@ class TrainingProfiler:
             yield
             return
         workspace.profile = self.profile
+        del self._stack.nodes[1:]  # of a run that an interrupt ended
         try:
             with workspace.wrapped_kernels(self._profiled):
                 yield

@@ -106,8 +106,8 @@ def make_cache(
         windows_per_pass = max(1, tokens_per_pass // T)
         for first in range(0, windows, windows_per_pass):
             starts = np.arange(first, min(windows, first + windows_per_pass)) * T
-            with teacher.logits(dataset.train[starts[:, None] + np.arange(T)]) as logits:
-                tokens, kept = top_k_log_probabilities(logits, K)
+            ids = dataset.train[starts[:, None] + np.arange(T)]
+            tokens, kept = teacher.with_logits(ids, lambda x: top_k_log_probabilities(x, K))
             indices.write(tokens.astype("<i4").data)
             log_probabilities.write(kept.astype("<f2").data)
         teacher.workspace.pool.trim()  # the student takes arrays of other sizes

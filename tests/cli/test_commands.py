@@ -1,7 +1,6 @@
 """The table of commands, and what every command prints: nothing is wider than 80 columns."""
 
 import importlib
-import os
 import re
 
 import pytest
@@ -130,14 +129,6 @@ def test_a_command_to_copy_continues_between_flags(monkeypatch):
     assert stream.shown() == (
         "Next: smallmind generate --run 'a run (1)' \\\n    --prompt \"the cat\"\n"
     )
-
-
-def test_a_live_line_drops_whole_values(monkeypatch):
-    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((30, 24)))
-    monkeypatch.delenv("COLUMNS", raising=False)
-    stream = Recorded("utf-8", is_terminal=True)
-    Console(stream).live("step 1/30  loss 2.7250  lr 1.7e-04  72 tokens/s")
-    assert stream.shown().strip() == "step 1/30  loss 2.7250"
 
 
 def test_the_former_name_of_a_flag_is_read_and_hidden(root, tmp_path, capsys):

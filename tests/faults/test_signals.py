@@ -4,12 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from smallmind import durable, generation
+from smallmind.cli.signals import STOPPING
 from smallmind.nn.transformer import TransformerModel
+from smallmind.runs import interrupt
+from smallmind.runs.session import Run
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
 from smallmind.training.live_state import LiveState
@@ -182,6 +187,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
             process.send_signal(signal.SIGINT)
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
+            time.sleep(interrupt.PATIENCE)
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
         finally:
@@ -189,3 +195,91 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
     assert newest(run)[0].step in (5, 7)
     assert status("train", "--resume", run) == 0
     assert outcome(run) == whole
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A list whose only element is the time that the handlers see."""
+    now = [100.0]
+    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("pair", ["HUP HUP", "TERM TERM", "HUP TERM", "INT INT", "TERM INT"])
+@pytest.mark.parametrize("owner", [TransformerModel, durable.Files], ids=["step", "save"])
+def test_a_second_signal_does_not_prevent_saving(tmp_path, monkeypatch, clock, pair, owner, whole):
+    """Both at once, as from the kernel and the shell when a terminal is closed."""
+    first, second = (getattr(signal, f"SIG{name}") for name in pair.split())
+    name, call = ("loss_and_gradients", 9) if owner is TransformerModel else ("replace", 4)
+
+    def quit_at_once(code):
+        raise AssertionError("ended without saving")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "_exit", quit_at_once)
+        patch.setattr(durable, "files", Quick())
+        signal_at(patch, owner, name, call, second)
+        signal_at(patch, owner, name, call, first)
+        # Signals that arrive together are handled in the order of their numbers.
+        assert train(tmp_path) in (128 + first, 128 + second)
+    assert status("train", "--resume", tmp_path / "run") == 0
+    assert outcome(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("pair", ["HUP HUP", "TERM HUP"])
+def test_a_second_signal_before_the_first_step_still_leaves_nothing(tmp_path, monkeypatch, pair):
+    first, second = (getattr(signal, f"SIG{name}") for name in pair.split())
+    signal_at(monkeypatch, TransformerModel, "loss_and_gradients", 1, first)
+    signal_at(monkeypatch, Run, "discard_untrained", 1, second)
+    assert train(tmp_path) == 128 + first
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("seconds", "quits"), [(0.9, False), (1.1, True)])
+def test_only_a_ctrl_c_after_a_second_quits(monkeypatch, clock, seconds, quits):
+    stopped = []
+    with pytest.raises(KeyboardInterrupt) if quits else nullcontext():
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with interrupt.stopping_on_interrupt(lambda: stopped.append(True)):
+                signal.raise_signal(signal.SIGINT)
+                clock[0] += seconds
+                signal.raise_signal(signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGINT, before)
+    assert stopped == [True] * (1 if quits else 2)
+
+
+LONG_STEP = """
+import signal
+import time
+from smallmind.nn.transformer import TransformerModel
+
+original, calls, ended = TransformerModel.loss_and_gradients, [], []
+
+def long_step(self, *arguments):
+    calls.append(self.backend)
+    if calls.count("numba") == 9:
+        print("within a step", flush=True)
+        while not ended:
+            time.sleep(0.01)
+    return original(self, *arguments)
+
+signal.signal(signal.SIGUSR1, lambda *_: ended.append(True))
+TransformerModel.loss_and_gradients = long_step
+"""
+
+
+def test_the_first_ctrl_c_is_answered_within_the_step(tmp_path):
+    flags = ["train", write_text(tmp_path), *FLAGS, "--out", tmp_path / "run"]
+    with smallmind(LONG_STEP, *flags) as process:
+        for line in process.stdout:
+            if line == "within a step\n":
+                break
+        process.send_signal(signal.SIGINT)
+        # The step goes on until the process is told that the answer has been read.
+        assert next(process.stdout).strip() == STOPPING
+        process.send_signal(signal.SIGUSR1)
+        rest = process.stdout.read()
+        assert "Interrupted after step 9; everything is saved." in rest
+    assert process.returncode == 130

@@ -12,15 +12,13 @@ import smallmind
 
 PROGRAM = """
 import numpy as np
+from smallmind import activity
 from smallmind.kernels.codegen.cache_directory import cache_directory
-from smallmind.kernels.codegen.jit import on_first_compile
-compiled = []
 one = np.ones((1, 1), np.float32)
 dx, y = np.empty_like(one), np.empty_like(one)
-with on_first_compile(lambda: compiled.append(True)):
-    from smallmind.kernels.gelu import gelu_backward
-    gelu_backward(dx, y, one, one)
-print(dx[0, 0], bool(compiled), cache_directory())
+from smallmind.kernels.gelu import gelu_backward
+gelu_backward(dx, y, one, one)
+print(dx[0, 0], activity.compiled()[0] > 0, cache_directory())
 """
 
 
@@ -140,3 +138,57 @@ def test_concurrent_first_starts_all_succeed(package):
         assert start.returncode == 0
         assert float(output.split()[0]) == pytest.approx(1.0829641)
     assert run_kernel(package, SMALLMIND_CACHE_DIR=environment["SMALLMIND_CACHE_DIR"])[1] is False
+
+
+INTERRUPTED = """
+import signal
+import time
+import numpy as np
+from numba.core import codegen
+from smallmind import activity
+
+callback, interrupts, shown = codegen.JITCodeLibrary._object_compiled_hook, [], []
+
+def interrupted(*arguments):
+    interrupts.append(1)
+    signal.raise_signal(signal.SIGINT)
+    return callback(*arguments)
+
+def measure():
+    one = np.ones((1, 1), np.float32)
+    dx, y = np.empty_like(one), np.empty_like(one)
+    from smallmind.kernels.gelu import gelu_backward
+    gelu_backward(dx, y, one, one)
+    return dx[0, 0]
+
+codegen.JITCodeLibrary._object_compiled_hook = interrupted
+caught = 0
+start, before = time.perf_counter(), activity.clock()
+with activity.showing_on(lambda phrase, usual: shown.append(phrase)):
+    while True:
+        try:
+            value = measure()
+            break
+        except KeyboardInterrupt:
+            caught += 1
+counted, elapsed = activity.clock() - before, time.perf_counter() - start
+assert caught and interrupts, (caught, interrupts)
+seconds = activity.compiled()[1]
+assert seconds > 0 and counted <= elapsed - seconds + 1e-6, (counted, elapsed, seconds)
+assert shown[-1] is None and any("gelu" in phrase for phrase in shown if phrase), shown
+print(value)
+"""
+
+
+def test_ctrl_c_while_a_kernel_compiles_is_raised_once_it_is_compiled(package):
+    """Python prints and drops an exception in a callback from LLVM, which then finds no code."""
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        env={**os.environ, "PYTHONPATH": str(package), "SMALLMIND_CACHE_DIR": str(package / "c")},
+        cwd=package,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert float(result.stdout) == pytest.approx(1.0829641)

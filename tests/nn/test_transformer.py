@@ -411,8 +411,8 @@ def test_every_dropout_site_has_its_own_key():
 
         return recording
 
-    with model.workspace.wrapped_kernels(record), model.workspace.one_pass(7):
-        model.network.forward(batch(model)[0])
+    with model.workspace.wrapped_kernels(record):
+        model.workspace.one_pass(lambda: model.network.forward(batch(model)[0]), 7)
     assert len(set(keys)) == len(keys) == 1 + 3 * 3
 
 
@@ -429,11 +429,8 @@ def test_initial_weights_have_the_documented_deviations():
 def test_a_second_thread_cannot_use_a_busy_model():
     model = small_model()
     ids, targets = batch(model)
-    with (
-        model.workspace.one_pass(),
-        pytest.raises(RuntimeError, match="from one thread at a time"),
-    ):
-        model.loss(ids, targets)
+    with pytest.raises(RuntimeError, match="from one thread at a time"):
+        model.with_logits(ids, lambda _: model.loss(ids, targets))
     assert math.isfinite(model.loss(ids, targets))
 
 

@@ -129,9 +129,10 @@ def test_the_teacher_keeps_nothing_and_does_not_change():
         rest = list(steps)
         assert len(rest) > 8 and pool.statistics().misses == misses
         assert pool.statistics().bytes_rented == 0
-        with teacher.logits(first_batch(training).ids) as logits:
-            # Only the logits are rented.
-            assert len(teacher.workspace.rented()) == 1 and logits.shape == (3 * T, V)
+        shape, rented = teacher.with_logits(
+            first_batch(training).ids, lambda x: (x.shape, len(teacher.workspace.rented()))
+        )
+        assert shape == (3 * T, V) and rented == 1  # only the logits
     assert not teacher.flat.grad.any() and teacher.passes == 0
     assert teacher.flat.data.tobytes() == before
 

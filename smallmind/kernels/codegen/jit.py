@@ -6,8 +6,7 @@ their loops, `native` for those that kernels call through a symbol.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
@@ -18,9 +17,11 @@ from numba.core import cgutils, event, imputils
 from numba.core.ccallback import CFunc
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
+from smallmind import activity
 from smallmind.config import InputError
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning
+from smallmind.signals import deferred
 
 if numba.config.DISABLE_JIT:
     raise InputError(
@@ -34,16 +35,18 @@ limit_spinning()
 def _at_first_level(dispatcher: Any) -> Any:
     """The dispatcher, compiling at LLVM's first optimisation level.
 
-    The kernels are vectorised by hand: higher levels take a third longer and gain nothing.
+    The kernels are vectorised by hand: higher levels take a third longer and gain nothing. Signals
+    wait until the end, as LLVM calls back into Python.
     """
     compile = dispatcher.compile
 
     def compile_at_first_level(signature: Any) -> Any:
-        previous, numba.config.OPT = numba.config.OPT, type(numba.config.OPT)("1")
-        try:
-            return compile(signature)
-        finally:
-            numba.config.OPT = previous
+        with deferred():
+            previous, numba.config.OPT = numba.config.OPT, type(numba.config.OPT)("1")
+            try:
+                return compile(signature)
+            finally:
+                numba.config.OPT = previous
 
     dispatcher.compile = compile_at_first_level
     return dispatcher
@@ -77,6 +80,17 @@ def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+class _Native(CFunc):
+    """Unlike other kernels it sends no event when it is not in the cache."""
+
+    def _compile_uncached(self) -> Any:
+        activity.begin_compiling(self.__name__)
+        try:
+            return super()._compile_uncached()  # type: ignore[misc]
+        finally:
+            activity.end_compiling()
+
+
 _callbacks: list[CFunc] = []  # keeps their machine code alive
 
 
@@ -88,8 +102,9 @@ def native(symbol: str, signature: Any) -> Callable[[Callable[..., Any]], Callab
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        callback = CFunc(function, (signature.args, signature.return_type), locals={}, options={})
-        enable_cache(callback, function, EntryPointCache).compile()
+        callback = _Native(function, (signature.args, signature.return_type), {}, {})
+        with deferred():
+            enable_cache(callback, function, EntryPointCache).compile()
         _callbacks.append(callback)
         llvm.add_symbol(symbol, callback.address)
         return _external(symbol, signature)
@@ -119,21 +134,20 @@ def _external(symbol: str, signature: Any) -> Callable[..., Any]:
     return call
 
 
-class _FirstCompile(event.Listener):
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
+class _Announcement(event.Listener):
+    """Tells the activity hook of each kernel of ours that is not in the cache."""
 
     def on_start(self, event: event.Event) -> None:
-        action, self.action = self.action, None
-        if action:
-            action()
+        if (name := self._kernel(event)) is not None:
+            activity.begin_compiling(name)
 
     def on_end(self, event: event.Event) -> None:
-        pass
+        if self._kernel(event) is not None:
+            activity.end_compiling()
+
+    def _kernel(self, event: event.Event) -> str | None:
+        function = event.data["dispatcher"].py_func
+        return function.__name__ if function.__module__.startswith("smallmind.") else None
 
 
-@contextmanager
-def on_first_compile(action: Callable[[], None]) -> Iterator[None]:
-    """Within the block, calls action when the first kernel that is not in the cache is compiled."""
-    with event.install_listener("numba:compile", _FirstCompile(action)):
-        yield
+event.register("numba:compile", _Announcement())

@@ -1,0 +1,51 @@
+"""Progress in scripts and notebooks, and a clock that does not count compiling."""
+
+import time
+
+from smallmind import Tokenizer, Training, TransformerModel, activity
+
+TEXT = "the cat sat on the mat. " * 100
+
+
+def new_training():
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 8, 8, 1, 1, backend="numpy")
+    return Training(model, tokenizer, TEXT, block_size=8, batch_size=2)
+
+
+def test_progress_is_a_line_on_standard_error(capsys):
+    plain = new_training().train(steps=3, val_every=0, log_every=1)
+    assert capsys.readouterr() == ("", "")
+    shown = new_training().train(steps=3, val_every=0, log_every=1, progress=True)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("step 1/3  loss ")
+    assert [r.loss for r in shown] == [r.loss for r in plain]
+
+
+def test_compiling_does_not_count_as_time_of_steps_or_evaluations(monkeypatch):
+    """The clock jumps by an hour wherever a kernel compiles."""
+    now = [0.0]
+
+    def perf_counter():
+        now[0] += 0.001
+        return now[0]
+
+    def compiling(method):
+        def slow(*arguments, **settings):
+            activity.begin_compiling("kernel")
+            now[0] += 3600
+            activity.end_compiling()
+            return method(*arguments, **settings)
+
+        return slow
+
+    training = new_training()
+    monkeypatch.setattr(activity, "_state", activity._State())
+    monkeypatch.setattr(time, "perf_counter", perf_counter)
+    for name in ("loss_and_gradients", "losses"):
+        monkeypatch.setattr(TransformerModel, name, compiling(getattr(TransformerModel, name)))
+    records = training.train(steps=4, val_every=2, val_batches=1, log_every=1)
+    assert now[0] > 4 * 3600
+    assert training.progress.seconds["total"] < 1
+    assert 0 < training.progress.seconds["evaluations"] < 1
+    assert all(r.tokens_per_second > 1000 for r in records if hasattr(r, "tokens_per_second"))
