@@ -10,6 +10,7 @@ import numpy as np
 from smallmind import durable
 from smallmind.config import InputError, RunConfig, check_field
 from smallmind.randomness import hash64
+from smallmind.text.encoding import advice, unmarked_utf16
 from smallmind.text.tokenizer import Tokenizer
 
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
@@ -44,8 +45,10 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
-            "convert it, for example with iconv -t utf-8"
+            f"{advice(path, data)}"
         ) from None
+    if unmarked_utf16(data):
+        raise InputError(f"{path} is not UTF-8: every second byte is zero; {advice(path, data)}")
     if not text:
         raise InputError(f"{path} is empty; give a file with text in it")
     return text
