@@ -113,6 +113,20 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
+def check_type(name: str, value: Any, *kinds: type | None) -> Any:
+    """value, if it is of one of these types, of which None is one. TypeError naming it otherwise.
+
+    True and False are no numbers.
+    """
+    types = tuple(type(None) if kind is None else kind for kind in kinds)
+    if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
+        return value
+    wanted = " or ".join("None" if kind is None else kind.__name__ for kind in kinds)
+    shown = repr(value) if isinstance(value, int | float | str | None) else "an object"
+    shown = f"{shown[:37]}..." if len(shown) > 40 else shown
+    raise TypeError(f"{name} must be {wanted}, not {shown} of type {type(value).__name__}")
+
+
 def _number(limit: float) -> str:
     """1.0 -> '1', 0.5 -> '0.5', 2**63 -> all its digits."""
     return str(limit) if isinstance(limit, int) else f"{limit:g}"

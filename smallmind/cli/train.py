@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
     parser.add_argument(
         "--resume",
-        metavar="DIR",
-        help="resume the run in DIR; no other flags needed; auto: the newest unfinished run in "
-        "runs/",
+        metavar="RUN",
+        help="resume the run in the directory RUN; no other flags needed; auto: the newest "
+        "unfinished run in runs/",
     )
     add_training_flags(parser)
 
@@ -143,7 +143,7 @@ def _train(
         return status
     prompt = _suggested_prompt(run.text)
     flags = ["--prompt", prompt] if prompt else []
-    console.command("Next:", ["smallmind", "generate", "--run", str(run.path), *flags])
+    console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()
     return 0
 

@@ -17,6 +17,7 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     RunConfig,
+    check_type,
     from_saved,
     micro_batch_sizes,
 )
@@ -29,11 +30,22 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.workspace import Kernel, Workspace
 
 FORMAT = "smallmind model 1"
+CHECKPOINT_FORMAT = "smallmind checkpoint 1"
 DEFAULT_SEED = 42
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # objective(windows, losses, dlogits, logits, targets, scale).
 Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
+
+
+def weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of a checkpoint -> those that are parameters, by their own names."""
+    prefix = "model."
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[slice]:
@@ -250,13 +262,21 @@ class TransformerModel:
 
     @classmethod
     def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
-        """The model that `save` wrote. InputError if the file is anything else."""
+        """The model that `save` wrote, or the one in the checkpoint of a run.
+
+        InputError if the file is anything else.
+        """
+        check_type("path", path, str, os.PathLike)
         tensors, metadata = safetensors.read(path)
         # Files of earlier versions have no format.
-        if (found := metadata.get("format", FORMAT)) != FORMAT:
+        if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
             raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
         try:
-            config = from_saved(ModelConfig, safetensors.from_json(metadata["config"]))
+            if found == FORMAT:
+                saved = safetensors.from_json(metadata["config"])
+            else:
+                saved, tensors = safetensors.from_json(metadata["state"])["model"], weights(tensors)
+            config = from_saved(ModelConfig, saved)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
         return cls.from_tensors(config, tensors, os.fspath(path), backend)

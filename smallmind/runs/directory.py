@@ -6,6 +6,7 @@ import json
 import math
 import platform
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import Record
 
+RUNS = "runs"  # the directory of new runs, in the working directory
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
@@ -33,9 +35,20 @@ class SavedConfig(NamedTuple):
     teacher_sha256: str | None = None
 
 
+def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
+    """The directory below parent whose run was created last. InputError if there is none."""
+    created: list[tuple[int, Path]] = []
+    for config in Path(parent).glob(f"*/{CONFIG}"):
+        with suppress(OSError):  # removed meanwhile
+            created.append((config.stat().st_mtime_ns, config.parent))
+    if not created:
+        raise InputError(f"{parent} holds no run; give RUN, the directory of one")
+    return max(created)[1]
+
+
 def default_directory(name: str) -> Path:
     """runs/<date>-<name>, with a number appended if that exists."""
-    base = Path("runs") / f"{datetime.date.today().isoformat()}-{name}"
+    base = Path(RUNS) / f"{datetime.date.today().isoformat()}-{name}"
     path, number = base, 2
     while path.exists():
         path = base.with_name(f"{base.name}-{number}")
@@ -129,9 +142,10 @@ class RunDirectory:
         """Whether the final model has been saved."""
         return (self.path / MODEL).exists()
 
-    def save_model(self, model: TransformerModel, tokenizer: Tokenizer) -> None:
-        """Writes model and tokenizer to one file."""
-        model.save(self.path / MODEL, {"tokenizer": safetensors.to_json(tokenizer.state())})
+    def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
+        """Writes model and tokenizer to one file, with the step that they were saved after."""
+        saved = {"tokenizer": safetensors.to_json(tokenizer.state()), "step": str(step)}
+        model.save(self.path / MODEL, saved)
 
     def save_sample(self, step: int, text: str) -> None:
         """Appends a sample of generated text."""

@@ -24,7 +24,14 @@ from smallmind.config import OBSERVING, InputError, Settings
 from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
-from smallmind.runs.directory import CONFIG, TEXT, RunDirectory, SavedConfig, default_directory
+from smallmind.runs.directory import (
+    CONFIG,
+    RUNS,
+    TEXT,
+    RunDirectory,
+    SavedConfig,
+    default_directory,
+)
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.lock import RunLock
 from smallmind.runs.metrics import MetricsTable, read_metrics
@@ -114,7 +121,7 @@ class Run:
         return cls(opened, config)
 
     @classmethod
-    def unfinished(cls, parent: str | PathLike[str] = "runs") -> "Run":
+    def unfinished(cls, parent: str | PathLike[str] = RUNS) -> "Run":
         """The newest run below parent that has not ended yet. InputError if there is none."""
         configs = sorted(Path(parent).glob(f"*/{CONFIG}"), key=lambda path: path.stat().st_mtime)
         for config in reversed(configs):
@@ -280,23 +287,23 @@ class Run:
     ) -> tuple[TransformerModel, Tokenizer]:
         """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
 
-        Without it, the final model, or the newest checkpoint if the run has not ended yet.
-        InputError if there is no such checkpoint.
+        Without it, the final model, or the newest checkpoint if the run has not ended yet. The
+        run may be going. InputError if there is no such checkpoint.
         """
-        return loading.load_from_run(self.path, checkpoint, backend)
+        return loading.load(self.path, backend, checkpoint)
 
-    def evaluate(self, text: str | PathLike[str] | None = None) -> Evaluation:
-        """How well the model that `load()` returns predicts a text.
+    def evaluate(
+        self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
+    ) -> Evaluation:
+        """How well the model that `load(checkpoint)` returns predicts a text.
 
         `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
         run's own text, only the held-out part counts.
         """
-        model, tokenizer = self.load()
+        model, tokenizer = self.load(checkpoint)
         content = self.text if text is None else assembly.read_source(text).text
-        tokens = tokenizer.encode(content)
-        if self.is_own_text(content):
-            tokens = tokens[len(tokens) - int(len(tokens) * HELD_OUT) :]
-        return evaluation.evaluate(model, tokens, len(tokenizer.decode(tokens)))
+        share = HELD_OUT if self.is_own_text(content) else 1.0
+        return evaluation.evaluate_text(model, tokenizer, content, share)
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""
@@ -363,7 +370,7 @@ class Run:
         has_ended = training.progress.ended or step >= self.settings.training.steps
         self.directory.flush()
         if step or has_ended:
-            self.directory.save_model(training.model, training.tokenizer)
+            self.directory.save_model(training.model, training.tokenizer, step)
         if has_ended:
             seed = self.settings.run.seed
             self.sample = generate(

@@ -38,11 +38,11 @@ MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 def advice(path: str, data: bytes) -> str:
     """The path and contents of a file that is not UTF-8 -> what it probably is, and what to do."""
-    kind, command = _format(data)
-    if kind and not command:
-        return f"it is {kind}; save it as plain text in UTF-8"
-    if kind:
-        return f"it is {kind}: {_filled(command, path)}"
+    if found := _format(data):
+        kind, extract = found
+        if not extract:
+            return f"it is {kind}; save it as plain text in UTF-8"
+        return f"it is {kind}: {_filled(extract, path)}"
     encoding = likely_encoding(data)
     if encoding is None:
         return "its encoding is unknown: save it as UTF-8 in the program that wrote it"
@@ -88,13 +88,13 @@ def unmarked_utf16(data: bytes) -> str | None:
     return None
 
 
-def _format(data: bytes) -> tuple[str, str]:
+def _format(data: bytes) -> tuple[str, str] | None:
     """What a file is that does not hold plain text, and a command that extracts the text."""
     for magic, found in FORMATS.items():
         if data.startswith(magic):
             zipped = [ZIPPED[name] for name in ZIPPED if data.startswith(name, 30)]
             return zipped[0] if zipped and magic == b"PK\x03\x04" else found
-    return "", ""
+    return None
 
 
 def _decodes(data: bytes, encoding: str) -> bool:

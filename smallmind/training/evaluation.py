@@ -9,6 +9,7 @@ import numpy as np
 from smallmind.config import InputError, TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
 
 
@@ -96,6 +97,15 @@ def evaluate(
             scored = max(scored, int(start) + T)
     # The first token is given, not predicted: its share of the characters does not count.
     return Evaluation(total / n, n, max(1, round(characters * n / len(tokens))), correct)
+
+
+def evaluate_text(
+    model: TransformerModel, tokenizer: Tokenizer, text: str, share: float = 1.0
+) -> Evaluation:
+    """How well a model predicts the last share of a text. InputError for unknown characters."""
+    tokens = tokenizer.encode(text)
+    tokens = tokens[len(tokens) - int(len(tokens) * share) :]
+    return evaluate(model, tokens, len(tokenizer.decode(tokens)))
 
 
 def evaluate_parts(

@@ -13,7 +13,7 @@ import pytest
 from smallmind import InputError
 from smallmind.text.dataset import read_text
 
-WESTERN = "Ein süßer Bär aß “vier” Möhren – für 3 € das Stück.\n" * 4
+WESTERN = "Ein süßer Bär aß “vier” Möhren für 3 € das Stück.\n" * 4
 LATIN = "Ein süßer Bär aß vier Möhren.\n" * 4
 DAMAGED = WESTERN.encode() + b"\xff tail\n"
 
