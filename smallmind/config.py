@@ -308,6 +308,9 @@ class RunConfig:
     """The run: text, batches, seed, machine, directory."""
 
     text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
+    init_from: str | None = setting(
+        None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
+    )
     tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
     batch_size: int = setting(12, "windows of text per batch", low=1)
     seed: int = setting(

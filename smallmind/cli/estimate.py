@@ -38,14 +38,22 @@ def run(options: argparse.Namespace) -> int:
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
     from smallmind.cli.memory import make_plan, measure_text, show_estimate
-    from smallmind.runs.assembly import read_source, read_teacher
+    from smallmind.runs.assembly import (
+        fit_tokenizer,
+        read_initial,
+        read_source,
+        read_teacher,
+        with_initial,
+    )
     from smallmind.runs.threads import choose_threads
-    from smallmind.text.tokenizer import Tokenizer
 
+    initial = read_initial(settings.run)
+    if initial:
+        settings = with_initial(settings, initial)
     model, size, tokenizer = settings.model, None, None
     if "vocab_size" not in options:
         text = read_source(settings.run.text).text
-        tokenizer = Tokenizer(text, settings.run.tokenizer)
+        tokenizer = fit_tokenizer(settings, text, initial)
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
         size = measure_text(text, tokenizer)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))

@@ -21,7 +21,7 @@ from smallmind.config import (
 from smallmind.presets import FIELDS, PRESETS, SIZES, Fields, resolve
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
-METAVARS = {"teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
+METAVARS = {"init_from": "RUN", "teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
 

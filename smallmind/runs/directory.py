@@ -33,6 +33,8 @@ class SavedConfig(NamedTuple):
     settings: Settings
     text_sha256: str
     teacher_sha256: str | None = None
+    initial_sha256: str | None = None  # of the weights that the run started from, if not its own
+    extended_after: int = 0  # the step after which the run was last made longer
 
 
 def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
@@ -99,6 +101,8 @@ class RunDirectory:
             **config.settings.to_dict(),
             "text_sha256": config.text_sha256,
             "teacher_sha256": config.teacher_sha256,
+            "initial_sha256": config.initial_sha256,
+            "extended_after": config.extended_after,
             "smallmind": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -112,8 +116,13 @@ class RunDirectory:
         try:
             with durable.open_regular(file) as opened:
                 saved = safetensors.from_json(opened.read(MAX_CONFIG_BYTES))
-            settings, teacher = Settings.from_dict(saved), saved.get("teacher_sha256")
-            return SavedConfig(settings, str(saved["text_sha256"]), teacher)
+            return SavedConfig(
+                Settings.from_dict(saved),
+                str(saved["text_sha256"]),
+                saved.get("teacher_sha256"),
+                saved.get("initial_sha256"),
+                int(saved.get("extended_after", 0)),
+            )
         except OSError:
             raise InputError(f"{self.path} is not a run: cannot read its {CONFIG}") from None
         except InputError as error:

@@ -131,15 +131,14 @@ def tokenizer_of(saved: RunState) -> Tokenizer:
 def _checkpoint_file(directory: Path, which: int | str | None) -> Path:
     """The file of the checkpoint "best" or of a step."""
     folder = directory / CHECKPOINTS
+    if which == "best" and (folder / BEST).exists():
+        return folder / BEST
     files: dict[int | str | None, Path] = {
         step: folder / checkpoint.file_name(step) for step in sorted(checkpoint.steps(directory))
     }
-    if (folder / BEST).exists():
-        files["best"] = folder / BEST
     if which not in files:
         raise InputError(
-            f"{directory} has no checkpoint {which!r}; it has {', '.join(map(str, files))}"
-            if files
-            else f"{directory} has no checkpoint yet"
+            f"{directory} has no checkpoint {which!r}; choose newest, best or one of the steps "
+            f"{', '.join(map(str, files)) or '(none saved yet)'}"
         )
     return files[which]

@@ -37,13 +37,14 @@ from smallmind.runs.lock import RunLock
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.loop import Training
 from smallmind.training.records import Record
-from smallmind.training.state import RunState
+from smallmind.training.state import RunState, reopened
 
 CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
 SAMPLE_TOKENS = 400
@@ -66,6 +67,7 @@ class Run:
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self._config = config
         self._newest: RunState | None = None  # once read, until training uses it
+        self._is_extended = False  # and config.json does not say so yet
 
     def __repr__(self) -> str:
         return f"Run.open({str(self.path)!r})"
@@ -93,7 +95,10 @@ class Run:
         if text is not None and not assembly.is_literal(text):
             settings = settings.replace(text=str(text))
         source = assembly.read_source(settings.run.text if text is None else text)
-        tokenizer = Tokenizer(source.text, settings.run.tokenizer)
+        initial = assembly.read_initial(settings.run)
+        if initial:
+            settings = assembly.with_initial(settings, initial)
+        tokenizer = assembly.fit_tokenizer(settings, source.text, initial)
         data = assembly.make_dataset(settings, source.text, tokenizer)
         settings = assembly.resolve_settings(settings, data, tokenizer)
         path = Path(out or settings.run.out or default_directory(source.name))
@@ -102,7 +107,10 @@ class Run:
             durable.write(path / TEXT, [source.text.encode()])
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
-        run = cls(directory, SavedConfig(settings, assembly.digest(source.text)))
+        saved = SavedConfig(settings, assembly.digest(source.text))
+        if initial:
+            saved = saved._replace(initial_sha256=initial.sha256)
+        run = cls(directory, saved)
         # Otherwise the cached properties would read and encode the text again.
         run.__dict__["text"] = source.text
         run.__dict__["data"] = data
@@ -178,7 +186,8 @@ class Run:
         progress = newest.state.get("progress")
         if not isinstance(progress, dict):
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
-        ended = bool(progress.get("ended")) or newest.step >= self.settings.training.steps
+        stopped_early = bool(progress.get("ended")) and newest.step > self._config.extended_after
+        ended = stopped_early or newest.step >= self.settings.training.steps
         return ended and self.directory.has_model()
 
     @functools.cached_property
@@ -193,7 +202,7 @@ class Run:
         InputError if the text or the teacher has changed.
         """
         data, tokenizer = self.data, self._tokenizer()
-        training = assembly.build_training(self.settings, data, tokenizer)
+        training = assembly.build_training(self.settings, data, tokenizer, self._initial())
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training
@@ -234,9 +243,13 @@ class Run:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
         Starts over if there is no checkpoint; returns no records if the run is finished.
-        `changes` are those that `change` allows. Errors as in `train`.
+        `changes` are those that `change` allows, and `steps` or `epochs`, as in `extend`. Errors as
+        in `train`.
         """
+        length = {name: changes.pop(name) for name in ("steps", "epochs") if name in changes}
         self.change(**changes)
+        if length:
+            self.extend(**length)
         return [] if self.is_finished else self._train(on_record)
 
     def change(self, **fields: Any) -> None:
@@ -250,6 +263,34 @@ class Run:
                     f"{name} is fixed when a run is created; you can change {', '.join(CHANGEABLE)}"
                 )
         self.settings = self.settings.replace(**fields)
+
+    def extend(self, steps: int | None = None, epochs: int | None = None) -> None:
+        """Gives the run another length, in steps or in the epochs that it was created with.
+
+        It takes effect when the run resumes, also if early stopping had ended it. The learning rate
+        is then that of a run of the new length. InputError unless that is more than the steps
+        trained already.
+        """
+        settings, newest = self.settings, self.newest()
+        reached = newest.step if newest else 0
+        if (epochs is None) == bool(settings.training.epochs):
+            name = "epochs" if settings.training.epochs else "steps"
+            raise InputError(f"the length of this run is counted in {name}: give {name}")
+        if epochs is None:
+            length = {"steps": steps}
+        else:
+            config = dataclasses.replace(settings.training, epochs=epochs)
+            per_epoch = Epochs(self.data, config.grad_accum_steps).steps
+            length = {"epochs": epochs, "steps": epochs * per_epoch}
+        changed = settings.replace(**length)
+        if changed.training.steps <= reached:
+            shown = ", ".join(f"{name}={value}" for name, value in length.items())
+            raise InputError(f"{shown}: the run has trained {reached} steps already; give more")
+        self.settings = changed
+        self._config = self._config._replace(
+            settings=self._config.settings.replace(**length), extended_after=reached
+        )
+        self._is_extended = True
 
     def stop(self) -> None:
         """Ends training after the current batch and saves everything; from any thread."""
@@ -266,6 +307,11 @@ class Run:
         assembly.use_threads(self.settings.run)
         with RunLock(self.path):
             newest, self._newest = self.newest(), None
+            if self._is_extended:  # written only now: another process could have trained the run
+                self.directory.save_config(self._config)
+                self._is_extended = False
+            if newest and newest.step <= self._config.extended_after:
+                newest = reopened(newest)
             self.directory.cut_metrics(newest.step if newest else 0)
             with BackgroundSaver(self.path, config.keep) as saver:
                 records = training.steps(config, newest, saver=saver)
@@ -353,7 +399,17 @@ class Run:
         newest = self._read_newest()
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)
-        return Tokenizer(self.text, self.settings.run.tokenizer)
+        return assembly.fit_tokenizer(self.settings, self.text, self._initial())
+
+    def _initial(self) -> assembly.Initial | None:
+        """The weights that the run starts from, unless it has a checkpoint by now."""
+        initial = None if self._read_newest() else assembly.read_initial(self.settings.run)
+        if initial and initial.sha256 != self._config.initial_sha256:
+            raise InputError(
+                f"{self.settings.run.init_from} has changed since the run was created; start a "
+                "new run"
+            )
+        return initial
 
     def _train(self, on_record: OnRecord | None) -> list[Record]:
         records = []

@@ -42,6 +42,9 @@ class CharTokenizer(Tokenizer):
                 )
         return ids
 
+    def unknown(self, text: str) -> str:
+        return "".join(sorted(set(text) - set(self.characters)))
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:
             if not 0 <= i < self.vocab_size:

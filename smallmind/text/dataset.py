@@ -26,15 +26,17 @@ class Batch(NamedTuple):
 
 def read_text(path: str) -> str:
     """The text of a UTF-8 file. InputError, one line, if it cannot be read."""
-    if Path(path).is_dir():
-        raise InputError(f"{path} is a directory; give a text file in it")
     try:
+        if Path(path).is_dir():
+            raise InputError(f"{path} is a directory; give a text file in it")
         with durable.open_regular(path) as file:
             data = file.read()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give the path of a UTF-8 text file") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        raise InputError(f"cannot read {path[:80]}: {error.strerror}") from None
+    except InputError:
+        raise
     except ValueError:
         raise InputError(
             f"{path} is not a regular file, and a resumed run reads its text again; "

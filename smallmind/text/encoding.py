@@ -61,8 +61,8 @@ def likely_encoding(data: bytes) -> str | None:
     for mark, name in MARKS.items():
         if data.startswith(mark):
             return name if _decodes(data, name) else None
-    if name := unmarked_utf16(data):
-        return name
+    if unmarked := unmarked_utf16(data):
+        return unmarked
     if b"\0" in data:
         return None
     above = len(data.translate(None, delete=ASCII))

@@ -39,6 +39,10 @@ class Tokenizer:
         """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
         raise NotImplementedError
 
+    def unknown(self, text: str) -> str:
+        """The characters of text outside the vocabulary, sorted."""
+        return ""
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """ids -> pieces of text, each as soon as its characters are complete."""
         raise NotImplementedError

@@ -138,7 +138,7 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
     """The fixed parts of a state, in today's names and with today's fields, as JSON."""
     parts = {part: state.get(part) for part in FIXED}
     parts["model"] = _completed(ModelConfig, parts["model"])
-    parts["config"] = _completed(TrainingConfig, parts["config"])
+    parts["config"] = _without_length(_completed(TrainingConfig, parts["config"]))
     return {part: safetensors.to_json(value) for part, value in parts.items()}
 
 
@@ -149,6 +149,13 @@ def _completed(kind: type, saved: Any) -> Any:
     except (TypeError, AttributeError, ValueError):
         return saved  # not a config: it equals none
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in OBSERVING}
+
+
+def _without_length(config: Any) -> Any:
+    """A run may be made longer, but an epoch's order is not that of random windows."""
+    if not isinstance(config, dict):
+        return config
+    return {**config, "steps": None, "epochs": bool(config["epochs"])}
 
 
 def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:

@@ -125,10 +125,10 @@ def test_words_are_wrapped_and_never_broken():
 def test_a_command_to_copy_continues_between_flags(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     stream = Recorded("utf-8")
-    words = ["smallmind", "generate", "a run (1)", "--prompt", "the cat"]
+    words = ["smallmind", "generate", "a longer run (1)", "--prompt", "the cat"]
     Console(stream).command("Next:", words)
     assert stream.shown() == (
-        "Next: smallmind generate 'a run (1)' \\\n    --prompt \"the cat\"\n"
+        "Next: smallmind generate 'a longer run (1)' \\\n    --prompt \"the cat\"\n"
     )
 
 
