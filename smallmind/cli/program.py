@@ -94,8 +94,8 @@ class _Parser(argparse.ArgumentParser):
         nearest = _nearest(str(value), choices, cutoff=0.5)
         raise argparse.ArgumentError(
             None if is_command else action,
-            f"unknown {'command' if is_command else 'value'} {value!r}; "
-            + (f"did you mean {nearest}? " if nearest else "")
+            f"unknown {'command' if is_command else 'value'} {value!r}"
+            + (f"; did you mean {nearest}? " if nearest else ". ")
             + f"Choose from {', '.join(choices)}",
         )
 
