@@ -89,7 +89,7 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if value is None and field.default is None:
         return None
     shown, choices = f"{field.name}={value!r}", field.metadata["choices"]
-    if choices and value not in choices:
+    if choices and not (isinstance(value, str) and value in choices):
         raise InputError(f"{shown} must be one of {', '.join(choices)}")
     if field.type is bool and not isinstance(value, bool):
         raise InputError(f"{shown} must be true or false")
@@ -121,10 +121,19 @@ def check_type(name: str, value: Any, *kinds: type | None) -> Any:
     types = tuple(type(None) if kind is None else kind for kind in kinds)
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return value
-    wanted = " or ".join("None" if kind is None else kind.__name__ for kind in kinds)
+    wanted = " or ".join(_type_name(kind) for kind in kinds)
     shown = repr(value) if isinstance(value, int | float | str | None) else "an object"
     shown = f"{shown[:37]}..." if len(shown) > 40 else shown
     raise TypeError(f"{name} must be {wanted}, not {shown} of type {type(value).__name__}")
+
+
+def _type_name(kind: type | None) -> str:
+    names: dict[Any, str] = {
+        None: "None",
+        numbers.Real: "a number",
+        numbers.Integral: "a whole number",
+    }
+    return names.get(kind) or str(getattr(kind, "__name__", kind))
 
 
 def _number(limit: float) -> str:
@@ -419,12 +428,17 @@ class Settings:
     run: RunConfig = RunConfig()
     distillation: DistillationConfig = DistillationConfig()
 
+    def __post_init__(self) -> None:
+        for name, kind in SECTIONS.items():
+            check_type(name, getattr(self, name), kind)
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
         """Fields of the four configs by name -> settings. No two configs share a field name.
 
         InputError for an unknown name or the first value that is out of range.
         """
+        check_type("fields", fields, Mapping)
         _check_names(fields)
         return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
 
@@ -436,6 +450,7 @@ class Settings:
         InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
         something else.
         """
+        check_type("saved", saved, Mapping)
         check_format(saved)
         return cls(
             **{name: from_saved(kind, saved.get(name, {})) for name, kind in SECTIONS.items()}

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,9 @@ from smallmind.nn.block import Block
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Workspace
+from smallmind.text.ids import check_ids
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
@@ -140,10 +143,22 @@ class TransformerModel:
         self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
+        # Of the tokenizer that it was trained with; None: not known.
+        self.tokenizer_state: dict[str, Any] | None = None
         self.passes = 0  # training passes so far: dropout masks depend on it
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
+
+    def __repr__(self) -> str:
+        rows = size_rows(self.config, self.flat)
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"  {name:{wide[0]}}  {shape:{wide[1]}}  {count:>{wide[2]}}".rstrip()
+            for name, shape, count in rows
+        ]
+        head = f"{type(self).__name__}: {self.precision.value}, backend {self.backend}"
+        return "\n".join([head, *lines])
 
     @property
     def blocks(self) -> list[Block]:
@@ -157,7 +172,10 @@ class TransformerModel:
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
         InputError for 16 bits with the NumPy backend.
         """
-        precision = resolve_precision(precision, self.backend)
+        if check_type("precision", precision, str) not in tuple(Precision):
+            known = ", ".join(Precision)
+            raise InputError(f"precision={precision!r} must be one of {known}")
+        precision = resolve_precision(Precision(precision), self.backend)
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
         self.precision = precision
         self.flat.store_working_copy(dtype)
@@ -176,7 +194,7 @@ class TransformerModel:
 
         InputError if T exceeds block_size or an id is outside the vocabulary.
         """
-        ids = self._checked(ids)
+        ids = self._checked("ids", ids)
         logits = np.empty((*ids.shape, self.config.vocab_size), self.workspace.dtype)
         for windows in micro_batches(ids, self.micro_batch_size):
             with self.logits(ids[windows]) as rows:
@@ -189,7 +207,7 @@ class TransformerModel:
 
         The whole batch goes through the model at once. Dropout is off.
         """
-        ids = self._checked(ids)
+        ids = self._checked("ids", ids)
         with self.workspace.one_pass():
             with self.workspace.profile("Forward"):
                 logits = self.network.forward(ids)
@@ -232,6 +250,7 @@ class TransformerModel:
         Adds the gradient of scale * loss. Dropout is on, with a new mask at each call. An objective
         replaces the cross-entropy: it writes the losses and their gradient.
         """
+        check_type("scale", scale, numbers.Real)
         ids, targets = self._checked_pair(ids, targets)
         total = 0.0
         for windows in micro_batches(ids, self.micro_batch_size):
@@ -329,23 +348,19 @@ class TransformerModel:
             workspace.release(logits)
         return dlogits
 
-    def _checked(self, ids: np.ndarray) -> np.ndarray:
+    def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""
-        ids = np.asarray(ids)
-        if ids.dtype.kind not in "iu":
-            raise InputError(f"ids are {ids.dtype}; they must be whole numbers")
+        ids = check_ids(name, ids, self.config.vocab_size)
         if ids.ndim != 2 or ids.size == 0:
-            raise InputError(f"ids have shape {ids.shape}; they must be (B, T), not empty")
+            raise InputError(f"{name} has shape {ids.shape}; it must be (B, T), not empty")
         if ids.shape[1] > self.config.block_size:
             raise InputError(
                 f"{ids.shape[1]} tokens are more than block_size={self.config.block_size}"
             )
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            raise InputError(f"ids must be from 0 to vocab_size - 1 = {self.config.vocab_size - 1}")
         return np.require(ids, np.int32, ["C", "W"])
 
     def _checked_pair(self, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, targets = self._checked(ids), self._checked(targets)
+        ids, targets = self._checked("ids", ids), self._checked("targets", targets)
         if ids.shape != targets.shape:
             raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
         return ids, targets

@@ -1,5 +1,6 @@
 """A model and its tokenizer from a run, a checkpoint or a model file."""
 
+import numbers
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +45,7 @@ def load(
 def find(path: str | PathLike[str], which: int | str | None = None) -> Found:
     """Like `load`, but the model is only found, not built."""
     check_type("path", path, str, PathLike)
-    check_type("checkpoint", which, int, str, None)
+    check_type("checkpoint", which, numbers.Integral, str, None)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
@@ -96,6 +97,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
+    model.tokenizer_state = tokenizer.state()
     return model, tokenizer
 
 
@@ -117,6 +119,7 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
     model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
+    model.tokenizer_state = tokenizer.state()
     return model, tokenizer
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import durable
-from smallmind.config import OBSERVING, InputError, Settings
+from smallmind.config import OBSERVING, InputError, Settings, check_type
 from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
@@ -70,7 +70,20 @@ class Run:
         self._is_extended = False  # and config.json does not say so yet
 
     def __repr__(self) -> str:
-        return f"Run.open({str(self.path)!r})"
+        return f"<Run {self.path}: {self._state()}>"
+
+    def _state(self) -> str:
+        """How far the run is, from what is on disk, in a few words."""
+        steps, saved = self.settings.training.steps, checkpoint.peek(self.path)
+        if saved is None:
+            return f"no checkpoint yet, {steps:,} steps to train"
+        progress = saved.state.get("progress")
+        has_stopped = isinstance(progress, dict) and bool(progress.get("ended"))
+        if has_stopped and saved.step > self._config.extended_after:
+            return f"ended early after step {saved.step:,} of {steps:,}"
+        if saved.step >= steps:
+            return f"finished, {steps:,} steps"
+        return f"saved at step {saved.step:,} of {steps:,}"
 
     @classmethod
     def create(
@@ -91,6 +104,9 @@ class Run:
         InputError if a setting is unknown or out of range, the text cannot be read or is too
         short, or the directory already holds a run. Then nothing is left behind.
         """
+        check_type("settings", settings, Settings, None)
+        check_type("text", text, str, PathLike, None)
+        check_type("out", out, str, PathLike, None)
         settings = (settings or Settings()).replace(**fields)
         if text is not None and not assembly.is_literal(text):
             settings = settings.replace(text=str(text))
@@ -120,6 +136,7 @@ class Run:
     @classmethod
     def open(cls, directory: str | PathLike[str]) -> "Run":
         """The run in a directory. InputError if there is none."""
+        check_type("directory", directory, str, PathLike)
         opened = RunDirectory(Path(directory))
         config = opened.load_config()
         recorded, own = config.settings.run.text, opened.path / TEXT

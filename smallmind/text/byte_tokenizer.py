@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.config import check_type
 from smallmind.text.tokenizer import Tokenizer
 
 
@@ -18,11 +19,11 @@ class ByteTokenizer(Tokenizer):
     opening = "\n"
 
     def __init__(self, text: str = "", kind: str = "byte") -> None:
-        pass
+        check_type("text", text, str)
 
     def encode(self, text: str) -> np.ndarray:
         # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
-        encoded = text.encode("utf-8", "surrogateescape")
+        encoded = check_type("text", text, str).encode("utf-8", "surrogateescape")
         return np.frombuffer(encoded, np.uint8).astype(np.int32)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind import durable
-from smallmind.config import InputError, RunConfig, check_field
+from smallmind.config import InputError, ModelConfig, RunConfig, check_field, check_type
 from smallmind.randomness import hash64
 from smallmind.text.encoding import advice, unmarked_utf16
 from smallmind.text.tokenizer import Tokenizer
@@ -71,6 +71,8 @@ class Dataset:
         seed: int,
         tokenizer: Tokenizer | None = None,
     ) -> None:
+        check_type("tokens", tokens, np.ndarray)
+        block_size = check_field(ModelConfig, "block_size", block_size)
         held_out = int(len(tokens) * HELD_OUT)
         self.train = tokens[: len(tokens) - held_out]
         self.held_out = tokens[len(tokens) - held_out :]
@@ -87,6 +89,12 @@ class Dataset:
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
 
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset: {len(self.train):,} training and {len(self.held_out):,} held-out tokens, "
+            f"batches of {self.batch_size} x {self.block_size}>"
+        )
+
     @classmethod
     def from_text(
         cls,
@@ -97,6 +105,7 @@ class Dataset:
         seed: int = 1337,
     ) -> "Dataset":
         """The dataset of a text. InputError if the tokenizer does not know a character."""
+        check_type("tokenizer", tokenizer, Tokenizer)
         return cls(tokenizer.encode(text), block_size, batch_size, seed, tokenizer)
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
