@@ -148,7 +148,9 @@ def test_every_loader_reads_checkpoints(finished):
     assert (smallmind.load(finished, "numpy", checkpoint=4)[0].flat.data == expected).all()
     with pytest.raises(InputError, match="is one file; give the run's directory to choose 4"):
         smallmind.load(file, checkpoint=4)
-    with pytest.raises(TypeError, match=r"checkpoint must be int or str or None, not 4\.0"):
+    with pytest.raises(
+        TypeError, match=r"checkpoint must be a whole number or str or None, not 4\.0"
+    ):
         smallmind.load(finished, checkpoint=4.0)
 
 
