@@ -93,7 +93,7 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     if value is None and field.default is None:
         return None
     shown, choices = f"{field.name}={_shown(value)}", field.metadata["choices"]
-    if choices and value not in choices:
+    if choices and not (isinstance(value, str) and value in choices):
         raise InputError(f"{shown} must be one of {', '.join(choices)}")
     if field.type is bool and not isinstance(value, bool):
         raise InputError(f"{shown} must be true or false")
@@ -138,6 +138,29 @@ def _shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 200:
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
     return repr(value) if isinstance(value, str | numbers.Number) else reprlib.repr(value)
+
+
+def check_type(name: str, value: Any, *kinds: type | None) -> Any:
+    """value, if it is of one of these types, of which None is one. TypeError naming it otherwise.
+
+    True and False are no numbers.
+    """
+    types = tuple(type(None) if kind is None else kind for kind in kinds)
+    if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
+        return value
+    wanted = " or ".join(_type_name(kind) for kind in kinds)
+    shown = repr(value) if isinstance(value, int | float | str | None) else "an object"
+    shown = f"{shown[:37]}..." if len(shown) > 40 else shown
+    raise TypeError(f"{name} must be {wanted}, not {shown} of type {type(value).__name__}")
+
+
+def _type_name(kind: type | None) -> str:
+    names: dict[Any, str] = {
+        None: "None",
+        numbers.Real: "a number",
+        numbers.Integral: "a whole number",
+    }
+    return names.get(kind) or str(getattr(kind, "__name__", kind))
 
 
 def _number(limit: float) -> str:
@@ -321,6 +344,9 @@ class RunConfig:
     """The run: text, batches, seed, machine, directory."""
 
     text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
+    init_from: str | None = setting(
+        None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
+    )
     tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
     batch_size: int = setting(12, "windows of text per batch", low=1, high=2**16)
     seed: int = setting(
@@ -431,12 +457,17 @@ class Settings:
     run: RunConfig = RunConfig()
     distillation: DistillationConfig = DistillationConfig()
 
+    def __post_init__(self) -> None:
+        for name, kind in SECTIONS.items():
+            check_type(name, getattr(self, name), kind)
+
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
         """Fields of the four configs by name -> settings. No two configs share a field name.
 
         InputError for an unknown name or the first value that is out of range.
         """
+        check_type("fields", fields, Mapping)
         _check_names(fields)
         return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
 
@@ -448,6 +479,7 @@ class Settings:
         InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
         something else.
         """
+        check_type("saved", saved, Mapping)
         check_format(saved)
         return cls(
             **{name: from_saved(kind, saved.get(name, {})) for name, kind in SECTIONS.items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import GenerationConfig, InputError
+from smallmind.config import GenerationConfig, InputError, check_type
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
@@ -26,6 +26,7 @@ def generate(
     tokens. InputError for a setting out of range, or a character in prompt that the model does not
     know.
     """
+    check_type("tokenizer", tokenizer, Tokenizer)
     prompt = tokenizer.opening if prompt is None else prompt
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
 
@@ -34,6 +35,14 @@ def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
     """Like `generate`, but yields only the text after the prompt, piece by piece."""
+    check_type("model", model, TransformerModel)
+    check_type("tokenizer", tokenizer, Tokenizer)
+    check_type("prompt", prompt, str)
+    if model.tokenizer_state not in (None, tokenizer.state()):
+        raise InputError(
+            f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
+            "that smallmind.load returns with the model"
+        )
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model "

@@ -31,7 +31,10 @@ def matmul_transpose_b(a: np.ndarray, b: np.ndarray, out: np.ndarray | None = No
 
 
 def _product(kernel, a, b, out, rows, inner, columns):
-    a, b = (np.asarray(x) for x in (a, b))
+    try:
+        a, b = (np.asarray(x) for x in (a, b))
+    except ValueError:
+        raise InputError(f"{kernel.__name__}: a matrix has rows of different lengths") from None
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
         raise InputError(f"{kernel.__name__}: {a.dtype} and {b.dtype} are not both real numbers")
     if a.ndim != 2 or b.ndim != 2 or a.shape[inner[0]] != b.shape[inner[1]]:

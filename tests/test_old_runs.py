@@ -36,12 +36,12 @@ def losses(run):
 
 
 def test_an_old_run_generates(run, capsys):
-    assert main(["generate", "--run", str(run), "--prompt", "A", "--max-tokens", "20"]) == 0
+    assert main(["generate", str(run), "--prompt", "A", "--max-tokens", "20"]) == 0
     assert capsys.readouterr().out.startswith("A")
 
 
 def test_an_old_run_evaluates_to_the_same_loss(run, capsys):
-    assert main(["evaluate", "--run", str(run)]) == 0
+    assert main(["evaluate", str(run)]) == 0
     assert "3.85" in capsys.readouterr().out
 
 

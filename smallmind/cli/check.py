@@ -22,24 +22,29 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.optim.schedule import too_short
     from smallmind.runs.assembly import (
         build_training,
+        fit_tokenizer,
         make_dataset,
+        read_initial,
         read_source,
         resolve_settings,
+        with_initial,
     )
-    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.preflight import preflight
 
     console = Console()
     text = read_source(settings.run.text).text
-    tokenizer = Tokenizer(text, settings.run.tokenizer)
+    initial = read_initial(settings.run)
+    if initial:
+        settings = with_initial(settings, initial)
+    tokenizer = fit_tokenizer(settings, text, initial)
     failed = count = 0
     with activity.showing_on(console.activity):
         data = make_dataset(settings, text, tokenizer)
         settings = resolve_settings(settings, data, tokenizer)
         if not settings.run.minutes and (shortcoming := too_short(settings.training)):
             console.warning(shortcoming)
-        training = build_training(settings, data, tokenizer)
-        for result in preflight(training, settings.training):
+        training = build_training(settings, data, tokenizer, initial)
+        for result in preflight(training, settings.training, untrained=initial is None):
             verdict = "ok    " if result.passed else "FAILED"
             details = f"{result.measured}; expected {result.expected}"
             console.line(f"{verdict}  {result.name}: {details}", INDENT)

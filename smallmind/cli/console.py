@@ -60,9 +60,14 @@ class Console:
 
     def command(self, label: str, words: Sequence[str]) -> None:
         """A shell command to copy, quoted; a long one continues after a backslash."""
+        parts = [" ".join(map(_quote, words[:2]))]
+        for word in map(_quote, words[2:]):
+            if parts[-1].startswith("--") and " " not in parts[-1] and not word.startswith("--"):
+                parts[-1] += f" {word}"  # a flag and its value stay on one line
+            else:
+                parts.append(word)
         lines = [label]
-        # A flag and its value stay on one line.
-        for part in re.split(r" (?=--)", " ".join(map(_quote, words))):
+        for part in parts:
             if lines != [label] and len(lines[-1]) + len(part) + 3 > line_width():
                 lines.append(2 * INDENT + part)
             else:

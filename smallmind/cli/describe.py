@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from smallmind.cli.console import Console
 from smallmind.cli.timing import time_of_run
 from smallmind.config import CheckpointStrategy
+from smallmind.nn.sizes import size_rows
 
 if TYPE_CHECKING:
-    from smallmind.nn.transformer import TransformerModel
     from smallmind.runs.session import Run
     from smallmind.training.distillation import Distillation
 
@@ -16,7 +16,8 @@ def describe(console: Console, run: "Run") -> None:
     """Prints the model, the data, the teacher and the run, and where its files go."""
     from smallmind.optim.schedule import too_short
 
-    _describe_model(console, run.training.model)
+    model = run.training.model
+    console.table("Model", size_rows(model.config, model.flat))
     _describe_data(console, run)
     if run.training.distillation:
         _describe_teacher(console, run.training.distillation)
@@ -24,25 +25,6 @@ def describe(console: Console, run: "Run") -> None:
     console.line(f"Directory: {run.path}")
     if shortcoming := too_short(run.settings.training):
         console.warning(shortcoming)
-
-
-def _describe_model(console: Console, model: "TransformerModel") -> None:
-    shapes: dict[str, list[str]] = {}  # of the matrices of each layer
-    counts: dict[str, int] = {}
-    for name, value in model.parameters.items():
-        # One row for what all blocks have in common.
-        words = name.split(".")
-        layer = f"{model.config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
-        layer = layer.replace("_", " ")
-        known = shapes.setdefault(layer, [])
-        if value.ndim == 2 and (shape := f"{value.shape[0]} x {value.shape[1]}") not in known:
-            known.append(shape)
-        counts[layer] = counts.get(layer, 0) + value.size
-    rows = [[layer, ", ".join(shapes[layer]), f"{count:,}"] for layer, count in counts.items()]
-    if model.config.tie_weights:
-        rows.append(["head", "the token embedding", "0"])
-    total = sum(value.size for value in model.parameters.values())
-    console.table("Model", [*rows, ["parameters", "", f"{total:,}"]])
 
 
 def _describe_data(console: Console, run: "Run") -> None:

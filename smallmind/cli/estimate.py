@@ -41,15 +41,24 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.memory import make_plan, show_estimate
     from smallmind.cli.timing import time_of_settings
     from smallmind.memory.available import available_bytes
-    from smallmind.runs.assembly import make_dataset, read_source, read_teacher
+    from smallmind.runs.assembly import (
+        fit_tokenizer,
+        make_dataset,
+        read_initial,
+        read_source,
+        read_teacher,
+        with_initial,
+    )
     from smallmind.runs.threads import choose_threads
-    from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.memory_estimate import TextSize
 
+    initial = read_initial(settings.run)
+    if initial:
+        settings = with_initial(settings, initial)
     model, size, tokenizer, data = settings.model, None, None, None
     if settings.run.text or "vocab_size" not in options:
         text = read_source(settings.run.text).text
-        tokenizer = Tokenizer(text, settings.run.tokenizer)
+        tokenizer = fit_tokenizer(settings, text, initial)
         data = make_dataset(settings, text, tokenizer)
         size = TextSize.of(text, data)
     if "vocab_size" in options:  # perhaps another one than that of the text

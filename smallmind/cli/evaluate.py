@@ -5,36 +5,51 @@ import sys
 
 from smallmind import activity
 from smallmind.cli.console import Console
+from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.config import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind evaluate`."""
-    parser.add_argument(
-        "--run", dest="directory", required=True, metavar="DIR", help="directory of the run"
-    )
+    add_run(parser, "directory of a run; with TEXT also a model or checkpoint file")
     parser.add_argument(
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )
+    add_checkpoint(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints a table of the loss and what follows from it."""
+    if options.run_flag and options.run_name and not options.text:
+        options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
     from smallmind.cli.describe import shorten
-    from smallmind.cli.display import floor_of_stories, format_perplexity
+    from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.runs.assembly import read_source
+    from smallmind.runs.loading import find
     from smallmind.runs.session import Run
+    from smallmind.text.dataset import HELD_OUT
+    from smallmind.training.evaluation import evaluate_text
 
     console = Console()
-    opened = Run.open(options.directory)
+    path = run_of(options)
+    is_file = path.is_file()
+    if is_file and not options.text:
+        raise InputError(f"{path} is a file, which knows no text of its own: name one after it")
     source = read_source(options.text) if options.text else None
+    opened = None if is_file else Run.open(path)
+    text = source.text if source else opened.text if opened else ""
+    is_own = opened is not None and opened.is_own_text(text)
     with activity.showing_on(Console(sys.stderr).activity):
-        result = opened.evaluate(source.text if source else None)
-    if source and not opened.is_own_text(source.text):
+        found = find(path, options.checkpoint)
+        model, tokenizer = found.load()
+        result = evaluate_text(model, tokenizer, text, HELD_OUT if is_own else 1.0)
+    if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
-    else:
+    elif opened:
         part = f"{shorten(opened.name)}, the held-out part"
-    token = "char" if opened.settings.run.tokenizer == "char" else "token"
+    token = token_name(tokenizer.kind)
     rows = [
+        ["model", found.name],
         ["text", part],
         ["tokens predicted", f"{result.tokens:,}"],
         ["loss", f"{result.loss:.4f} nats per token"],
@@ -42,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         ["perplexity", format_perplexity(result.perplexity)],
         [f"next {token} right", f"{result.accuracy:.1%}"],
     ]
-    if opened.settings.run.text is None and (not source or opened.is_own_text(source.text)):
+    if opened and is_own and opened.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         rows.append(["entropy of the stories", f"{floor:.4f} nats per character"])
         rows.append(["above that floor", f"{excess:.4f} nats"])

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 from smallmind.cli.console import Console
-from smallmind.cli.flags import check_writable
+from smallmind.cli.flags import add_run, check_writable, run_of
 from smallmind.config import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind export-metrics`."""
-    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
+    add_run(parser)
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="file to write; default: standard output"
     )
@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.directory import METRICS
     from smallmind.runs.metrics import read_metrics
 
-    table = read_metrics(options.directory)
+    directory = run_of(options)
+    table = read_metrics(directory)
     if options.out:
         # Half a character, which UTF-8 cannot hold, is written as in JSON: \ud800.
         options.out.write_text(table.to_csv(), encoding="utf-8", errors="backslashreplace")
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     notes = Console(sys.stderr)
     if table.unreadable:
         lines = ", ".join(map(str, table.unreadable))
-        notes.line(f"Skipped cut or damaged lines of {options.directory / METRICS}: {lines}")
+        notes.line(f"Skipped cut or damaged lines of {directory / METRICS}: {lines}")
     if options.out:
         notes.line(f"Wrote {len(table.rows)} rows to {options.out}")
     return 0

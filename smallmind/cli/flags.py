@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import sys
 import types
 import typing
 from collections.abc import Collection
@@ -20,7 +21,7 @@ from smallmind.config import (
 from smallmind.presets import FIELDS, PRESETS, SIZES, Fields, resolve
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
-METAVARS = {"teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
+METAVARS = {"init_from": "RUN", "teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
 
@@ -74,6 +75,44 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
         help="sections [model], [training], [run], [distillation] with the names of the flags, as "
         "in n_layer = 4; or the config.json of a run, to train again with its settings",
     )
+
+
+def add_run(parser: argparse.ArgumentParser, what: str = "directory of the run") -> None:
+    """RUN, for `run_of`."""
+    parser.add_argument(
+        "run_name",
+        nargs="?",
+        type=Path,
+        metavar="RUN",
+        help=f"{what}; default: the newest run in runs/",
+    )
+    # How earlier versions named it.
+    parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """--checkpoint, as `smallmind.runs.loading.find` takes it."""
+    parser.add_argument(
+        "--checkpoint",
+        type=lambda text: int(text) if text.isdecimal() else text,
+        metavar="newest|best|STEP",
+        help="which checkpoint of the run; default: the final model, or the newest checkpoint if "
+        "the run has not ended",
+    )
+
+
+def run_of(options: argparse.Namespace) -> Path:
+    """The run that a command names, or the newest, which standard error then names."""
+    if options.run_flag and options.run_name:
+        raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
+    if named := options.run_name or options.run_flag:
+        return Path(named)
+    from smallmind.cli.console import Console
+    from smallmind.runs.directory import newest_run
+
+    newest = newest_run()
+    Console(sys.stderr).line(f"The newest run is {newest}")
+    return newest
 
 
 def add_config_flags(parser: Any, config: type, names: Collection[str] | None = None) -> None:

@@ -5,19 +5,20 @@ import sys
 
 from smallmind import activity
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_config_flags, generation_of
+from smallmind.cli.flags import (
+    add_checkpoint,
+    add_config_flags,
+    add_run,
+    generation_of,
+    run_of,
+)
 from smallmind.config import GenerationConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind generate`."""
-    parser.add_argument(
-        "--run",
-        dest="source",
-        required=True,
-        metavar="DIR",
-        help="directory of the run, or a model or checkpoint file",
-    )
+    add_run(parser, "directory of a run, or a model or checkpoint file")
+    add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
     add_config_flags(parser, GenerationConfig)
 
@@ -26,11 +27,14 @@ def run(options: argparse.Namespace) -> int:
     """Prints the prompt and, piece by piece, the text that the model continues it with."""
     config = generation_of(options)
     from smallmind.generation import stream
-    from smallmind.runs.loading import load
+    from smallmind.runs.loading import find
 
-    console = Console()
-    with activity.showing_on(Console(sys.stderr).activity):
-        model, tokenizer = load(options.source)
+    console, notes = Console(), Console(sys.stderr)
+    path = run_of(options)
+    with activity.showing_on(notes.activity):
+        found = find(path, options.checkpoint)
+        model, tokenizer = found.load()
+        notes.line(f"Using {found.name}, of {path}")
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         pieces = stream(model, tokenizer, prompt, config)
         console.piece(prompt)

@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
     if the run does not fit in memory, `verify` if a checkpoint is wrong.
     """
-    options = make_parser(sys.argv[1:] if arguments is None else arguments).parse_args(arguments)
+    parser = make_parser(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(arguments)
+    if "run" not in options:
+        parser.error(f"give a command: {', '.join(COMMANDS)}")
     from smallmind.cli.console import error_line
     from smallmind.cli.signals import ending_on_signals
     from smallmind.config import InputError
@@ -65,7 +68,7 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         description="Train a small transformer on the CPU and generate text with it.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     chosen = next((word for word in arguments if word in COMMANDS), None)
     for name, (module_name, help_line) in COMMANDS.items():
         command = commands.add_parser(name, help=help_line)
@@ -78,7 +81,33 @@ def make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Prints its errors like those of the commands, wrapped on a terminal."""
+    """Names the nearest known word for an unknown one; prints errors like those of the commands."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As in argparse, but each command refuses what it does not know, with its own usage."""
+        options, unknown = super().parse_known_args(args, namespace)
+        flag = next((word for word in unknown if word.startswith("-")), None)
+        if flag:
+            name = flag.partition("=")[0]
+            known = [word for action in self._actions for word in action.option_strings]
+            self.error(f"unknown flag {name}; did you mean {_nearest(name, known)}?")
+        if unknown:
+            self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
+        return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As in argparse, but lists the choices as they are typed."""
+        choices = list(map(str, action.choices or ()))
+        if not choices or value in choices:
+            return
+        is_command = isinstance(action, argparse._SubParsersAction)
+        nearest = _nearest(str(value), choices, cutoff=0.5)
+        raise argparse.ArgumentError(
+            None if is_command else action,
+            f"unknown {'command' if is_command else 'value'} {value!r}"
+            + (f"; did you mean {nearest}? " if nearest else ". ")
+            + f"Choose from {', '.join(choices)}",
+        )
 
     def error(self, message: str) -> NoReturn:
         from smallmind.cli.console import error_line
@@ -86,6 +115,13 @@ class _Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         error_line(f"{self.prog}: error: {message}")
         self.exit(2)
+
+
+def _nearest(word: str, known: Sequence[str], cutoff: float = 0.0) -> str | None:
+    """The most similar word, if its similarity is above cutoff."""
+    import difflib  # takes milliseconds to import
+
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
 
 
 class _Version(argparse.Action):

@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
     parser.add_argument(
         "--resume",
-        metavar="DIR",
-        help="resume the run in DIR; no other flags needed; auto: the newest unfinished run in "
-        "runs/",
+        metavar="RUN",
+        help="resume the run in the directory RUN; no other flags needed; auto: the newest "
+        "unfinished run in runs/",
     )
     add_training_flags(parser)
 
@@ -63,11 +63,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    """Continues a run; only the number of threads and what is observed may change."""
-    changeable = ("threads", *OBSERVING)
+    """Continues a run; only its length, the threads and what is observed may change."""
+    changeable = ("threads", "steps", "epochs", *OBSERVING)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
     if fixed or options.size or options.preset or options.config or options.dry_run:
-        raise InputError("--resume takes all settings from the run; leave out the other flags")
+        raise InputError(
+            "--resume takes all settings from the run, except --steps to make it longer; leave out "
+            "the other flags"
+        )
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
@@ -91,10 +94,15 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> i
     finally:
         for file, reason in opened.skipped_checkpoints:
             console.warning(f"Skipping {file.name}: {reason}")
+    length = {name: getattr(options, name) for name in ("steps", "epochs") if name in options}
+    if length:
+        opened.extend(**length)
     step = newest.step if newest else 0
     if opened.is_finished:
         console.line(f"The run is finished: {step} steps")
         console.line(f"The run is in {opened.path}")
+        longer = ["smallmind", "train", "--resume", str(opened.path), "--steps", str(2 * step)]
+        console.command("To train longer:", longer)
         return 0
     begun_by = newest.state.get("smallmind") if newest else None
     if opened.settings.model.dropout and begun_by in OTHER_MASKS:
@@ -102,6 +110,8 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> i
     with activity.showing_on(console.activity):
         _build(console, opened)
         resuming = f"Resuming after step {step}" if step else "Starting over: no checkpoint yet"
+        if length:
+            resuming += f", with the learning rate of a run of {opened.settings.training.steps}"
         return _train(console, opened, options, resuming)
 
 
@@ -159,7 +169,7 @@ def _train(
         return status
     prompt = _suggested_prompt(run.text)
     flags = ["--prompt", prompt] if prompt else []
-    console.command("Next:", ["smallmind", "generate", "--run", str(run.path), *flags])
+    console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()
     return 0
 

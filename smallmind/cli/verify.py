@@ -1,18 +1,18 @@
 """Check the checkpoints of a run, and retrain from each to the next. Writes nothing."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from smallmind import activity
 from smallmind.cli.console import Console
+from smallmind.cli.flags import add_run, run_of
 
 INDENT = " " * 8  # of the second line of a verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind verify`."""
-    parser.add_argument("directory", type=Path, metavar="RUN", help="directory of the run")
+    add_run(parser)
     parser.add_argument(
         "--digests-only", action="store_true", help="only check that each file is sound"
     )
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
             verdict = "FAILED" if record.fault else "ok    "
             console.line(f"{verdict}  {record.name}: {record.fault or good}", INDENT)
 
-    opened = Run.open(options.directory)
+    opened = Run.open(run_of(options))
     if options.digests_only:
         verdicts = opened.verify(digests_only=True, on_record=show)
     else:

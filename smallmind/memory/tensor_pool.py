@@ -1,6 +1,7 @@
 """A pool of arrays that are rented and returned, so that a training step allocates nothing."""
 
 import math
+import numbers
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from smallmind.config import check_type
 from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
 
 MAX_REQUESTS = 4096  # sizes whose bucket a pool remembers
@@ -103,7 +105,11 @@ class TensorPool:
         the caller. MemoryError if it would exceed the capacity.
         """
         with self._lock:
-            bucket = self._requests.get((n, dtype)) or self._bucket(n, dtype)
+            try:
+                bucket = self._requests.get((n, dtype)) or self._bucket(n, dtype)
+            except TypeError:
+                check_type("n", n, numbers.Integral)
+                raise
             idle = bucket.idle
             array = idle[-1] if idle else self._allocate(bucket)
             key = id(array.base)
@@ -127,7 +133,7 @@ class TensorPool:
         ValueError, with nothing done, if the array is not rented from this pool, was already
         returned, or is only a part of what was rented.
         """
-        key = id(array.base)
+        key = id(getattr(array, "base", None))
         with self._lock:
             rented = self._rented.get(key)
             if rented is None:
@@ -203,6 +209,8 @@ class TensorPool:
     def _bucket(self, n: int, dtype: Any) -> _Bucket:
         """The bucket for n elements of a dtype, however it is spelled: "f4", np.float32, ..."""
         self._check_open()
+        if check_type("n", n, numbers.Integral) < 0:
+            raise ValueError(f"n={n} must be at least 0")
         key = bucket_size(n), np.dtype(dtype)
         bucket = self._buckets.get(key)
         if bucket is None:

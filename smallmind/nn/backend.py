@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError
+from smallmind.config import InputError, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.memory.tensor_pool import TensorPool, unbacked
@@ -45,7 +45,7 @@ def dry_run_backend(kernels: NoKernels | None = None) -> Backend:
 
 def open_backend(name: str) -> Backend:
     """name -> the back end "numba" or "numpy". InputError for any other name."""
-    if name == "numpy":
+    if check_type("backend", name, str) == "numpy":
         return Backend(name, reference, TensorPool.shared)
     if name == "numba":
         # Numba takes a third of a second to import: only if it is used.

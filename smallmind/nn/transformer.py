@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import numbers
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from smallmind.config import (
     ModelConfig,
     Precision,
     RunConfig,
+    check_type,
     from_saved,
     micro_batch_sizes,
 )
@@ -26,14 +28,27 @@ from smallmind.nn.block import Block
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Result, Workspace
+from smallmind.text.ids import check_ids
 
 FORMAT = "smallmind model 1"
+CHECKPOINT_FORMAT = "smallmind checkpoint 1"
 DEFAULT_SEED = 42
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # objective(windows, losses, dlogits, logits, targets, scale).
 Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
+
+
+def weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of a checkpoint -> those that are parameters, by their own names."""
+    prefix = "model."
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[slice]:
@@ -128,10 +143,22 @@ class TransformerModel:
         self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
+        # Of the tokenizer that it was trained with; None: not known.
+        self.tokenizer_state: dict[str, Any] | None = None
         self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
+
+    def __repr__(self) -> str:
+        rows = size_rows(self.config, self.flat)
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"  {name:{wide[0]}}  {shape:{wide[1]}}  {count:>{wide[2]}}".rstrip()
+            for name, shape, count in rows
+        ]
+        head = f"{type(self).__name__}: {self.precision.value}, backend {self.backend}"
+        return "\n".join([head, *lines])
 
     @property
     def blocks(self) -> list[Block]:
@@ -155,7 +182,10 @@ class TransformerModel:
         AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
         InputError for 16 bits with the NumPy backend.
         """
-        precision = resolve_precision(precision, self.backend)
+        if check_type("precision", precision, str) not in tuple(Precision):
+            known = ", ".join(Precision)
+            raise InputError(f"precision={precision!r} must be one of {known}")
+        precision = resolve_precision(Precision(precision), self.backend)
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
         self.precision = precision
         self.flat.store_working_copy(dtype)
@@ -174,7 +204,7 @@ class TransformerModel:
 
         InputError if T exceeds block_size or an id is outside the vocabulary.
         """
-        ids = self._checked(ids)
+        ids = self._checked("ids", ids)
         V = self.config.vocab_size
         logits = np.empty((*ids.shape, V), self.workspace.dtype)
         for windows in micro_batches(ids, self.micro_batch_size):
@@ -187,7 +217,7 @@ class TransformerModel:
 
         The whole batch goes through the model at once. Dropout is off.
         """
-        ids = self._checked(ids)
+        ids = self._checked("ids", ids)
 
         def compute() -> Result:
             with self.workspace.profile("Forward"):
@@ -236,6 +266,7 @@ class TransformerModel:
         Adds the gradient of scale * loss. Dropout is on, with a new mask at each call. An objective
         replaces the cross-entropy: it writes the losses and their gradient.
         """
+        check_type("scale", scale, numbers.Real)
         ids, targets = self._checked_pair(ids, targets)
 
         def compute(windows: slice) -> float:
@@ -271,13 +302,21 @@ class TransformerModel:
 
     @classmethod
     def load(cls, path: str | PathLike[str], backend: str = "numba") -> "TransformerModel":
-        """The model that `save` wrote. InputError if the file is anything else."""
+        """The model that `save` wrote, or the one in the checkpoint of a run.
+
+        InputError if the file is anything else.
+        """
+        check_type("path", path, str, os.PathLike)
         tensors, metadata = safetensors.read(path)
         # Files of earlier versions have no format.
-        if (found := metadata.get("format", FORMAT)) != FORMAT:
+        if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
             raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
         try:
-            config = from_saved(ModelConfig, safetensors.from_json(metadata["config"]))
+            if found == FORMAT:
+                saved = safetensors.from_json(metadata["config"])
+            else:
+                saved, tensors = safetensors.from_json(metadata["state"])["model"], weights(tensors)
+            config = from_saved(ModelConfig, saved)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
         return cls.from_tensors(config, tensors, os.fspath(path), backend)
@@ -330,23 +369,19 @@ class TransformerModel:
             workspace.release(logits)
         return dlogits
 
-    def _checked(self, ids: np.ndarray) -> np.ndarray:
+    def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
         """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""
-        ids = np.asarray(ids)
-        if ids.dtype.kind not in "iu":
-            raise InputError(f"ids are {ids.dtype}; they must be whole numbers")
+        ids = check_ids(name, ids, self.config.vocab_size)
         if ids.ndim != 2 or ids.size == 0:
-            raise InputError(f"ids have shape {ids.shape}; they must be (B, T), not empty")
+            raise InputError(f"{name} has shape {ids.shape}; it must be (B, T), not empty")
         if ids.shape[1] > self.config.block_size:
             raise InputError(
                 f"{ids.shape[1]} tokens are more than block_size={self.config.block_size}"
             )
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            raise InputError(f"ids must be from 0 to vocab_size - 1 = {self.config.vocab_size - 1}")
         return np.require(ids, np.int32, ["C", "W"])
 
     def _checked_pair(self, ids: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ids, targets = self._checked(ids), self._checked(targets)
+        ids, targets = self._checked("ids", ids), self._checked("targets", targets)
         if ids.shape != targets.shape:
             raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
         return ids, targets

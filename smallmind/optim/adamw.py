@@ -1,11 +1,12 @@
 """AdamW over the flat parameter vector."""
 
 import math
+import numbers
 from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError, TrainingConfig, check_field
+from smallmind.config import InputError, TrainingConfig, check_field, check_type
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import AdamWCoefficients
 from smallmind.nn.parameters import Role
@@ -32,8 +33,11 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
+        check_type("model", model, TransformerModel)
+        if len(check_type("betas", betas, tuple, list)) != 2:
+            raise InputError(f"betas={betas} must be two numbers")
         beta1, beta2 = betas
-        if not eps >= 0:
+        if not check_type("eps", eps, numbers.Real) >= 0:
             raise InputError(f"eps={eps} must be at least 0")
         self.model = model
         self.learning_rate: float = check_field(TrainingConfig, "learning_rate", learning_rate)
@@ -49,6 +53,12 @@ class AdamW:
         self._decayed = int(decayed.stop)
         self.m = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
         self.v = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__}: learning_rate={self.learning_rate:g}, betas={self.betas}, "
+            f"weight_decay={self.weight_decay:g}, {self.steps:,} steps>"
+        )
 
     @classmethod
     def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "AdamW":
@@ -71,8 +81,10 @@ class AdamW:
         then each of its elements is clipped to +-max_grad_value, at most 1.8e19.
         """
         for name, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
+            check_type(name, limit, numbers.Real, None)
             if limit is not None and not limit > 0:
                 raise InputError(f"{name}={limit} must be above 0, or None")
+        check_type("loss_scale", loss_scale, numbers.Real)
         flat, workspace = self.model.flat, self.model.workspace
         norm = gradient_norm(self.model, loss_scale)
         if not math.isfinite(norm):

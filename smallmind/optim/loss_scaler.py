@@ -1,6 +1,9 @@
 """Dynamic loss scaling (Micikevicius et al. 2018): keeps gradients inside the range of float16."""
 
+import numbers
 from typing import Any
+
+from smallmind.config import check_type
 
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled
@@ -15,9 +18,12 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 65536.0) -> None:
-        self.scale = scale
+        self.scale = check_type("scale", scale, numbers.Real)
         self.clean_steps = 0
         self.skips = 0  # in a row
+
+    def __repr__(self) -> str:
+        return f"<LossScaler: {self.scale:g}, {self.clean_steps} steps without an overflow>"
 
     def update(self, overflowed: bool) -> None:
         """Adjusts the scale after a step."""

@@ -6,18 +6,21 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from smallmind import safetensors
 from smallmind.config import (
     DistillationConfig,
     InputError,
     ModelConfig,
     Precision,
+    RunConfig,
     Settings,
     from_saved,
 )
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
-from smallmind.runs.loading import load_model, read_tokenizer
+from smallmind.runs.loading import load, load_model, read_tokenizer
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.text.dataset import Dataset, read_text
 from smallmind.text.samplers import Epochs
@@ -70,6 +73,61 @@ def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset
     return Dataset.from_text(text, tokenizer, settings.model.block_size, run.batch_size, run.seed)
 
 
+class Initial(NamedTuple):
+    """The weights that a run starts from, with their tokenizer."""
+
+    weights: np.ndarray  # all parameters, as `model.flat.data`
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the weights."""
+        return hashlib.sha256(self.weights.tobytes()).hexdigest()
+
+
+def read_initial(run: RunConfig) -> Initial | None:
+    """The weights that init_from names; None if it is not set."""
+    if run.init_from is None:
+        return None
+    model, tokenizer = load(run.init_from, "numpy")
+    return Initial(model.flat.data, model.config, tokenizer)
+
+
+def with_initial(settings: Settings, initial: Initial) -> Settings:
+    """The settings with the model and the kind of tokenizer that these weights need.
+
+    Only dropout is a free choice. InputError if another of their settings was chosen differently.
+    """
+    fixed = {**dataclasses.asdict(initial.config), "tokenizer": initial.tokenizer.kind}
+    del fixed["dropout"], fixed["vocab_size"]
+    for config in (settings.model, settings.run):
+        for field in dataclasses.fields(config):
+            chosen, value = getattr(config, field.name), fixed.get(field.name)
+            if field.name in fixed and chosen not in (value, field.default):
+                raise InputError(
+                    f"{field.name}={chosen!r} contradicts {settings.run.init_from}, whose weights "
+                    f"have {field.name}={value!r}; leave it out"
+                )
+    return settings.replace(**fixed)
+
+
+def fit_tokenizer(settings: Settings, text: str, initial: Initial | None = None) -> Tokenizer:
+    """The tokenizer of a new run: that of its initial weights, or one made from the text.
+
+    InputError if the tokenizer of the weights does not know all characters of the text.
+    """
+    if initial is None:
+        return Tokenizer(text, settings.run.tokenizer)
+    if unknown := initial.tokenizer.unknown(text):
+        shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+        raise InputError(
+            f"the text has characters that {settings.run.init_from} does not know ({len(unknown)}):"
+            f" {shown}; remove them from the text, or train from scratch without init_from"
+        )
+    return initial.tokenizer
+
+
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
     """The settings with everything that follows from the text and the machine filled in.
 
@@ -95,6 +153,7 @@ def absolute_paths(settings: Settings) -> Settings:
     """The settings with paths that are valid from any directory; `out` stays as given."""
     fields = {
         "text": settings.run.text,
+        "init_from": settings.run.init_from,
         "teacher": settings.distillation.teacher,
         "teacher_cache": settings.distillation.teacher_cache,
     }
@@ -103,8 +162,12 @@ def absolute_paths(settings: Settings) -> Settings:
     )
 
 
-def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Training:
+def build_training(
+    settings: Settings, data: Dataset, tokenizer: Tokenizer, initial: Initial | None = None
+) -> Training:
     """The training that resolved settings describe; kernels run on its threads from now on.
+
+    The model has the initial weights if there are any.
 
     If a teacher cache is set and does not exist, the teacher runs over the text now. InputError if
     the teacher does not fit the text.
@@ -115,6 +178,8 @@ def build_training(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> T
     model = TransformerModel(
         **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
     )
+    if initial:
+        model.flat.data[:] = initial.weights
     model.use_precision(settings.training.requested_precision)
     return Training(model, data=data, distillation=distillation)
 

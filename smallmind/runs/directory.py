@@ -9,6 +9,7 @@ import platform
 import re
 import stat
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.training.records import FailureRecord, FinalRecord, Record
 
+RUNS = "runs"  # the directory of new runs, in the working directory
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
@@ -43,11 +45,24 @@ class SavedConfig(NamedTuple):
     settings: Settings
     text_sha256: str
     teacher_sha256: str | None = None
+    initial_sha256: str | None = None  # of the weights that the run started from, if not its own
+    extended_after: int = 0  # the step after which the run was last made longer
+
+
+def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
+    """The directory below parent whose run was created last. InputError if there is none."""
+    created: list[tuple[int, Path]] = []
+    for config in Path(parent).glob(f"*/{CONFIG}"):
+        with suppress(OSError):  # removed meanwhile
+            created.append((config.stat().st_mtime_ns, config.parent))
+    if not created:
+        raise InputError(f"{parent} holds no run; give RUN, the directory of one")
+    return max(created)[1]
 
 
 def default_directory(name: str) -> Path:
     """runs/<date>-<name>, with a number appended if that exists."""
-    base = Path("runs") / f"{datetime.date.today().isoformat()}-{name}"
+    base = Path(RUNS) / f"{datetime.date.today().isoformat()}-{name}"
     path, number = base, 2
     while path.exists():
         path = base.with_name(f"{base.name}-{number}")
@@ -147,6 +162,8 @@ class RunDirectory:
             **config.settings.to_dict(),
             "text_sha256": config.text_sha256,
             "teacher_sha256": config.teacher_sha256,
+            "initial_sha256": config.initial_sha256,
+            "extended_after": config.extended_after,
             "smallmind": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -160,8 +177,13 @@ class RunDirectory:
         try:
             with durable.open_regular(file) as opened:
                 saved = safetensors.from_json(opened.read(MAX_CONFIG_BYTES))
-            settings, teacher = Settings.from_dict(saved), saved.get("teacher_sha256")
-            return SavedConfig(settings, str(saved["text_sha256"]), teacher)
+            return SavedConfig(
+                Settings.from_dict(saved),
+                str(saved["text_sha256"]),
+                saved.get("teacher_sha256"),
+                saved.get("initial_sha256"),
+                int(saved.get("extended_after", 0)),
+            )
         except OSError:
             raise InputError(f"{self.path} is not a run: cannot read its {CONFIG}") from None
         except InputError as error:
@@ -247,9 +269,10 @@ class RunDirectory:
         """Whether the final model has been saved."""
         return (self.path / MODEL).exists()
 
-    def save_model(self, model: TransformerModel, tokenizer: Tokenizer) -> None:
-        """Writes model and tokenizer to one file."""
-        model.save(self.path / MODEL, {"tokenizer": safetensors.to_json(tokenizer.state())})
+    def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
+        """Writes model and tokenizer to one file, with the step that they were saved after."""
+        saved = {"tokenizer": safetensors.to_json(tokenizer.state()), "step": str(step)}
+        model.save(self.path / MODEL, saved)
 
     def save_sample(self, step: int, text: str) -> None:
         """Adds a sample of generated text, unless there is one of this step."""

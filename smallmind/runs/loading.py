@@ -1,57 +1,94 @@
 """A model and its tokenizer from a run, a checkpoint or a model file."""
 
+import numbers
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, from_saved
-from smallmind.nn.transformer import TransformerModel
+from smallmind.config import InputError, ModelConfig, check_type, from_saved
+from smallmind.nn.transformer import TransformerModel, weights
 from smallmind.runs.directory import MODEL
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
-from smallmind.training.checkpoint import BEST, CHECKPOINTS, NAME
+from smallmind.training.checkpoint import BEST, CHECKPOINTS
 from smallmind.training.state import RunState
-
-WEIGHTS = "model."  # the prefix of a checkpoint's tensors that are parameters
 
 Loaded = tuple[TransformerModel, Tokenizer]
 
 
-def load(path: str | PathLike[str], backend: str = "numba") -> Loaded:
+class Found(NamedTuple):
+    """A model on disk that is not built yet: its file, or the checkpoint that holds it."""
+
+    source: Path | RunState
+    name: str  # such as "the best checkpoint, step 250"
+
+    def load(self, backend: str = "numba") -> Loaded:
+        """Builds the model -> it and its tokenizer."""
+        if isinstance(self.source, RunState):
+            return load_checkpoint(self.source, backend)
+        return load_model(self.source, backend)
+
+
+def load(
+    path: str | PathLike[str], backend: str = "numba", checkpoint: int | str | None = None
+) -> Loaded:
     """The directory of a run, a checkpoint or a model file -> its model and tokenizer.
 
-    From a run: the final model, or the newest checkpoint if it has not ended yet. InputError if
-    there is none.
+    From a run: "newest", "best" or the checkpoint of a step; by default the final model, or the
+    newest checkpoint if that is of a later step or the run has not ended yet. The run may be going.
+    InputError if there is none.
     """
+    return find(path, checkpoint).load(backend)
+
+
+def find(path: str | PathLike[str], which: int | str | None = None) -> Found:
+    """Like `load`, but the model is only found, not built."""
+    check_type("path", path, str, PathLike)
+    check_type("checkpoint", which, numbers.Integral, str, None)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
     if path.is_dir():
-        return load_from_run(path, None, backend)
+        return find_in_run(path, which)
+    if which is not None:
+        raise InputError(f"{path} is one file; give the run's directory to choose {which!r} in it")
     if "state" in safetensors.read_metadata(path):
-        return load_checkpoint(checkpoint.load(path), backend)
-    return load_model(path, backend)
+        saved = checkpoint.load(path)
+        return Found(saved, f"the checkpoint {path.name}, step {saved.step}")
+    return Found(path, f"the model {path.name}")
 
 
-def load_from_run(
-    directory: Path, which: int | str | None = None, backend: str = "numba"
-) -> Loaded:
-    """The model and tokenizer of a run: "newest", "best" or the checkpoint of a step.
+def find_in_run(directory: Path, which: int | str | None = None) -> Found:
+    """The model of a run: "newest", "best" or the checkpoint of a step.
 
-    None is the final model, or "newest" if there is none yet. InputError if there is no such
-    checkpoint.
+    None is the final model, or "newest" if that is of a later step or there is no model yet.
+    InputError if there is no such checkpoint.
     """
     if not directory.is_dir():
         raise InputError(f"{directory} is not the directory of a run")
-    if which is None and (directory / MODEL).exists():
-        return load_model(directory / MODEL, backend)
+    model, newest = directory / MODEL, checkpoint.peek(directory)
+    if which is None and model.exists():
+        step = _step_of(model)
+        # A run that was interrupted or made longer leaves the model of an earlier step.
+        if newest is None or step is None or newest.step <= step:
+            place = "" if step is None else f", step {step}"
+            return Found(model, f"the final model{place}")
     if which in (None, "newest"):
         found, skipped = checkpoint.newest(directory)
         if found is None:
             reasons = "".join(f"; {reason}" for _, reason in skipped)
             raise InputError(f"{directory} has neither a model nor a sound checkpoint{reasons}")
-        return load_checkpoint(found, backend)
-    return load_checkpoint(checkpoint.load(_checkpoint_file(directory, which)), backend)
+        return Found(found, f"the newest checkpoint, step {found.step}")
+    found = checkpoint.load(_checkpoint_file(directory, which))
+    best = "best " if which == "best" else ""
+    return Found(found, f"the {best}checkpoint, step {found.step}")
+
+
+def _step_of(model: Path) -> int | None:
+    """The step that a model file was saved after; None if an earlier version wrote it."""
+    step = safetensors.read_metadata(model).get("step", "")
+    return int(step) if step.isdecimal() else None
 
 
 def load_model(path: Path, backend: str = "numba") -> Loaded:
@@ -60,6 +97,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
+    model.tokenizer_state = tokenizer.state()
     return model, tokenizer
 
 
@@ -80,12 +118,9 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
         config = from_saved(ModelConfig, saved.state["model"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
-    weights = {
-        name.removeprefix(WEIGHTS): tensor
-        for name, tensor in saved.tensors.items()
-        if name.startswith(WEIGHTS)
-    }
-    return TransformerModel.from_tensors(config, weights, place, backend), tokenizer
+    model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
+    model.tokenizer_state = tokenizer.state()
+    return model, tokenizer
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
@@ -99,15 +134,14 @@ def tokenizer_of(saved: RunState) -> Tokenizer:
 def _checkpoint_file(directory: Path, which: int | str | None) -> Path:
     """The file of the checkpoint "best" or of a step."""
     folder = directory / CHECKPOINTS
-    matches = map(NAME.fullmatch, (path.name for path in folder.glob("step-*")))
-    by_step: dict[int | str | None, Path] = {
-        int(match[1]): folder / match[0] for match in matches if match
+    if which == "best" and (folder / BEST).exists():
+        return folder / BEST
+    files: dict[int | str | None, Path] = {
+        step: folder / checkpoint.file_name(step) for step in sorted(checkpoint.steps(directory))
     }
-    steps = ", ".join(map(str, sorted(by_step)))  # type: ignore[type-var]
-    by_step["best"] = folder / BEST
-    if which not in by_step or not by_step[which].exists():
+    if which not in files:
         raise InputError(
             f"{directory} has no checkpoint {which!r}; choose newest, best or one of the steps "
-            f"{steps or '(none saved yet)'}"
+            f"{', '.join(map(str, files)) or '(none saved yet)'}"
         )
-    return by_step[which]
+    return files[which]

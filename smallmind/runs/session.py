@@ -19,23 +19,31 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.activity import clock
-from smallmind.config import OBSERVING, InputError, Settings
+from smallmind.config import OBSERVING, InputError, Settings, check_type
 from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
-from smallmind.runs.directory import CONFIG, TEXT, RunDirectory, SavedConfig, default_directory
+from smallmind.runs.directory import (
+    CONFIG,
+    RUNS,
+    TEXT,
+    RunDirectory,
+    SavedConfig,
+    default_directory,
+)
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.loop import Stopped, Training
 from smallmind.training.records import FailureRecord, FileWarningRecord, FinalRecord, Record
-from smallmind.training.state import RunState
+from smallmind.training.state import RunState, reopened
 
 CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
 SAMPLE_TOKENS = 400
@@ -62,9 +70,23 @@ class Run:
         self._config = config
         self._newest: RunState | None = None  # once read, until training uses it
         self._warned: set[str] = set()  # problems of files that have been reported
+        self._is_extended = False  # and config.json does not say so yet
 
     def __repr__(self) -> str:
-        return f"Run.open({str(self.path)!r})"
+        return f"<Run {self.path}: {self._state()}>"
+
+    def _state(self) -> str:
+        """How far the run is, from what is on disk, in a few words."""
+        steps, saved = self.settings.training.steps, checkpoint.peek(self.path)
+        if saved is None:
+            return f"no checkpoint yet, {steps:,} steps to train"
+        progress = saved.state.get("progress")
+        has_stopped = isinstance(progress, dict) and bool(progress.get("ended"))
+        if has_stopped and saved.step > self._config.extended_after:
+            return f"ended early after step {saved.step:,} of {steps:,}"
+        if saved.step >= steps:
+            return f"finished, {steps:,} steps"
+        return f"saved at step {saved.step:,} of {steps:,}"
 
     @classmethod
     def create(
@@ -87,13 +109,19 @@ class Run:
         InputError if a setting is unknown or out of range, the text cannot be read or is too
         short, or the directory already holds a run or checkpoints. Then nothing is left behind.
         """
+        check_type("settings", settings, Settings, None)
+        check_type("text", text, str, PathLike, None)
+        check_type("out", out, str, PathLike, None)
         settings = (settings or Settings()).replace(**fields)
         if out is not None:
             settings = settings.replace(out=str(out))
         if text is not None and not assembly.is_literal(text):
             settings = settings.replace(text=str(text))
         source = assembly.read_source(settings.run.text if text is None else text)
-        tokenizer = Tokenizer(source.text, settings.run.tokenizer)
+        initial = assembly.read_initial(settings.run)
+        if initial:
+            settings = assembly.with_initial(settings, initial)
+        tokenizer = assembly.fit_tokenizer(settings, source.text, initial)
         data = assembly.make_dataset(settings, source.text, tokenizer)
         settings = assembly.resolve_settings(settings, data, tokenizer)
         path = Path(out or settings.run.out or default_directory(source.name))
@@ -101,6 +129,8 @@ class Run:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         config = SavedConfig(settings, assembly.digest(source.text))
+        if initial:
+            config = config._replace(initial_sha256=initial.sha256)
         directory = RunDirectory.create(path, source.text if assembly.is_literal(text) else None)
         try:
             directory.save_config(config)
@@ -116,6 +146,7 @@ class Run:
     @classmethod
     def open(cls, directory: str | PathLike[str]) -> "Run":
         """The run in a directory. InputError if there is none."""
+        check_type("directory", directory, str, PathLike)
         opened = RunDirectory(Path(directory))
         config = opened.load_config()
         recorded, own = config.settings.run.text, opened.path / TEXT
@@ -125,7 +156,7 @@ class Run:
         return cls(opened, config)
 
     @classmethod
-    def unfinished(cls, parent: str | PathLike[str] = "runs") -> "Run":
+    def unfinished(cls, parent: str | PathLike[str] = RUNS) -> "Run":
         """The newest run below parent that can be resumed, locked. InputError if there is none.
 
         That is one that has not ended, is not in use by another process, and has not failed in a
@@ -196,7 +227,8 @@ class Run:
         progress = newest.state.get("progress")
         if not isinstance(progress, dict):
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
-        ended = bool(progress.get("ended")) or newest.step >= self.settings.training.steps
+        stopped_early = bool(progress.get("ended")) and newest.step > self._config.extended_after
+        ended = stopped_early or newest.step >= self.settings.training.steps
         # The sample comes last: without it, other things may be missing too.
         return ended and self.directory.has_model() and self.directory.has_sample(newest.step)
 
@@ -212,7 +244,7 @@ class Run:
         InputError if the text or the teacher has changed, or the run could not be saved.
         """
         data, tokenizer = self.data, self._tokenizer()
-        training = assembly.build_training(self.settings, data, tokenizer)
+        training = assembly.build_training(self.settings, data, tokenizer, self._initial())
         checkpoint.check_size(training.state())
         if training.distillation:
             self._check_teacher(training.distillation.digest)
@@ -259,11 +291,14 @@ class Run:
 
         Starts over if there is no checkpoint; returns no records if the run is finished. If only
         the end is missing, such as the sample, it comes now. `changes` are those that `change`
-        allows. Errors as in `train`.
+        allows, and `steps` or `epochs`, as in `extend`. Errors as in `train`.
         """
+        length = {name: changes.pop(name) for name in ("steps", "epochs") if name in changes}
         self.change(**changes)
         self.lock()
         try:
+            if length:
+                self.extend(**length)
             return [] if self.is_finished else self._train(on_record)
         finally:
             self.unlock()
@@ -294,6 +329,34 @@ class Run:
         """Lets other processes train the run."""
         self.directory.unlock()
 
+    def extend(self, steps: int | None = None, epochs: int | None = None) -> None:
+        """Gives the run another length, in steps or in the epochs that it was created with.
+
+        It takes effect when the run resumes, also if early stopping had ended it. The learning rate
+        is then that of a run of the new length. InputError unless that is more than the steps
+        trained already.
+        """
+        settings, newest = self.settings, self.newest()
+        reached = newest.step if newest else 0
+        if (epochs is None) == bool(settings.training.epochs):
+            name = "epochs" if settings.training.epochs else "steps"
+            raise InputError(f"the length of this run is counted in {name}: give {name}")
+        if epochs is None:
+            length = {"steps": steps}
+        else:
+            config = dataclasses.replace(settings.training, epochs=epochs)
+            per_epoch = Epochs(self.data, config.grad_accum_steps).steps
+            length = {"epochs": epochs, "steps": epochs * per_epoch}
+        changed = settings.replace(**length)
+        if changed.training.steps <= reached:
+            shown = ", ".join(f"{name}={value}" for name, value in length.items())
+            raise InputError(f"{shown}: the run has trained {reached} steps already; give more")
+        self.settings = changed
+        self._config = self._config._replace(
+            settings=self._config.settings.replace(**length), extended_after=reached
+        )
+        self._is_extended = True
+
     def stop(self) -> None:
         """Ends training after the current batch and saves everything; from any thread."""
         self.training.stop()
@@ -310,6 +373,11 @@ class Run:
             training, config = self.training, self.settings.training
             assembly.use_threads(self.settings.run)
             newest, self._newest = self.newest(), None
+            if self._is_extended:  # written only now: another process could have trained the run
+                self.directory.save_config(self._config)
+                self._is_extended = False
+            if newest and newest.step <= self._config.extended_after:
+                newest = reopened(newest)
             step = newest.step if newest else 0
             self.directory.cut_metrics(step)
             yield from self._warnings(step)
@@ -339,23 +407,23 @@ class Run:
     ) -> tuple[TransformerModel, Tokenizer]:
         """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
 
-        Without it, the final model, or the newest checkpoint if the run has not ended yet.
-        InputError if there is no such checkpoint.
+        Without it, the final model, or the newest checkpoint if the run has not ended yet. The
+        run may be going. InputError if there is no such checkpoint.
         """
-        return loading.load_from_run(self.path, checkpoint, backend)
+        return loading.load(self.path, backend, checkpoint)
 
-    def evaluate(self, text: str | PathLike[str] | None = None) -> Evaluation:
-        """How well the model that `load()` returns predicts a text.
+    def evaluate(
+        self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
+    ) -> Evaluation:
+        """How well the model that `load(checkpoint)` returns predicts a text.
 
         `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
         run's own text, only the held-out part counts.
         """
-        model, tokenizer = self.load()
+        model, tokenizer = self.load(checkpoint)
         content = self.text if text is None else assembly.read_source(text).text
-        tokens = tokenizer.encode(content)
-        if self.is_own_text(content):
-            tokens = tokens[len(tokens) - int(len(tokens) * HELD_OUT) :]
-        return evaluation.evaluate(model, tokens, tokenizer.count_characters)
+        share = HELD_OUT if self.is_own_text(content) else 1.0
+        return evaluation.evaluate_text(model, tokenizer, content, share)
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""
@@ -416,7 +484,17 @@ class Run:
         newest = self._read_newest()
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)
-        return Tokenizer(self.text, self.settings.run.tokenizer)
+        return assembly.fit_tokenizer(self.settings, self.text, self._initial())
+
+    def _initial(self) -> assembly.Initial | None:
+        """The weights that the run starts from, unless it has a checkpoint by now."""
+        initial = None if self._read_newest() else assembly.read_initial(self.settings.run)
+        if initial and initial.sha256 != self._config.initial_sha256:
+            raise InputError(
+                f"{self.settings.run.init_from} has changed since the run was created; start a "
+                "new run"
+            )
+        return initial
 
     def _train(self, on_record: OnRecord | None) -> list[Record]:
         records = []
@@ -433,7 +511,7 @@ class Run:
         self.final = self.sample = None
         has_ended = training.progress.ended or step >= self.settings.training.steps
         if step or has_ended:
-            self.directory.save_model(training.model, training.tokenizer)
+            self.directory.save_model(training.model, training.tokenizer, step)
         if has_ended:
             with suppress(Stopped):
                 self.final = self._evaluate_held_out()

@@ -1,5 +1,6 @@
 """Checks that the checkpoints of a run are sound, and follow from each other. Writes nothing."""
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from smallmind.config import InputError, TrainingConfig
 from smallmind.training.checkpoint import NAME, load, verify
 from smallmind.training.loop import Training
 from smallmind.training.records import Record
-from smallmind.training.state import RunState
+from smallmind.training.state import RunState, reopened
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ def _retrain(
     by_step = {_step(path): path for path in reversed(paths)}
     for first, second in pairwise(sorted(by_step)):
         try:
-            yield from training.steps(config, load(by_step[first]), until=second)
+            # A run that was made longer has followed the schedule of its length at that time.
+            target = load(by_step[second])
+            config = _with_length_of(config, target)
+            del target
+            yield from training.steps(config, reopened(load(by_step[first])), until=second)
             trained = fingerprint(training.state())
             # A run interrupted during an evaluation starts with that evaluation when it resumes.
             saved = load(by_step[second])
@@ -79,6 +84,13 @@ def _retrain(
         except (InputError, FloatingPointError) as error:
             fault = str(error)
         yield Verdict(f"retrained from step {first} to {second}", fault)
+
+
+def _with_length_of(config: TrainingConfig, state: RunState) -> TrainingConfig:
+    """The config with the number of steps, and of epochs, that a checkpoint was saved with."""
+    saved = state.state.get("config", {})
+    lengths = {name: saved[name] for name in ("steps", "epochs") if name in saved}
+    return dataclasses.replace(config, **lengths)
 
 
 def _step(path: Path) -> int:

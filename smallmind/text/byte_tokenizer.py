@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.config import check_type
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together
@@ -20,9 +21,10 @@ class ByteTokenizer(Tokenizer):
     opening = "\n"
 
     def __init__(self, text: str = "", kind: str = "byte") -> None:
-        pass
+        check_type("text", text, str)
 
     def encode(self, text: str) -> np.ndarray:
+        check_type("text", text, str)
         ids = np.empty(sum(map(len, _encoded(text))), np.int32)
         end = 0
         for encoded in _encoded(text):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError
+from smallmind.config import InputError, check_type
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together
@@ -18,7 +18,7 @@ class CharTokenizer(Tokenizer):
     unit = "characters"
 
     def __init__(self, text: str = "", kind: str = "char") -> None:
-        self.characters = "".join(sorted(set(text)))
+        self.characters = "".join(sorted(set(check_type("text", text, str))))
         codes = _code_points(self.characters)
         # A table from code point to id, -1 for characters outside the vocabulary.
         self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
@@ -27,7 +27,7 @@ class CharTokenizer(Tokenizer):
         self.opening = "\n" if "\n" in self.characters else self.characters[:1]
 
     def encode(self, text: str) -> np.ndarray:
-        ids = np.full(len(text), -1, np.int32)
+        ids = np.full(len(check_type("text", text, str)), -1, np.int32)
         # In chunks, so that temporary arrays stay small even for a long text.
         for start in range(0, len(text), CHUNK):
             codes = _code_points(text[start : start + CHUNK])
@@ -54,6 +54,9 @@ class CharTokenizer(Tokenizer):
         return "".join(
             codes[chunk].tobytes().decode("utf-32-le", "surrogatepass") for chunk in chunks
         )
+
+    def unknown(self, text: str) -> str:
+        return "".join(sorted(set(text) - set(self.characters)))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind import durable
-from smallmind.config import InputError, RunConfig, check_field
+from smallmind.config import InputError, ModelConfig, RunConfig, check_field, check_type
 from smallmind.randomness import hash64
+from smallmind.text.encoding import advice, unmarked_utf16
 from smallmind.text.tokenizer import Tokenizer
 
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
@@ -24,15 +25,17 @@ class Batch(NamedTuple):
 
 def read_text(path: str) -> str:
     """The text of a UTF-8 file. InputError, one line, if it cannot be read."""
-    if Path(path).is_dir():
-        raise InputError(f"{path} is a directory; give a text file in it")
     try:
+        if Path(path).is_dir():
+            raise InputError(f"{path} is a directory; give a text file in it")
         with durable.open_regular(path) as file:
             data = file.read()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give the path of a UTF-8 text file") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        raise InputError(f"cannot read {path[:80]}: {error.strerror}") from None
+    except InputError:
+        raise
     except ValueError:
         raise InputError(
             f"{path} is not a regular file, and a resumed run reads its text again; "
@@ -43,8 +46,10 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
-            "convert it, for example with iconv -t utf-8"
+            f"{advice(path, data)}"
         ) from None
+    if unmarked_utf16(data):
+        raise InputError(f"{path} is not UTF-8: every second byte is zero; {advice(path, data)}")
     if not text:
         raise InputError(f"{path} is empty; give a file with text in it")
     return text
@@ -65,6 +70,8 @@ class Dataset:
         seed: int,
         tokenizer: Tokenizer | None = None,
     ) -> None:
+        check_type("tokens", tokens, np.ndarray)
+        block_size = check_field(ModelConfig, "block_size", block_size)
         held_out = int(len(tokens) * HELD_OUT)
         self.train = tokens[: len(tokens) - held_out]
         self.held_out = tokens[len(tokens) - held_out :]
@@ -81,6 +88,12 @@ class Dataset:
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
 
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset: {len(self.train):,} training and {len(self.held_out):,} held-out tokens, "
+            f"batches of {self.batch_size} x {self.block_size}>"
+        )
+
     @classmethod
     def from_text(
         cls,
@@ -91,6 +104,7 @@ class Dataset:
         seed: int = 1337,
     ) -> "Dataset":
         """The dataset of a text. InputError if the tokenizer does not know a character."""
+        check_type("tokenizer", tokenizer, Tokenizer)
         return cls(tokenizer.encode(text), block_size, batch_size, seed, tokenizer)
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:

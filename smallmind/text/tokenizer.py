@@ -1,12 +1,13 @@
 """The interface of tokenizers: text to token ids and back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from smallmind import parts
-from smallmind.config import InputError
+from smallmind.config import InputError, check_type
+from smallmind.text.ids import check_ids
 
 
 class Tokenizer:
@@ -28,7 +29,7 @@ class Tokenizer:
         if cls is not Tokenizer:
             return super().__new__(cls)
         kind = settings.get("kind", arguments[1] if len(arguments) > 1 else "char")
-        if kind not in parts.TOKENIZERS:
+        if check_type("kind", kind, str) not in parts.TOKENIZERS:
             raise InputError(f"tokenizer={kind!r} must be one of {', '.join(parts.TOKENIZERS)}")
         return super().__new__(parts.load(parts.TOKENIZERS, kind))
 
@@ -43,13 +44,19 @@ class Tokenizer:
         """ids, an array of any shape -> how many characters begin in them."""
         raise NotImplementedError
 
+    def unknown(self, text: str) -> str:
+        """The characters of text outside the vocabulary, sorted."""
+        return ""
+
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """ids -> pieces of text, each as soon as its characters are complete."""
         raise NotImplementedError
 
     def decode(self, ids: Iterable[int]) -> str:
         """ids -> text; bytes that are not UTF-8 become the replacement character."""
-        return "".join(self.stream(ids))
+        check_type("ids", ids, Iterable)
+        ids = ids if isinstance(ids, np.ndarray) else list(ids)
+        return "".join(self.stream(check_ids("ids", ids, self.vocab_size) if len(ids) else []))
 
     def state(self) -> dict[str, Any]:
         """What `from_state` needs, as JSON-able values; "kind" is one of them."""
@@ -61,6 +68,9 @@ class Tokenizer:
 
         KeyError, TypeError or ValueError (InputError included) if it is anything else.
         """
+        check_type("state", state, Mapping)
+        if "kind" not in state:
+            raise InputError("state has no 'kind'; give what Tokenizer.state() returned")
         if state["kind"] not in parts.TOKENIZERS:
             raise InputError(f"tokenizer={state['kind']!r} is not known to this version")
         tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, state["kind"]).from_state(state)

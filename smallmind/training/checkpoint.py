@@ -8,6 +8,7 @@ import dataclasses
 import os
 import re
 import threading
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,12 @@ from typing import Protocol, Self
 
 from smallmind import durable, safetensors
 from smallmind.config import InputError
+from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
 NAME = re.compile(r"step-([0-9]{8,})\.safetensors")
-FORMAT = "smallmind checkpoint 1"
 SPARE = 2**16  # bytes of metadata
 
 
@@ -39,12 +40,12 @@ def save(
     metadata = _metadata(state)
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
-    for name in [BEST, _name(state.step)] if best else [_name(state.step)]:
+    for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
         safetensors.write(folder / name, state.tensors, metadata)
     steps = _steps(folder)
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
-        durable.remove(folder / _name(step))
+        durable.remove(folder / file_name(step))
 
 
 def check_size(state: RunState) -> None:
@@ -72,7 +73,7 @@ def load(path: str | PathLike[str]) -> RunState:
         step, state = int(metadata["step"]), safetensors.from_json(metadata["state"])
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
-    if step < 0 or not isinstance(state, dict) or path.name not in (_name(step), BEST):
+    if step < 0 or not isinstance(state, dict) or path.name not in (file_name(step), BEST):
         raise InputError(f"{path} does not hold the checkpoint that its name promises")
     return RunState(step, tensors, state)
 
@@ -82,6 +83,14 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
 
     The best one is read only if another was skipped. None if no checkpoint is sound.
     """
+    found, skipped = _newest(directory)
+    # A run that is going may have replaced the files between the listing and the reading.
+    while not found and any(not os.path.lexists(path) for path, _ in skipped):
+        found, skipped = _newest(directory)
+    return found, skipped
+
+
+def _newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[Path, str]]]:
     found: RunState | None = None
     skipped: list[tuple[Path, str]] = []
     for path in _files(_folder(directory)):
@@ -94,6 +103,27 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
         else:
             found = state if not found or state.step > found.step else found
     return found, skipped
+
+
+def steps(directory: str | PathLike[str]) -> list[int]:
+    """The steps of which a run has a checkpoint, newest first; sound or not."""
+    return _steps(_folder(directory))
+
+
+def peek(directory: str | PathLike[str]) -> RunState | None:
+    """The newest checkpoint without its tensors, fast for any size; None if none can be read.
+
+    Its digest is not checked.
+    """
+    try:
+        saved = steps(directory)
+    except InputError:
+        return None
+    for step in saved:
+        with suppress(KeyError, TypeError, ValueError):  # damaged: the one before it
+            metadata = safetensors.read_metadata(_folder(directory) / file_name(step))
+            return RunState(step, {}, dict(safetensors.from_json(metadata["state"])))
+    return None
 
 
 def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
@@ -225,7 +255,8 @@ def _metadata(state: RunState) -> dict[str, str]:
     }
 
 
-def _name(step: int) -> str:
+def file_name(step: int) -> str:
+    """The name of the checkpoint of a step."""
     return f"step-{step:08d}.safetensors"
 
 
@@ -238,12 +269,12 @@ def _steps(folder: Path) -> list[int]:
     except OSError as error:
         raise InputError(f"cannot read {folder}: {error.strerror}") from None
     numbers = [int(match[1]) for match in map(NAME.fullmatch, names) if match]
-    return sorted((step for step in numbers if _name(step) in names), reverse=True)
+    return sorted((step for step in numbers if file_name(step) in names), reverse=True)
 
 
 def _files(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first and the best one last."""
-    names = [_name(step) for step in _steps(folder)]
+    names = [file_name(step) for step in _steps(folder)]
     return [folder / name for name in [*names, BEST] if os.path.lexists(folder / name)]
 
 

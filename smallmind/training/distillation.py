@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import DistillationConfig, InputError, ModelConfig, Precision
+from smallmind.config import DistillationConfig, InputError, ModelConfig, Precision, check_type
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache
@@ -53,6 +53,7 @@ class Distillation:
             learn_temperature=learn_temperature,
             teacher_top_k=top_k,
         )
+        check_type("teacher", teacher, TransformerModel)
         self.digest = model_digest(teacher)
         self.teacher: TransformerModel | None = teacher
         self.teacher_config = teacher.config
@@ -61,6 +62,13 @@ class Distillation:
         self.cache_file = cache
         self.cache: TeacherCache | None = None
         self.temperature_parameter = Temperature(self.config.temperature, learn_temperature)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Distillation: from {self.teacher_config.n_layer} layers of "
+            f"{self.teacher_config.n_embd}, alpha={self.config.alpha:g}, "
+            f"temperature={self.temperature:g}>"
+        )
 
     @property
     def temperature(self) -> float:

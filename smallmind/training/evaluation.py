@@ -9,6 +9,7 @@ import numpy as np
 from smallmind.config import InputError, TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
@@ -99,6 +100,15 @@ def evaluate(
             correct += int(hits[scored - start :].sum())
             scored = max(scored, int(start) + T)
     return Evaluation(total / n, n, max(1, count_characters(tokens[1:])), correct)
+
+
+def evaluate_text(
+    model: TransformerModel, tokenizer: Tokenizer, text: str, share: float = 1.0
+) -> Evaluation:
+    """How well a model predicts the last share of a text. InputError for unknown characters."""
+    tokens = tokenizer.encode(text)
+    tokens = tokens[len(tokens) - int(len(tokens) * share) :]
+    return evaluate(model, tokens, tokenizer.count_characters)
 
 
 def evaluate_parts(

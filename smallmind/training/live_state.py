@@ -171,7 +171,7 @@ def _fixed_parts(state: Mapping[str, Any]) -> dict[str, str]:
     """The fixed parts of a state, in today's names and with today's fields, as JSON."""
     parts = {part: state.get(part) for part in FIXED}
     parts["model"] = _completed(ModelConfig, parts["model"])
-    parts["config"] = _completed(TrainingConfig, parts["config"])
+    parts["config"] = _without_length(_completed(TrainingConfig, parts["config"]))
     return {part: safetensors.to_json(value) for part, value in parts.items()}
 
 
@@ -206,6 +206,13 @@ def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and 0 <= value < 2**63)
+
+
+def _without_length(config: Any) -> Any:
+    """A run may be made longer, but an epoch's order is not that of random windows."""
+    if not isinstance(config, dict):
+        return config
+    return {**config, "steps": None, "epochs": bool(config["epochs"])}
 
 
 def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:

@@ -2,15 +2,24 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from smallmind import activity
-from smallmind.config import InputError, Precision, TrainingConfig
+from smallmind.config import (
+    InputError,
+    ModelConfig,
+    Precision,
+    TrainingConfig,
+    check_field,
+    check_type,
+)
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
@@ -19,7 +28,7 @@ from smallmind.optim.schedule import Schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.checkpoint import BackgroundSaver, Saver, new_directory
+from smallmind.training.checkpoint import BackgroundSaver, Saver, new_directory, newest
 from smallmind.training.clock import StepClock
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import count_evaluation, evaluate_parts, evaluation_is_due
@@ -80,10 +89,18 @@ class Training:
         data: Dataset | None = None,
         snapshot_every: int = SNAPSHOT_EVERY,
     ) -> None:
+        check_type("model", model, TransformerModel)
+        check_type("tokenizer", tokenizer, Tokenizer, None)
+        check_type("text", text, str, None)
+        check_type("distillation", distillation, Distillation, None)
+        check_type("data", data, Dataset, None)
+        check_type("snapshot_every", snapshot_every, numbers.Integral)
         if data is None:
             if tokenizer is None or text is None:
                 raise InputError("give a tokenizer and a text, or data")
-            block_size = model.config.block_size if block_size is None else block_size
+            if block_size is None:
+                block_size = model.config.block_size
+            block_size = check_field(ModelConfig, "block_size", block_size)
             _check_fit(model, block_size, tokenizer)
             data = Dataset.from_text(text, tokenizer, block_size, batch_size, seed)
         if data.tokenizer is None:
@@ -92,6 +109,7 @@ class Training:
         self.model = model
         self.data = data
         self.tokenizer: Tokenizer = data.tokenizer
+        model.tokenizer_state = data.tokenizer.state()
         self.distillation = distillation
         if distillation:
             distillation.prepare(model, data)
@@ -101,6 +119,9 @@ class Training:
         self.on_step: Callable[[int], object] | None = None  # called before each step
         self._stopping = False
         self._saved = 0  # step of the last save
+
+    def __repr__(self) -> str:
+        return f"<Training: step {self.progress.step:,} of {self.config.steps:,} on {self.data!r}>"
 
     @property
     def dataset(self) -> Dataset:
@@ -157,6 +178,9 @@ class Training:
         finite, or in float16 if no loss scale keeps it finite; the weights are then those from
         before that step. InputError if the state belongs to another run.
         """
+        check_type("config", config, TrainingConfig)
+        check_type("state", state, RunState, None)
+        check_type("until", until, numbers.Integral, None)
         self._begin(config, state)
         if state:
             self.load_state(state)
@@ -255,13 +279,19 @@ class Training:
         val_batches: int | None = None,
         min_lr: float | None = None,
         on_record: Callable[[Record], object] | None = None,
+        resume: bool = False,
     ) -> list[Record]:
         """Trains as config says, overridden by the other arguments -> all records.
 
         Checkpoints are saved to `checkpoint_dir/checkpoints`, for `training.checkpoint.newest`;
-        without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. InputError
-        if the directory already holds checkpoints; OSError if the last one cannot be saved.
+        without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. With
+        `resume` training continues from the newest checkpoint there, if there is one; without it,
+        InputError if the directory already holds checkpoints. OSError if the last one cannot be
+        saved.
         """
+        check_type("config", config, TrainingConfig, None)
+        check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
+        check_type("on_record", on_record, Callable, None)  # type: ignore[arg-type]
         given: dict[str, Any] = {
             "steps": steps,
             "learning_rate": learning_rate,
@@ -277,15 +307,23 @@ class Training:
         config = dataclasses.replace(config or TrainingConfig(), **changes)
         records = []
         with ExitStack() as stack:
-            saver = None
+            saver = state = None
             if checkpoint_dir is not None:
-                directory = new_directory(checkpoint_dir)
+                state = self._newest(checkpoint_dir) if resume else None
+                directory = Path(checkpoint_dir) if state else new_directory(checkpoint_dir)
                 saver = stack.enter_context(BackgroundSaver(directory, config.keep))
-            for record in self.steps(config, saver=saver):
+            for record in self.steps(config, state, saver=saver):
                 records.append(record)
                 if on_record:
                     on_record(record)
         return records
+
+    def _newest(self, directory: str | PathLike[str]) -> RunState | None:
+        """The newest checkpoint there, None if there is none. InputError if all are damaged."""
+        state, skipped = newest(directory)
+        if skipped and not state:
+            raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
+        return state
 
     def _new_run(self, config: TrainingConfig) -> LiveState:
         return LiveState(config, self.model, self.data, self.distillation)

@@ -39,18 +39,21 @@ class Check:
     expected: str
 
 
-def preflight(training: Training, config: TrainingConfig | None = None) -> Iterator[Check]:
+def preflight(
+    training: Training, config: TrainingConfig | None = None, untrained: bool = True
+) -> Iterator[Check]:
     """Checks a model and its text before a run, one check after another; both stay unchanged.
 
-    With the config of the run also its learning rate. Takes the time of a few hundred steps of 128
-    tokens, and memory for another model.
+    With the config of the run also its learning rate; the loss at the start only if the weights are
+    untrained. Takes the time of a few hundred steps of 128 tokens, and memory for another model.
     """
     model = training.model
     with training.preserved():
         model.use_precision(Precision.FLOAT32)
         model.passes = 0
         batch = draw(RandomWindows(training.data), 0)
-        yield first_loss(model, batch)
+        if untrained:
+            yield first_loss(model, batch)
         yield every_gradient(model, batch)
         samples = distinct_samples(training.data)
         if model.backend != "numpy":

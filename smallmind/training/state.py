@@ -64,6 +64,15 @@ class StateCopy:
         return sum(array.nbytes for array in self._arrays.values())
 
 
+def reopened(state: RunState) -> RunState:
+    """The state of a run that early stopping has ended, as if it had not: it waits anew."""
+    progress = state.state.get("progress")
+    if not isinstance(progress, dict) or not progress.get("ended"):
+        return state
+    progress = {**progress, "ended": False, "waited": 0}
+    return RunState(state.step, state.tensors, {**state.state, "progress": progress})
+
+
 def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:
     """A state that includes the snapshot of an earlier step, so that a resumed run has it too.
 

@@ -77,7 +77,7 @@ def test_train_shows_what_it_does(text, tmp_path, capsys):
     ):
         assert words in flat(printed), words
     next_command = printed[printed.index("Next: ") :].replace("\\\n", " ")
-    assert flat(next_command) == f'Next: smallmind generate --run {out} --prompt "the cat"'
+    assert flat(next_command) == f'Next: smallmind generate {out} --prompt "the cat"'
     assert "\r" not in printed  # lines are only rewritten on a terminal
 
 
@@ -140,7 +140,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
 def test_generate_streams_the_same_text_for_the_same_seed(run, capsys):
     texts: list[str] = []
     for seed in ("1", "1", "2"):
-        assert main(["generate", "--run", str(run), "--prompt", "the ", "--seed", seed]) == 0
+        assert main(["generate", str(run), "--prompt", "the ", "--seed", seed]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].startswith("the ")
@@ -148,7 +148,7 @@ def test_generate_streams_the_same_text_for_the_same_seed(run, capsys):
 
 
 def test_evaluate_measures_the_held_out_part(run, capsys):
-    assert main(["evaluate", "--run", str(run)]) == 0
+    assert main(["evaluate", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "cats, the held-out part" in printed and " 287 " in printed
     for words in ("nats per token", "bits/char", "perplexity", "next char right"):
@@ -158,7 +158,7 @@ def test_evaluate_measures_the_held_out_part(run, capsys):
 
 def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
     (tmp_path / "other.txt").write_text("the mat sat on the cat.\n", encoding="utf-8")
-    assert main(["evaluate", "--run", str(run), str(tmp_path / "other.txt")]) == 0
+    assert main(["evaluate", str(run), str(tmp_path / "other.txt")]) == 0
     printed = capsys.readouterr().out
     assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
 
@@ -168,7 +168,7 @@ def test_numpy_and_byte_tokens_work_together(text, tmp_path, capsys):
     options = ["--backend", "numpy", "--tokenizer", "byte", "--no-bias", "--no-tie-weights"]
     assert main(["train", text, *SMALL, *options, "--dropout", "0.1", "--out", out]) == 0
     assert "plain NumPy" in capsys.readouterr().out
-    assert main(["generate", "--run", out, "--prompt", "é", "--max-tokens", "5"]) == 0
+    assert main(["generate", out, "--prompt", "é", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out.startswith("é")
 
 
@@ -474,15 +474,15 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
             ["train", text, "--config", str(run / "config.json"), "--size", "small"],
             "--size small would change nothing",
         ),
-        (["generate", "--run", str(tmp_path / "none")], "does not exist; give a run"),
-        (["generate", "--run", str(tmp_path)], "neither a model nor a sound checkpoint"),
-        (["generate", "--run", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
+        (["generate", str(tmp_path / "none")], "does not exist; give a run"),
+        (["generate", str(tmp_path)], "neither a model nor a sound checkpoint"),
+        (["generate", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
         (
-            ["generate", "--run", str(run), "--top-p", "2"],
+            ["generate", str(run), "--top-p", "2"],
             "top_p=2.0 must be above 0 and at most 1",
         ),
-        (["evaluate", "--run", str(tmp_path)], "is not a run: cannot read its config.json"),
-        (["evaluate", "--run", str(run), str(tmp_path / "none")], "does not exist"),
+        (["evaluate", str(tmp_path)], "is not a run: cannot read its config.json"),
+        (["evaluate", str(run), str(tmp_path / "none")], "does not exist"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, message in cases:
@@ -537,7 +537,7 @@ def test_a_console_without_unicode_gets_ascii(tmp_path):
 
 def test_generate_survives_a_closed_pipe(run):
     process = subprocess.Popen(
-        [sys.executable, "-m", "smallmind", "generate", "--run", str(run), "--max-tokens", "3000"],
+        [sys.executable, "-m", "smallmind", "generate", str(run), "--max-tokens", "3000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -564,7 +564,7 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text):
         rest = process.stdout.read()
     assert process.returncode == 130
     assert "Interrupted after step" in rest and f"The run is in {out}" in flat(rest)
-    assert main(["generate", "--run", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
+    assert main(["generate", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
 
 
 def test_training_continues_after_a_closed_pipe(tmp_path, text):
@@ -598,7 +598,7 @@ def test_names_that_a_shell_would_split_are_quoted(tmp_path, text, capsys):
     out = tmp_path / "my run (1)"
     assert main(["train", text, *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out.replace("\\\n", " ")
-    assert f"generate --run '{out}' --prompt" in flat(printed)
+    assert f"generate '{out}' --prompt" in flat(printed)
 
 
 def test_a_text_without_words_suggests_no_prompt(tmp_path, capsys):
@@ -606,8 +606,8 @@ def test_a_text_without_words_suggests_no_prompt(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", str(tmp_path / "stars.txt"), *SMALL, "--out", str(out)]) == 0
     printed = capsys.readouterr().out.replace("\\\n", " ")
-    assert flat(printed).endswith(f"Next: smallmind generate --run {out}")
-    assert main(["generate", "--run", str(out), "--max-tokens", "5"]) == 0
+    assert flat(printed).endswith(f"Next: smallmind generate {out}")
+    assert main(["generate", str(out), "--max-tokens", "5"]) == 0
 
 
 def test_evaluate_works_from_another_directory_and_sees_a_changed_text(
@@ -617,10 +617,10 @@ def test_evaluate_works_from_another_directory_and_sees_a_changed_text(
     (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
     assert main(["train", "cats.txt", *SMALL, "--out", "run"]) == 0
     monkeypatch.chdir(tmp_path.parent)
-    assert main(["evaluate", "--run", str(tmp_path / "run")]) == 0
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
     (tmp_path / "cats.txt").write_text(TEXT + "ZEBRA", encoding="utf-8")
     capsys.readouterr()
-    assert_refused(capsys, ["evaluate", "--run", str(tmp_path / "run")], "has changed since")
+    assert_refused(capsys, ["evaluate", str(tmp_path / "run")], "has changed since")
 
 
 def test_version(capsys):

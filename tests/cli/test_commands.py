@@ -70,8 +70,8 @@ def commands(root, tmp_path):
     yield ["estimate", "--memory", "300MB", "--block-size", "8192"]
     yield ["estimate", text, "--memory", "1MB", "--block-size", "16", *teacher[:2]]
     yield ["estimate", text, "--memory", "300MB", "--target-batch", "60", "--block-size", "512"]
-    yield ["evaluate", "--run", run]
-    yield ["evaluate", "--run", run, text]
+    yield ["evaluate", run]
+    yield ["evaluate", run, text]
     yield ["schedule"]
     yield ["schedule", "--min-lr", "0", "--steps", "2000000"]
     yield ["verify", run]
@@ -124,10 +124,10 @@ def test_words_are_wrapped_and_never_broken():
 def test_a_command_to_copy_continues_between_flags(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     stream = Recorded("utf-8")
-    words = ["smallmind", "generate", "--run", "a run (1)", "--prompt", "the cat"]
+    words = ["smallmind", "generate", "a longer run (1)", "--prompt", "the cat"]
     Console(stream).command("Next:", words)
     assert stream.shown() == (
-        "Next: smallmind generate --run 'a run (1)' \\\n    --prompt \"the cat\"\n"
+        "Next: smallmind generate 'a longer run (1)' \\\n    --prompt \"the cat\"\n"
     )
 
 

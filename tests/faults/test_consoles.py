@@ -53,8 +53,8 @@ def test_every_command_works_in_every_encoding(run, tmp_path, monkeypatch, encod
     for arguments, words in [
         (["train", text, *small, *health, "--out", str(tmp_path / "run")], "Sample:"),
         (["train", "--resume", str(run)], "is finished: 8 steps"),
-        (["generate", "--run", str(run), "--prompt", "the 漢"], "the "),
-        (["evaluate", "--run", str(run)], "perplexity"),
+        (["generate", str(run), "--prompt", "the 漢"], "the "),
+        (["evaluate", str(run)], "perplexity"),
         (["verify", str(run)], "checks passed"),
         (["schedule"], "one-cycle"),
         (["estimate", "--memory", "1GB"], "It fits"),
@@ -99,8 +99,8 @@ def test_a_closed_output_is_no_error(run, tmp_path):
     for stream in ("stdout", "stderr"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, stream, None)
-            assert status("evaluate", "--run", run) == 0
-            assert status("evaluate", "--run", tmp_path / "none") == 2
+            assert status("evaluate", run) == 0
+            assert status("evaluate", tmp_path / "none") == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such shell")

@@ -208,8 +208,8 @@ def test_commands_refuse_malformed_files_and_write_nothing(tmp_path, capsys, nam
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     for arguments in (
         ["train", "--resume", run],
-        ["generate", "--run", run],
-        ["evaluate", "--run", run],
+        ["generate", run],
+        ["evaluate", run],
     ):
         capsys.readouterr()
         assert status(*arguments) == 2

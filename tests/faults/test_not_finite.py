@@ -95,7 +95,7 @@ def test_a_non_finite_value_is_named_and_never_saved(
         assert train(tmp_path, *flags) == (2 if plant is data else 1)
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and "Traceback" not in printed.err
-    named = {data: "ids must be from 0 to", gradient: LAYER}.get(plant, "")
+    named = {data: "is outside the vocabulary of", gradient: LAYER}.get(plant, "")
     assert named in printed.err
     run = tmp_path / "run"
     assert not (run / "model.safetensors").exists()

@@ -113,7 +113,7 @@ def test_a_signal_before_the_first_step_leaves_nothing(tmp_path, monkeypatch, nu
 def test_signals_end_other_commands_too(tmp_path, monkeypatch, capsys, number, whole):
     assert train(tmp_path, "--steps", "2") == 0
     signal_at(monkeypatch, generation, "choose", 3, number)
-    assert status("generate", "--run", tmp_path / "run") == 128 + number
+    assert status("generate", tmp_path / "run") == 128 + number
     assert "Traceback" not in capsys.readouterr().err
 
 

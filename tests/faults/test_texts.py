@@ -40,8 +40,8 @@ def test_every_character_of_a_text_counts(tmp_path, capsys, content, characters,
     expected = len(characters) if tokenizer == "char" else 256
     assert config["model"]["vocab_size"] == expected
     assert status("train", "--resume", tmp_path / "run") == 0
-    assert status("generate", "--run", tmp_path / "run", "--max-tokens", "5") == 0
-    assert status("evaluate", "--run", tmp_path / "run") == 0
+    assert status("generate", tmp_path / "run", "--max-tokens", "5") == 0
+    assert status("evaluate", tmp_path / "run") == 0
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
     for path in (tmp_path / "pipe", "/dev/null", "/dev/zero"):
         for arguments in (
             ["train", path, "--out", tmp_path / "out"],
-            ["evaluate", "--run", tmp_path / "run", path],
+            ["evaluate", tmp_path / "run", path],
         ):
             capsys.readouterr()
             assert status(*arguments) == 2
@@ -117,7 +117,7 @@ def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypat
         assert train(tmp_path) == 0
     assert outcome(run) == outcome(tmp_path / "whole")
     capsys.readouterr()
-    for arguments in (["train", "--resume", run], ["evaluate", "--run", run], ["verify", run]):
+    for arguments in (["train", "--resume", run], ["evaluate", run], ["verify", run]):
         assert status(*arguments) == 2
         printed = capsys.readouterr().err
         words = {"remove": "does not exist", "truncate": "is empty"}.get(change, "has changed")

@@ -362,12 +362,12 @@ def test_loading_a_file_that_is_not_a_model_is_refused(tmp_path):
     ("ids", "message"),
     [
         (np.zeros((1, 8), int), "8 tokens are more than block_size=7"),
-        (np.zeros(3, int), r"\(3,\); they must be \(B, T\)"),
+        (np.zeros(3, int), r"\(3,\); it must be \(B, T\)"),
         (np.zeros((0, 3), int), "not empty"),
-        (np.full((1, 3), 11), "from 0 to vocab_size - 1 = 10"),
-        (np.full((1, 3), 2**32 + 1), "from 0 to vocab_size - 1 = 10"),
-        (np.full((1, 3), 1.5), "ids are float64; they must be whole numbers"),
-        (np.full((1, 3), -1), "from 0 to vocab_size - 1 = 10"),
+        (np.full((1, 3), 11), "is outside the vocabulary of 11"),
+        (np.full((1, 3), 2**32 + 1), "is outside the vocabulary of 11"),
+        (np.full((1, 3), 1.5), "ids is of type float64; it must hold whole numbers"),
+        (np.full((1, 3), -1), "is outside the vocabulary of 11"),
     ],
 )
 def test_invalid_ids_are_refused(ids, message):

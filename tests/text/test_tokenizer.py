@@ -61,7 +61,7 @@ def test_a_long_vocabulary_is_shortened_in_messages():
 
 @pytest.mark.parametrize("token", [-1, 3])
 def test_tokens_outside_the_vocabulary_are_refused(token):
-    with pytest.raises(InputError, match=f"token {token} is outside the vocabulary of 3"):
+    with pytest.raises(InputError, match=rf"ids\[1\] = {token} is outside the vocabulary of 3"):
         Tokenizer("abc").decode([0, token])
 
 

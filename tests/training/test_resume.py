@@ -236,7 +236,8 @@ def test_a_checkpoint_of_another_run_is_refused(other, message):
     with pytest.raises(InputError, match=message):
         list(other().steps(config, training.state()))
     with pytest.raises(InputError, match="was saved with different training settings"):
-        list(new_training().steps(TrainingConfig(steps=3, val_every=0), training.state()))
+        other_rate = TrainingConfig(steps=2, val_every=0, learning_rate=2e-3)
+        list(new_training().steps(other_rate, training.state()))
 
 
 def test_a_saver_gets_every_due_state_and_the_last_one(tmp_path):
@@ -462,7 +463,9 @@ def test_resume_refuses_other_flags_and_changed_texts(tmp_path, text, capsys):
     out = tmp_path / "run"
     assert main(["train", text, *SMALL, "--steps", "2", "--out", str(out)]) == 0
     for arguments, message in (
-        (["--resume", str(out), "--steps", "5"], "takes all settings from the run"),
+        (["--resume", str(out), "--steps", "2"], "has trained 2 steps already; give more"),
+        (["--resume", str(out), "--epochs", "5"], "is counted in steps: give steps"),
+        (["--resume", str(out), "--learning-rate", "1"], "takes all settings from the run"),
         (["--resume", str(out), "--size", "nano"], "takes all settings from the run"),
         (["--resume", str(out), "--dry-run"], "takes all settings from the run"),
         (["--resume", str(tmp_path)], "is not a run: cannot read its config.json"),

@@ -1,5 +1,6 @@
 """Training as in the guide: the arguments, the files, and the quick start of the README."""
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -111,3 +112,15 @@ def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "StepRecord(step=1, " in printed and "HealthRecord(step=1, " in printed
     assert "TRAINING PERFORMANCE REPORT" in printed
+    monkeypatch.setattr(
+        Training,
+        "steps",
+        lambda self, config, state=None, **named: original(
+            self, dataclasses.replace(config, steps=3), state, **named
+        ),
+    )
+    for trained in ([3], []):  # the second time it continues, the third time it is finished
+        exec(compile(code, "README.md", "exec"), names)
+        assert names["training"].progress.step == 3
+        printed = capsys.readouterr().out
+        assert ("StepRecord(step=3, " in printed) == bool(trained)

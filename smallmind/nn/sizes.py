@@ -1,0 +1,25 @@
+"""The parameters of a model as a table."""
+
+from smallmind.config import ModelConfig
+from smallmind.nn.parameters import Parameters
+
+
+def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:
+    """Rows of a layer, the shapes of its matrices and its number of parameters, and their sum.
+
+    One row for what all blocks have in common.
+    """
+    shapes: dict[str, list[str]] = {}  # of the matrices of each layer
+    counts: dict[str, int] = {}
+    for name, value in parameters.views.items():
+        words = name.split(".")
+        layer = f"{config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
+        layer = layer.replace("_", " ")
+        known = shapes.setdefault(layer, [])
+        if value.ndim == 2 and (shape := f"{value.shape[0]} x {value.shape[1]}") not in known:
+            known.append(shape)
+        counts[layer] = counts.get(layer, 0) + value.size
+    rows = [[layer, ", ".join(shapes[layer]), f"{count:,}"] for layer, count in counts.items()]
+    if config.tie_weights:
+        rows.append(["head", "the token embedding", "0"])
+    return [*rows, ["parameters", "", f"{sum(counts.values()):,}"]]

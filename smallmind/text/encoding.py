@@ -1,0 +1,112 @@
+"""What a file that is not UTF-8 text probably is, and the command that turns it into one."""
+
+import os
+import shlex
+
+# First bytes -> what the file is, and the command that makes text of it. Those that read standard
+# input take a file of any name.
+FORMATS = {
+    b"\x1f\x8b": ("compressed with gzip", "gzip -dc < {file} > {text}"),
+    b"BZh": ("compressed with bzip2", "bzip2 -dc < {file} > {text}"),
+    b"\xfd7zXZ\0": ("compressed with xz", "xz -dc < {file} > {text}"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "zstd -dc < {file} > {text}"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "7z e -so {file} > {text}"),
+    b"PK\x03\x04": ("a zip archive", "unzip -p {file} > {text}"),
+    b"%PDF-": ("a PDF document", "pdftotext {file} {text}"),
+    b"\xd0\xcf\x11\xe0": ("an office document", ""),
+}
+# The same for zip archives, by the name of their first file, which begins at byte 30.
+ZIPPED = {
+    b"mimetypeapplication/epub+zip": ("an EPUB book", "pandoc -t plain -o {text} {file}"),
+    b"mimetypeapplication/vnd.oasis": ("an office document", ""),
+    b"[Content_Types].xml": ("an office document", ""),
+    b"_rels/.rels": ("an office document", ""),
+}
+# The longer mark first: that of UTF-32 begins with that of UTF-16.
+MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+ASCII = bytes(range(0x80))
+CONTROLS = bytes(range(0x80, 0xA0))  # in ISO-8859-1; characters in Windows-1252, except for
+UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
+MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
+MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
+
+
+def advice(path: str, data: bytes) -> str:
+    """The path and contents of a file that is not UTF-8 -> what it probably is, and what to do."""
+    if found := _format(data):
+        kind, extract = found
+        if not extract:
+            return f"it is {kind}; save it as plain text in UTF-8"
+        return f"it is {kind}: {_filled(extract, path)}"
+    encoding = likely_encoding(data)
+    if encoding is None:
+        return "its encoding is unknown: save it as UTF-8 in the program that wrote it"
+    if encoding == "UTF-8":
+        command = "iconv -c -f UTF-8 -t UTF-8 < {file} > {text}"
+        return f"the rest is; to leave out what is not: {_filled(command, path)}"
+    command = f"iconv -f {encoding} -t UTF-8 < {{file}} > {{text}}"
+    return f"it is probably {encoding}: {_filled(command, path)}"
+
+
+def likely_encoding(data: bytes) -> str | None:
+    """The encoding that a text is probably in, by the name that iconv knows; None: unknown.
+
+    "UTF-8" if only a few of its characters are damaged.
+    """
+    for mark, name in MARKS.items():
+        if data.startswith(mark):
+            return name if _decodes(data, name) else None
+    if unmarked := unmarked_utf16(data):
+        return unmarked
+    if b"\0" in data:
+        return None
+    above = len(data.translate(None, delete=ASCII))
+    valid = len(data.decode("utf-8", "ignore").encode().translate(None, delete=ASCII))
+    if valid >= MOSTLY_VALID * above:
+        return "UTF-8"
+    if len(data) - above < MOSTLY_ASCII * len(data):
+        return None
+    if not any(byte in data for byte in CONTROLS):
+        return "ISO-8859-1"
+    return None if any(byte in data for byte in UNDEFINED) else "Windows-1252"
+
+
+def unmarked_utf16(data: bytes) -> str | None:
+    """UTF-16LE or UTF-16BE if nearly every second byte of a text is zero, else None.
+
+    Python decodes such a text as UTF-8 too.
+    """
+    for first, name in ((1, "UTF-16LE"), (0, "UTF-16BE")):
+        halves = data[first:4096:2], data[1 - first : 4096 : 2]
+        if halves[0].count(0) > 0.9 * len(halves[0]) and 0 not in halves[1]:
+            return name if _decodes(data, name) else None
+    return None
+
+
+def _format(data: bytes) -> tuple[str, str] | None:
+    """What a file is that does not hold plain text, and a command that extracts the text."""
+    for magic, found in FORMATS.items():
+        if data.startswith(magic):
+            zipped = [ZIPPED[name] for name in ZIPPED if data.startswith(name, 30)]
+            return zipped[0] if zipped and magic == b"PK\x03\x04" else found
+    return None
+
+
+def _decodes(data: bytes, encoding: str) -> bool:
+    try:
+        data.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _filled(command: str, path: str) -> str:
+    """The command for a file, which writes the text beside it."""
+    file = f"./{path}" if path.startswith("-") else path
+    text = f"{os.path.splitext(file)[0]}-utf8.txt"
+    return command.format(file=shlex.quote(file), text=shlex.quote(text))

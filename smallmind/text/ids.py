@@ -1,0 +1,24 @@
+"""Token ids from outside: checked before anything uses them as indices."""
+
+from typing import Any
+
+import numpy as np
+
+from smallmind.config import InputError
+
+
+def check_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:
+    """ids, an array or nested lists -> the array. InputError naming the first one that is wrong."""
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise InputError(f"{name} has rows of different lengths") from None
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{name} is of type {array.dtype}; it must hold whole numbers")
+    if array.size and (array.min() < 0 or array.max() >= vocab_size):
+        place = tuple(np.argwhere((array < 0) | (array >= vocab_size))[0].tolist())
+        shown = ", ".join(map(str, place))
+        raise InputError(
+            f"{name}[{shown}] = {array[place]} is outside the vocabulary of {vocab_size}"
+        )
+    return array

@@ -1,0 +1,180 @@
+"""How commands name a run and a checkpoint in it, and what they say to a mistyped word."""
+
+import os
+import shutil
+
+import pytest
+
+import smallmind
+from smallmind import InputError, Run, TransformerModel
+from smallmind.cli import main
+from smallmind.runs.lock import RunLock
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+FIELDS = {
+    "block_size": 8,
+    "n_embd": 8,
+    "n_layer": 1,
+    "n_head": 2,
+    "batch_size": 2,
+    "steps": 6,
+    "val_every": 3,
+    "val_batches": 1,
+    "save_every": 2,
+    "keep": 9,
+    "backend": "numpy",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("named") / "run"
+    Run.create(text=TEXT, out=path, **FIELDS).train()
+    return path
+
+
+@pytest.fixture
+def runs(finished, tmp_path, monkeypatch):
+    """The working directory, with two runs in runs/."""
+    monkeypatch.chdir(tmp_path)
+    for seconds, name in enumerate(("newer", "older")):
+        shutil.copytree(finished, tmp_path / "runs" / name)
+        os.utime(tmp_path / "runs" / name / "config.json", (10**9 - seconds, 10**9 - seconds))
+    return tmp_path / "runs"
+
+
+def shown(capsys, *arguments, status=0):
+    """-> standard output and standard error output, each in one line."""
+    capsys.readouterr()
+    try:
+        assert main(list(map(str, arguments))) == status
+    except SystemExit as exit_:
+        assert exit_.code == status
+    out, err = capsys.readouterr()
+    return " ".join(out.split()), " ".join(err.split())
+
+
+SHORT = ("--max-tokens", "3", "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("generate", *SHORT), ("evaluate",), ("verify", "--digests-only"), ("export-metrics",)],
+)
+def test_every_command_names_a_run_in_the_same_way(command, runs, capsys):
+    name, *flags = command
+    by_place = shown(capsys, name, "runs/newer", *flags)
+    assert shown(capsys, name, "--run", "runs/newer", *flags) == by_place
+    out, err = shown(capsys, name, *flags)
+    assert out == by_place[0] and "The newest run is runs/newer" in err
+    if name != "evaluate":  # it takes a text
+        _, err = shown(capsys, name, "runs/newer", "--run", "runs/older", *flags, status=2)
+        assert "give one run, not both runs/newer and runs/older" in err
+    shutil.rmtree(runs)
+    _, err = shown(capsys, name, *flags, status=2)
+    assert err == "smallmind: runs holds no run; give RUN, the directory of one"
+
+
+def test_evaluate_takes_a_text_after_the_run_or_the_flag(runs, tmp_path, capsys):
+    (tmp_path / "other.txt").write_text("the cat. " * 20, encoding="utf-8")
+    by_place = shown(capsys, "evaluate", "runs/older", "other.txt")
+    assert "other, all of it" in by_place[0]
+    assert shown(capsys, "evaluate", "--run", "runs/older", "other.txt") == by_place
+    model = runs / "older" / "model.safetensors"
+    assert "other, all of it" in shown(capsys, "evaluate", model, "other.txt")[0]
+    assert "name one after it" in shown(capsys, "evaluate", model, status=2)[1]
+
+
+def test_a_checkpoint_is_chosen_and_named(runs, capsys):
+    path = runs / "older"
+    run = Run.open(path)
+    expected = {
+        (): "the final model, step 6",
+        ("--checkpoint", "newest"): "the newest checkpoint, step 6",
+        ("--checkpoint", "4"): "the checkpoint, step 4",
+        (
+            "--checkpoint",
+            "best",
+        ): f"the best checkpoint, step {run.newest().state['progress']['best_step']}",
+    }
+    for flags, name in expected.items():
+        out, _ = shown(capsys, "evaluate", path, *flags)
+        assert name in out
+        out, err = shown(capsys, "generate", path, *flags, *SHORT)
+        assert err == f"Using {name}, of {path}"
+        which = int(flags[1]) if flags[1:] == ("4",) else flags[1] if flags else None
+        assert out == " ".join(smallmind.generate(*run.load(which), max_tokens=3, seed=1).split())
+    for wrong in ("5", "oldest"):
+        _, err = shown(capsys, "generate", path, "--checkpoint", wrong, status=2)
+        assert "choose newest, best or one of the steps 2, 3, 4, 6" in err
+
+
+def test_a_run_that_is_going_or_was_killed_is_used(runs, capsys):
+    path = runs / "older"
+    (path / "checkpoints" / "step-00000006.safetensors").unlink()
+    model = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").unlink()
+    (path / "samples.txt").unlink()
+    with RunLock(path):
+        for command in ("generate", "evaluate"):
+            assert "the newest checkpoint, step 4" in " ".join(shown(capsys, command, path))
+    # Interrupted at step 4, and killed after the checkpoint of step 6.
+    shutil.copytree(runs / "newer" / "checkpoints", path / "checkpoints", dirs_exist_ok=True)
+    early = Run.open(path)
+    model4, tokenizer = early.load(4)
+    early.directory.save_model(model4, tokenizer, 4)
+    assert "the newest checkpoint, step 6" in shown(capsys, "evaluate", path)[0]
+    shutil.rmtree(path / "checkpoints")
+    (path / "model.safetensors").write_bytes(model)
+    assert "the final model, step 6" in shown(capsys, "evaluate", path)[0]
+
+
+def test_a_run_without_a_checkpoint_is_refused_in_one_line(runs, capsys):
+    path = runs / "older"
+    shutil.rmtree(path / "checkpoints")
+    (path / "model.safetensors").unlink()
+    for command in ("generate", "evaluate"):
+        for flags in ((), ("--checkpoint", "best"), ("--checkpoint", "2")):
+            _, err = shown(capsys, command, path, *flags, status=2)
+            assert "checkpoint" in err and err.startswith("smallmind: ")
+
+
+def test_every_loader_reads_checkpoints(finished):
+    run = Run.open(finished)
+    expected = run.load(4, backend="numpy")[0].flat.data
+    file = finished / "checkpoints" / "step-00000004.safetensors"
+    assert (TransformerModel.load(file, "numpy").flat.data == expected).all()
+    assert (smallmind.load(file, "numpy")[0].flat.data == expected).all()
+    assert (smallmind.load(finished, "numpy", checkpoint=4)[0].flat.data == expected).all()
+    with pytest.raises(InputError, match="is one file; give the run's directory to choose 4"):
+        smallmind.load(file, checkpoint=4)
+    with pytest.raises(
+        TypeError, match=r"checkpoint must be a whole number or str or None, not 4\.0"
+    ):
+        smallmind.load(finished, checkpoint=4.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train --learningrate 0.1", "unknown flag --learningrate; did you mean --learning-rate?"),
+        ("train --learning_rate=0.1", "unknown flag --learning_rate; did you mean --learning-rate"),
+        ("train --no-bais", "unknown flag --no-bais; did you mean --no-bias?"),
+        ("generate --temprature 1", "unknown flag --temprature; did you mean --temperature?"),
+        ("--verson", "unknown flag --verson; did you mean --version?"),
+        ("trian", "unknown command 'trian'; did you mean train? Choose from train, check,"),
+        ("", "give a command: train, check,"),
+        ("verify a b", "unexpected argument 'b'"),
+        (
+            "train --precision float8",
+            "--precision: unknown value 'float8'; did you mean float32? Choose from float32, "
+            "float16, bfloat16, auto",
+        ),
+        ("train --size tny", "unknown value 'tny'; did you mean tiny? Choose from nano, tiny,"),
+        ("schedule --schedule cosin", "unknown value 'cosin'; did you mean cosine?"),
+        ("train --backend cuda", "unknown value 'cuda'. Choose from numba, numpy"),
+    ],
+)
+def test_a_mistyped_word_gets_the_nearest_known_one(arguments, message, capsys):
+    _, err = shown(capsys, *arguments.split(), status=2)
+    assert message in err
