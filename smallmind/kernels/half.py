@@ -23,12 +23,16 @@ def to_float32(array: np.ndarray) -> np.ndarray:
 
 
 def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """values float32 -> an array of dtype, rounded to nearest, ties to even."""
+    """values float32 -> an array of dtype, rounded to nearest, ties to even.
+
+    In bfloat16 numbers below 2**-126 become zero, as in the instruction of CPUs that have one.
+    """
     if dtype == FLOAT16:
         with np.errstate(over="ignore"):  # overflow becomes infinity
             return values.astype(np.float16).view(FLOAT16)
     if dtype == BFLOAT16:
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        bits = np.where(bits & np.uint32(0x7F800000), bits, bits & np.uint32(0x80000000))
         up = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
         return np.where(np.isnan(values), bits >> 16 | 0x40, up).astype(np.uint16).view(BFLOAT16)
     return values.astype(dtype)

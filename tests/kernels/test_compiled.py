@@ -118,6 +118,22 @@ def test_products_with_many_rows_match_the_reference(random):
     assert_close(run_both("matmul_transpose_a", [(M, N)], np.ascontiguousarray(a.T), b))
 
 
+@pytest.mark.parametrize(("M", "N"), [(1, 1), (1, 37), (3, 2), (4, 33)])
+def test_long_sums_of_products_with_few_rows_lose_no_digits(random, M, N):
+    K = 300_000
+    a, b = random.random((M, K), dtype=np.float32), random.random((K, N), dtype=np.float32)
+    a_t, b_t = np.ascontiguousarray(a.T), np.ascontiguousarray(b.T)
+    exact = a.astype(np.float64) @ b
+    for name, operands in (
+        ("matmul", (a, b)),
+        ("matmul_transpose_a", (a_t, b)),
+        ("matmul_transpose_b", (a, b_t)),
+    ):
+        out = np.empty((M, N), np.float32)
+        getattr(compiled, name)(out, *operands)
+        np.testing.assert_allclose(out, exact, rtol=2e-6, err_msg=name)
+
+
 def test_a_product_may_add_to_its_own_output(random):
     a, b, start = normal(random, 65, 7), normal(random, 65, 9), normal(random, 7, 9)
     out = start.copy()

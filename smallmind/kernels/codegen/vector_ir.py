@@ -133,7 +133,11 @@ class VectorIR:
         magnitude = builder.and_(bits, self.integer(0x7FFFFFFF))
         is_number = builder.icmp_unsigned("<=", magnitude, self.integer(0x7F800000))
         quiet = builder.or_(upper, self.integer(0x40))
-        return builder.select(is_number, builder.lshr(up, self.integer(16)), quiet)
+        rounded = builder.select(is_number, builder.lshr(up, self.integer(16)), quiet)
+        # Flushes numbers below 2**-126 to zero, as the instruction does.
+        is_denormal = builder.icmp_unsigned("<", magnitude, self.integer(0x00800000))
+        sign = builder.and_(upper, self.integer(0x8000))
+        return builder.select(is_denormal, sign, rounded)
 
     def _narrow_float16(self, builder, bits):
         sign = builder.and_(builder.lshr(bits, self.integer(16)), self.integer(0x8000))
