@@ -75,6 +75,7 @@ def setting(
 
 
 MAX_LAYERS = 1024
+MAX_BATCH = 2**16
 SCHEDULES = tuple(parts.SCHEDULES)
 
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
@@ -348,7 +349,7 @@ class RunConfig:
         None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
     )
     tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
-    batch_size: int = setting(12, "windows of text per batch", low=1, high=2**16)
+    batch_size: int = setting(12, "windows of text per batch", low=1, high=MAX_BATCH)
     seed: int = setting(
         1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
     )

@@ -34,8 +34,9 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
-        notes.line(f"Using {found.name}, of {path}")
         prompt = tokenizer.opening if options.prompt is None else options.prompt
+        tokenizer.encode(prompt)  # an unknown character is an error before anything is shown
+        notes.line(f"Using {found.name}, of {path}")
         pieces = stream(model, tokenizer, prompt, config)
         console.piece(prompt)
         for piece in pieces:

@@ -288,7 +288,7 @@ class RunDirectory:
         """The lines of the metrics; none if the file is missing."""
         path = self.path / METRICS
         try:
-            with durable.open_regular(path) as file:
+            with durable.open_regular(path, follow=False) as file:
                 return file.read().splitlines(keepends=True)
         except FileNotFoundError:
             return []

@@ -188,14 +188,15 @@ def _completed(kind: type, saved: Any) -> Any:
 def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
     """InputError unless a saved value is of the same kind as the one in its place here.
 
-    None, which is not known yet, may be a number.
+    None, which is not known yet or not set, may be a number or a string.
     """
     if isinstance(here, dict) and isinstance(saved, dict):
         for key in saved.keys() & here.keys():
             _check_kind(place, f"{name}.{key}", saved[key], here[key])
         return
-    if here is None:
-        is_same = saved is None or _is_number(saved)
+    if here is None or saved is None:
+        known = saved if here is None else here
+        is_same = known is None or isinstance(known, str) or _is_number(known)
     elif _is_number(here):
         is_same = _is_number(saved) and not (isinstance(here, int) and isinstance(saved, float))
     else:

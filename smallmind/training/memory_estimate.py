@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from smallmind.config import ModelConfig, TrainingConfig, micro_batch_sizes
+from smallmind.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.network import declare_parameters
@@ -143,7 +143,10 @@ def max_micro_batch(
     backend: str = "numba",
     timed: bool = False,
 ) -> int:
-    """The largest batch that fits in memory if it passes through the model at once, or 0."""
+    """The largest batch that fits in memory if it passes through the model at once, or 0.
+
+    At most MAX_BATCH.
+    """
 
     def fits(windows: int) -> bool:
         config = replace(training, micro_batch_size=windows)
@@ -153,8 +156,9 @@ def max_micro_batch(
     if not fits(1):
         return 0
     low, high = 1, 2
-    while fits(high):
+    while high <= MAX_BATCH and fits(high):
         low, high = high, 2 * high
+    high = min(high, MAX_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -46,19 +46,22 @@ class CountedKernels(NoKernels):
 def _temporaries(name: str, *arguments: Any, **named: Any) -> int:
     if name == "attention":
         logsumexp = arguments[1]
-        return _scores(logsumexp, 4 if _drops(*arguments[3:], **named) else 2)
+        return _scores(logsumexp, 2) + _mask(logsumexp, *arguments[3:], **named)
     if name == "attention_backward":
         dqkv, logsumexp = arguments[0], arguments[3]
-        if _drops(*arguments[5:], **named):
-            return _scores(logsumexp, 5)
-        return _scores(logsumexp, 3) + int(dqkv.nbytes)
+        return _scores(logsumexp, 3) + max(
+            int(dqkv.nbytes), _mask(logsumexp, *arguments[5:], **named)
+        )
     # These two write their losses first, a column.
     output = arguments[1 if name in ("cross_entropy", "distillation") else 0]
     return TEMPORARIES.get(name, 0) * int(output.nbytes)
 
 
-def _drops(_key: int = 0, probability: float = 0.0, _first_row: int = 0) -> bool:
-    return probability > 0
+def _mask(
+    logsumexp: np.ndarray, _key: int = 0, probability: float = 0.0, _first_row: int = 0
+) -> int:
+    """The bytes that computing the dropout mask of one head takes, whose positions are 64-bit."""
+    return 5 * logsumexp.shape[2] ** 2 * int(logsumexp.itemsize) if probability else 0
 
 
 def _scores(logsumexp: np.ndarray, count: int) -> int:

@@ -91,7 +91,6 @@ def fatal_reason(run: LiveState, norm: float) -> str | None:
         others = len(culprits) - 1
         more = f" (and {others} more parameters)" if others > 0 else ""
         return "; ".join([reason, *map(str, culprits[:1])]) + more
-    # The squares in a norm overflow float32 before the gradients do.
     first = culprits[0].name if culprits else "the norm of all gradients"
     return (
         f"{run.scaler.skips} gradients in a row overflowed float16, down to a loss scale of "

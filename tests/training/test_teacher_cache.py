@@ -94,7 +94,7 @@ def test_a_cache_is_made_once_and_the_teacher_released(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["cache"]
     before = path.read_bytes()
     monkeypatch.setattr(teacher_cache, "make_cache", None)
-    monkeypatch.setattr(type(teacher), "logits", None)  # neither made nor run again
+    monkeypatch.setattr(type(teacher), "with_logits", None)  # neither made nor run again
     again = Distillation(teacher, cache=path, top_k=3)
     second, _ = losses_and_gradients(new_training(again, dropout=0.0))
     np.testing.assert_array_equal(first, second)
