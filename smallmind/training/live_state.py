@@ -117,7 +117,8 @@ class LiveState:
         if self.scaler:
             self.scaler.load_state(state.state["scaler"])
         progress = RunProgress(**state.state["progress"])
-        self.progress = dataclasses.replace(progress, seconds=dict(progress.seconds))
+        seconds = {**RunProgress().seconds, **progress.seconds}
+        self.progress = dataclasses.replace(progress, seconds=seconds)
 
     def resume(self, state: RunState) -> None:
         """Restores a state and its snapshot. InputError if it belongs to another run."""

@@ -23,7 +23,7 @@ print(hashlib.sha256(model.flat.data.tobytes()).hexdigest())
 
 
 def outcome(cache, program=STEPS):
-    """Runs the program with this cache -> exit status, output and errors."""
+    """Runs the program with this cache -> exit status, output, and errors but for "Compiling"."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         env={**os.environ, "SMALLMIND_CACHE_DIR": str(cache)},
@@ -32,7 +32,9 @@ def outcome(cache, program=STEPS):
         check=False,
         timeout=600,
     )
-    return result.returncode, result.stdout, result.stderr
+    lines = result.stderr.splitlines(keepends=True)
+    errors = "".join(line for line in lines if not line.startswith("Compiling "))
+    return result.returncode, result.stdout, errors
 
 
 def flip(content, choose):

@@ -28,8 +28,9 @@ def _call(action, moment, files):
 
     def trace(frame, event, _):
         nonlocal left
-        code = frame.f_code
-        if code.co_name == "__del__" or not code.co_filename.endswith(files):
+        code, caller = frame.f_code, frame.f_back
+        in_finaliser = "__del__" in (code.co_name, caller and caller.f_code.co_name)
+        if in_finaliser or not code.co_filename.endswith(files):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if event == "opcode" and frame.f_lasti in _moments(frame.f_code):

@@ -47,9 +47,12 @@ def run(program, **environment):
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
-def test_a_forked_child_gets_an_error(layer):
+def test_a_forked_child_gets_an_error_or_threads_of_its_own(layer):
     lines = run("kernel(); in_child(kernel); print(kernel())", NUMBA_THREADING_LAYER=layer)
-    assert lines[0].startswith(ADVICE) and "spawn" in lines[0]
+    if layer == "omp":  # its threads do not survive a fork
+        assert lines[0].startswith(ADVICE) and "spawn" in lines[0]
+    else:
+        assert lines[0] == "5.0"
     assert lines[1:] == ["status 0", "5.0"]
 
 

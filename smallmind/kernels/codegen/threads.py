@@ -31,7 +31,10 @@ class _Starting:
 
 
 class _Forked:
-    """In place of the lock in a forked process, which has no copy of its parent's threads."""
+    """In place of the lock in a forked process, which has no copy of its parent's threads.
+
+    Only GNU OpenMP would wait for them or end the process; the other layers start new ones.
+    """
 
     def __enter__(self) -> None:
         raise RuntimeError(
@@ -56,7 +59,8 @@ PARALLEL = _Parallel(_Starting())
 
 def _after_fork() -> None:
     if parallel._is_initialized:  # perhaps by kernels of the caller's own
-        PARALLEL.region = _Forked()
+        is_openmp = numba.threading_layer() == "omp"
+        PARALLEL.region = _Forked() if is_openmp else threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
