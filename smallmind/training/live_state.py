@@ -200,6 +200,8 @@ def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
         is_same = known is None or isinstance(known, str) or _is_number(known)
     elif _is_number(here):
         is_same = _is_number(saved) and not (isinstance(here, int) and isinstance(saved, float))
+    elif isinstance(here, str):  # perhaps an enumeration's
+        is_same = isinstance(saved, str)
     else:
         is_same = type(saved) is type(here)
     if not is_same:

@@ -105,50 +105,58 @@ def _add_rows(out, a, b, region):
     if K <= BLOCK:
         for begin in range(left, right, CHUNK):
             part = Region(first, last, begin, min(right, begin + CHUNK))
-            _add_block(flat, first * N + begin, N, a, b, 0, K, part)
+            _add_block(flat, a, b, part)
         return
-    sums = np.empty((last - first) * CHUNK, np.float32)
-    for begin in range(left, right, CHUNK):
-        end = min(right, begin + CHUNK)
-        part = Region(first, last, begin, end)
-        for start in range(0, K, BLOCK):
-            sums[:] = np.float32(0)
-            _add_block(sums, 0, CHUNK, a, b, start, min(K, start + BLOCK), part)
-            for i in range(first, last):
-                for j in range(begin, end):
-                    flat[i * N + j] += sums[(i - first) * CHUNK + j - begin]
+    for i in range(first, last):
+        for j in range(left, right, LANES):
+            count = min(LANES, right - j)
+            for start in range(0, K, BLOCK):
+                stop = min(K, start + BLOCK)
+                total = load_first(flat, i * N + j, count)
+                total = total + _column_dots(a, i * K, b, j, count, start, stop)
+                store_first(flat, i * N + j, total, count)
 
 
 @jit
-def _add_block(sums, place, row, a, b, start, stop, region):
-    """Adds a[i, start:stop] . b[start:stop, j] for a region to sums, whose rows begin at place."""
+def _column_dots(a, place, b, j, count, start, stop):
+    """The products of a[place:] and the columns j..j + count of b, rows start..stop."""
+    N = b.shape[1]
+    total = broadcast(np.float32(0))
+    for k in range(start, stop):
+        total = fma(broadcast(a[place + k]), load_first(b, k * N + j, count), total)
+    return total
+
+
+@jit
+def _add_block(out, a, b, region):
+    """out[i, j] += a[i] . b[:, j] for a region, with flat out and a, four rows of b at a time."""
     first, last, left, right = region
     K, N = b.shape
     columns = right - left
     whole = columns // LANES * LANES
-    fours = start + (stop - start) // 4 * 4
-    for k in range(start, fours, 4):
+    fours = K // 4 * 4
+    for k in range(0, fours, 4):
         for i in range(first, last):
-            x, target = i * K + k, place + (i - first) * row
+            x, target = i * K + k, i * N + left
             a0, a1 = broadcast(a[x]), broadcast(a[x + 1])
             a2, a3 = broadcast(a[x + 2]), broadcast(a[x + 3])
             for j in range(0, whole, LANES):
                 y, z = k * N + left + j, target + j
-                s, t = fma(a0, load(b, y), load(sums, z)), a1 * load(b, y + N)
+                s, t = fma(a0, load(b, y), load(out, z)), a1 * load(b, y + N)
                 s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)
-                store(sums, z, s + t)
-    for k in range(fours, stop):
+                store(out, z, s + t)
+    for k in range(fours, K):
         for i in range(first, last):
-            a0, target = broadcast(a[i * K + k]), place + (i - first) * row
+            a0, target = broadcast(a[i * K + k]), i * N + left
             for j in range(0, whole, LANES):
-                total = fma(a0, load(b, k * N + left + j), load(sums, target + j))
-                store(sums, target + j, total)
+                total = fma(a0, load(b, k * N + left + j), load(out, target + j))
+                store(out, target + j, total)
     if whole < columns:
         n = columns - whole
         for i in range(first, last):
-            target = place + (i - first) * row + whole
-            total = load_first(sums, target, n)
-            for k in range(start, stop):
+            target = i * N + left + whole
+            total = load_first(out, target, n)
+            for k in range(K):
                 a0 = broadcast(a[i * K + k])
                 total = fma(a0, load_first(b, k * N + left + whole, n), total)
-            store_first(sums, target, total, n)
+            store_first(out, target, total, n)
