@@ -32,8 +32,8 @@ class ByteTokenizer(Tokenizer):
             ids[start:end] = np.frombuffer(encoded, np.uint8)
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
-        return bytes(np.fromiter(ids, np.uint8)).decode("utf-8", "replace")
+    def _text(self, ids: np.ndarray) -> str:
+        return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def count_characters(self, ids: np.ndarray) -> int:
         return int(np.count_nonzero((ids & 0xC0) != 0x80))  # UTF-8: 0b10xxxxxx continues one

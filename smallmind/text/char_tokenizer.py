@@ -45,12 +45,9 @@ class CharTokenizer(Tokenizer):
     def count_characters(self, ids: np.ndarray) -> int:
         return ids.size
 
-    def decode(self, ids: Iterable[int]) -> str:
-        array = ids if isinstance(ids, np.ndarray) else np.array(list(ids), np.int64)
-        if array.min(initial=0) < 0 or array.max(initial=0) >= max(1, self.vocab_size):
-            return super().decode(ids)  # names the first wrong one
+    def _text(self, ids: np.ndarray) -> str:
         codes = _code_points(self.characters)
-        chunks = (array[start : start + CHUNK] for start in range(0, len(array), CHUNK))
+        chunks = (ids[start : start + CHUNK] for start in range(0, len(ids), CHUNK))
         return "".join(
             codes[chunk].tobytes().decode("utf-32-le", "surrogatepass") for chunk in chunks
         )

@@ -56,7 +56,11 @@ class Tokenizer:
         """ids -> text; bytes that are not UTF-8 become the replacement character."""
         check_type("ids", ids, Iterable)
         ids = ids if isinstance(ids, np.ndarray) else list(ids)
-        return "".join(self.stream(check_ids("ids", ids, self.vocab_size) if len(ids) else []))
+        return self._text(check_ids("ids", ids, self.vocab_size)) if len(ids) else ""
+
+    def _text(self, ids: np.ndarray) -> str:
+        """ids (n,), all in the vocabulary -> text."""
+        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """What `from_state` needs, as JSON-able values; "kind" is one of them."""

@@ -122,7 +122,7 @@ def check_metrics(directory, content):
 @hypothesis_settings(max_examples=100, deadline=None)
 @given(fields=settings, content=lines)
 def test_any_settings_and_metrics_are_read_or_refused(tmp_path_factory, fields, content):
-    directory = tmp_path_factory.getbasetemp() / "any"
+    directory = tmp_path_factory.getbasetemp() / "any-settings"
     directory.mkdir(exist_ok=True)
     check_settings(directory, fields)
     check_metrics(directory, content)
