@@ -22,14 +22,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smallmind.checks import InputError
     from smallmind.config import (
         CheckpointStrategy,
         GenerationConfig,
-        InputError,
         ModelConfig,
         Precision,
         RunConfig,
-        Settings,
         TrainingConfig,
         __version__,
     )
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from smallmind.runs.loading import load
     from smallmind.runs.session import Run
     from smallmind.runs.threads import set_threads
+    from smallmind.settings import Settings
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
@@ -58,14 +58,14 @@ _EXPORTS = {
     "Distillation": "smallmind.training.distillation",
     "GenerationConfig": "smallmind.config",
     "GradientDiagnostics": "smallmind.training.health",
-    "InputError": "smallmind.config",
+    "InputError": "smallmind.checks",
     "MemoryTracker": "smallmind.memory.tracker",
     "LossScaler": "smallmind.optim.loss_scaler",
     "ModelConfig": "smallmind.config",
     "Precision": "smallmind.config",
     "Run": "smallmind.runs.session",
     "RunConfig": "smallmind.config",
-    "Settings": "smallmind.config",
+    "Settings": "smallmind.settings",
     "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
     "Training": "smallmind.training.loop",

@@ -1,4 +1,4 @@
-"""All settings: frozen dataclasses whose fields check themselves.
+"""All settings: frozen dataclasses whose fields check themselves (`checks`).
 
 The command line's flags, the saved `config.json` and the library's keyword arguments are all made
 from these fields.
@@ -7,21 +7,12 @@ from these fields.
 import dataclasses
 import enum
 import math
-import numbers
-import operator
-import reprlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from smallmind import parts
+from smallmind.checks import InputError, check_all, setting
 
 __version__ = "0.2.0"
-FORMAT = 1  # of config.json
-
-
-class InputError(ValueError):
-    """Invalid input from the user; the message is one line that says what to do."""
 
 
 class Precision(enum.StrEnum):
@@ -51,134 +42,9 @@ def segment_length(strategy: str, n_layer: int, interval: int) -> int:
     return interval if strategy == CheckpointStrategy.CUSTOM else n_layer
 
 
-def setting(
-    default: Any,
-    help: str,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] = (),
-    before: Any = dataclasses.MISSING,
-) -> Any:
-    """A field with its help text and allowed values.
-
-    low <= value <= high, above < value < below, or one of choices. None is allowed where it is the
-    default. `before` is what a file means that lacks the field; give it when the default changes.
-    Whole numbers are always below 2**63, and those that a model's size or a loop depends on have a
-    `high`: a file from anywhere must not make a command endless.
-    """
-    limits = {"low": low, "high": high, "above": above, "below": below}
-    before = default if before is dataclasses.MISSING else before
-    metadata = {"help": help, "limits": limits, "choices": choices, "before": before}
-    return dataclasses.field(default=default, metadata=metadata)
-
-
 MAX_LAYERS = 1024
 MAX_BATCH = 2**16
 SCHEDULES = tuple(parts.SCHEDULES)
-
-COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
-    "low": ("at least", operator.ge),
-    "above": ("above", operator.gt),
-    "high": ("at most", operator.le),
-    "below": ("below", operator.lt),
-}
-
-
-def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """value as a plain Python number, string or bool for this field.
-
-    InputError naming the field, the value and what is allowed, if the value is not.
-    """
-    if value is None and field.default is None:
-        return None
-    shown, choices = f"{field.name}={_shown(value)}", field.metadata["choices"]
-    if choices and not (isinstance(value, str) and value in choices):
-        raise InputError(f"{shown} must be one of {', '.join(choices)}")
-    if field.type is bool and not isinstance(value, bool):
-        raise InputError(f"{shown} must be true or false")
-    if field.type in (str, str | None) and not isinstance(value, str):
-        raise InputError(f"{shown} must be text in quotes")
-    if isinstance(value, str) and not _is_unicode(value):
-        raise InputError(f"{shown} is not valid UTF-8; rename it")
-    if field.type not in (int, int | None, float, float | None):
-        return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(f"{shown} must be a number")
-    if field.type in (int, int | None) and not isinstance(value, numbers.Integral):
-        raise InputError(f"{shown} must be a whole number")
-    limits = field.metadata["limits"]
-    if field.type in (int, int | None) and limits["high"] is None and limits["below"] is None:
-        limits = {**limits, "below": 2**63}
-    rules = [(*COMPARISONS[name], limits[name]) for name in COMPARISONS if limits[name] is not None]
-    is_finite = field.type in (int, int | None) or _is_finite(value)
-    if not is_finite or not all(holds(value, limit) for _, holds, limit in rules):
-        words = [f"{word} {_number(limit)}" for word, _, limit in rules]
-        if not is_finite and limits["high"] is None and limits["below"] is None:
-            words.insert(0, "finite")
-        raise InputError(f"{shown} must be {' and '.join(words)}")
-    # JSON cannot hold NumPy's numbers.
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:  # a whole number of more than 308 digits
-        return False
-
-
-def _is_unicode(text: str) -> bool:
-    """False for bytes of a file name or command line that are not UTF-8: lone surrogates."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def _shown(value: Any) -> str:
-    """A value in a message: what comes from a file may be of any size."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str | numbers.Number) else reprlib.repr(value)
-
-
-def check_type(name: str, value: Any, *kinds: type | None) -> Any:
-    """value, if it is of one of these types, of which None is one. TypeError naming it otherwise.
-
-    True and False are no numbers.
-    """
-    types = tuple(type(None) if kind is None else kind for kind in kinds)
-    if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
-        return value
-    wanted = " or ".join(_type_name(kind) for kind in kinds)
-    shown = repr(value) if isinstance(value, int | float | str | None) else "an object"
-    shown = f"{shown[:37]}..." if len(shown) > 40 else shown
-    raise TypeError(f"{name} must be {wanted}, not {shown} of type {type(value).__name__}")
-
-
-def _type_name(kind: type | None) -> str:
-    names: dict[Any, str] = {
-        None: "None",
-        numbers.Real: "a number",
-        numbers.Integral: "a whole number",
-    }
-    return names.get(kind) or str(getattr(kind, "__name__", kind))
-
-
-def _number(limit: float) -> str:
-    """1.0 -> '1', 0.5 -> '0.5', 2**63 -> all its digits."""
-    return str(limit) if isinstance(limit, int) else f"{limit:g}"
-
-
-def check_field(config: type, name: str, value: Any) -> Any:
-    """value as `check` returns it for the field with this name."""
-    return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
-
-
-def _check(config: Any) -> None:
-    """Checks and normalises every field; InputError for the first invalid one."""
-    for field in dataclasses.fields(config):
-        value = check(field, getattr(config, field.name))
-        object.__setattr__(config, field.name, value)
 
 
 @dataclass(frozen=True)
@@ -198,7 +64,7 @@ class ModelConfig:
     positions: str = setting("learned", "how positions enter", choices=tuple(parts.POSITIONS))
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_all(self)
         if self.n_embd % self.n_head:
             near = max(1, round(self.n_embd / self.n_head)) * self.n_head
             raise InputError(
@@ -295,7 +161,7 @@ class TrainingConfig:
     checkpoint_interval: int = setting(3, "blocks per segment, with the strategy custom", low=1)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_all(self)
         if self.resolved_min_lr > self.learning_rate:
             raise InputError(
                 f"min_lr={self.min_lr} must be at most learning_rate={self.learning_rate}; "
@@ -361,7 +227,7 @@ class RunConfig:
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_all(self)
 
 
 LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
@@ -385,7 +251,7 @@ class DistillationConfig:
     teacher_top_k: int = setting(16, "logits per token kept in the cache", low=1)
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_all(self)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if self.teacher is None and value != field.default:
@@ -416,117 +282,4 @@ class GenerationConfig:
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:
-        _check(self)
-
-
-# Fields that earlier versions wrote under another name: old name -> current name.
-RENAMED = {"windows_at_once": "micro_batch_size"}
-
-
-def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by name, as any version wrote them -> the same fields under their current names."""
-    return {RENAMED.get(name, name): value for name, value in fields.items()}
-
-
-def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
-    """The fields of a config of this kind, as any version wrote them -> the config.
-
-    TypeError or ValueError where they are something else.
-    """
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"{_shown(saved)} is not a JSON object")
-    before = {field.name: field.metadata["before"] for field in dataclasses.fields(kind)}
-    return kind(**{**before, **current_names(saved)})
-
-
-def check_format(saved: Mapping[str, Any]) -> None:
-    """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
-    number = saved.get("format", FORMAT)
-    if not isinstance(number, int) or number > FORMAT:
-        raise InputError(
-            f"a newer smallmind wrote it, in format {number!r}; this version reads formats up to "
-            f"{FORMAT}: upgrade smallmind"
-        )
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that describes a run: the model, its training, the run itself, a teacher."""
-
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig = TrainingConfig()
-    run: RunConfig = RunConfig()
-    distillation: DistillationConfig = DistillationConfig()
-
-    def __post_init__(self) -> None:
-        for name, kind in SECTIONS.items():
-            check_type(name, getattr(self, name), kind)
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
-        """Fields of the four configs by name -> settings. No two configs share a field name.
-
-        InputError for an unknown name or the first value that is out of range.
-        """
-        check_type("fields", fields, Mapping)
-        _check_names(fields)
-        return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
-        """The settings that `to_dict` of this or an earlier version returned.
-
-        Missing sections and fields take the values that versions without them used.
-        InputError where a newer version wrote it; KeyError, TypeError or ValueError where it is
-        something else.
-        """
-        check_type("saved", saved, Mapping)
-        check_format(saved)
-        return cls(
-            **{name: from_saved(kind, saved.get(name, {})) for name, kind in SECTIONS.items()}
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The format number, and section -> field -> value, JSON-able."""
-        return {"format": FORMAT} | {
-            name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
-        }
-
-    def replace(self, **fields: Any) -> "Settings":
-        """The same settings with other values for these fields, whichever config has them.
-
-        InputError for an unknown name or a value out of range.
-        """
-        _check_names(fields)
-        return Settings(
-            **{
-                name: dataclasses.replace(config, **_own(type(config), fields))
-                for name in SECTIONS
-                for config in [getattr(self, name)]
-            }
-        )
-
-
-SECTIONS: dict[str, Any] = {
-    "model": ModelConfig,
-    "training": TrainingConfig,
-    "run": RunConfig,
-    "distillation": DistillationConfig,
-}
-
-
-def _own(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a config of this kind has."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in fields.items() if name in names}
-
-
-def _check_names(fields: Mapping[str, Any]) -> None:
-    """InputError for a name that no config has, suggesting the most similar one."""
-    known = [field.name for kind in SECTIONS.values() for field in dataclasses.fields(kind)]
-    for name in fields:
-        if name not in known:
-            import difflib  # takes milliseconds to import
-
-            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise InputError(f"unknown setting {name!r}; did you mean {nearest}?")
+        check_all(self)

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import GenerationConfig, InputError, check_type
+from smallmind.checks import InputError, check_type
+from smallmind.config import GenerationConfig
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64

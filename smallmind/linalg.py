@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smallmind.config import InputError
+from smallmind.checks import InputError
 from smallmind.kernels import matmul as kernels
 
 

@@ -10,7 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import SECTIONS, InputError, check, check_format, current_names, from_saved
+from smallmind.checks import InputError, check
+from smallmind.settings import SECTIONS, check_format, current_names, from_saved
 
 Fields = dict[str, Any]
 

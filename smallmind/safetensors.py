@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from smallmind import durable
-from smallmind.config import InputError
+from smallmind.checks import InputError
 
 # NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
 # integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.

@@ -12,8 +12,9 @@ from smallmind import (
     Settings,
     TrainingConfig,
 )
+from smallmind.checks import setting
 from smallmind.cli import main
-from smallmind.config import from_saved, setting
+from smallmind.settings import from_saved
 
 
 @pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig, GenerationConfig])

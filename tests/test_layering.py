@@ -14,7 +14,8 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
-    {"config", "parts", "randomness", "box", "durable", "signals", "activity", "live_line"},
+    {"checks", "config", "settings", "parts"},
+    {"randomness", "box", "durable", "signals", "activity", "live_line"},
     {"presets", "safetensors", "kernels"},
     {"memory", "text"},
     {"nn", "linalg"},

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, check_writable, run_of
-from smallmind.config import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,15 +10,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from smallmind.config import (
-    OBSERVING,
-    RENAMED,
-    SECTIONS,
-    GenerationConfig,
-    InputError,
-    Settings,
-)
+from smallmind.checks import InputError
+from smallmind.config import OBSERVING, GenerationConfig
 from smallmind.presets import FIELDS, PRESETS, SIZES, Fields, resolve
+from smallmind.settings import RENAMED, SECTIONS, Settings
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
 METAVARS = {"init_from": "RUN", "teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}

@@ -4,8 +4,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from smallmind.checks import InputError
 from smallmind.cli.console import Console, format_bytes
-from smallmind.config import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.config import ModelConfig, RunConfig, TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

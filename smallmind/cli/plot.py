@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from smallmind.config import InputError
+from smallmind.checks import InputError
 
 SUFFIXES = (".png", ".pdf", ".svg")
 COLUMNS = 4  # panels side by side

@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if "run" not in options:
         parser.error(f"give a command: {', '.join(COMMANDS)}")
+    from smallmind.checks import InputError
     from smallmind.cli.console import error_line
     from smallmind.cli.signals import ending_on_signals
-    from smallmind.config import InputError
 
     try:
         with warnings.catch_warnings(), ending_on_signals():

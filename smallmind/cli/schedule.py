@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallmind.box import can_print, draw
+from smallmind.checks import InputError
 from smallmind.cli.console import WIDTH, Console
 from smallmind.cli.flags import add_config_flags, add_source_flags, check_writable, fields_of
-from smallmind.config import SCHEDULES, InputError, Settings, TrainingConfig
+from smallmind.config import SCHEDULES, TrainingConfig
+from smallmind.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.optim.schedule import Schedule

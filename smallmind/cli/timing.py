@@ -4,7 +4,8 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from smallmind.config import DistillationConfig, Settings
+from smallmind.config import DistillationConfig
+from smallmind.settings import Settings
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

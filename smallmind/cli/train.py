@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from smallmind import activity
 from smallmind.box import can_print
+from smallmind.checks import InputError
 from smallmind.cli import check
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, check_writable, observing_of, settings_of
-from smallmind.config import OBSERVING, InputError
+from smallmind.config import OBSERVING
 from smallmind.presets import FIELDS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from smallmind.config import check_type
+from smallmind.checks import check_type
 from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
 
 MAX_REQUESTS = 4096  # sizes whose bucket a pool remembers

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError, check_type
+from smallmind.checks import InputError, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.memory.tensor_pool import TensorPool, unbacked

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from smallmind.config import CheckpointStrategy, InputError, segment_length
+from smallmind.checks import InputError
+from smallmind.config import CheckpointStrategy, segment_length
 from smallmind.nn.block import Block
 from smallmind.nn.workspace import Workspace
 

@@ -13,15 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import (
-    InputError,
-    ModelConfig,
-    Precision,
-    RunConfig,
-    check_type,
-    from_saved,
-    micro_batch_sizes,
-)
+from smallmind.checks import InputError, check_type
+from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
@@ -30,6 +23,7 @@ from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Result, Workspace
+from smallmind.settings import from_saved
 from smallmind.text.ids import check_ids
 
 FORMAT = "smallmind model 1"

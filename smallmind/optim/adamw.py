@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError, TrainingConfig, check_field, check_type
+from smallmind.checks import InputError, check_field, check_type
+from smallmind.config import TrainingConfig
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import AdamWCoefficients
 from smallmind.nn.parameters import Role

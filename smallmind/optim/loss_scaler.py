@@ -3,7 +3,7 @@
 import numbers
 from typing import Any
 
-from smallmind.config import check_type
+from smallmind.checks import check_type
 
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled

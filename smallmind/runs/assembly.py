@@ -9,19 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import (
-    DistillationConfig,
-    InputError,
-    ModelConfig,
-    Precision,
-    RunConfig,
-    Settings,
-    from_saved,
-)
+from smallmind.checks import InputError
+from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load, load_model, read_tokenizer
 from smallmind.runs.threads import choose_threads, use_threads
+from smallmind.settings import Settings, from_saved
 from smallmind.text.dataset import Dataset, read_text
 from smallmind.text.samplers import Epochs
 from smallmind.text.stories import built_in_text

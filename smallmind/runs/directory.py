@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import durable, safetensors
-from smallmind.config import InputError, Settings, __version__
+from smallmind.checks import InputError
+from smallmind.config import __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.lock import RunLock
+from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.training.records import FailureRecord, FinalRecord, Record

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.config import InputError, ModelConfig, check_type, from_saved
+from smallmind.checks import InputError, check_type
+from smallmind.config import ModelConfig
 from smallmind.nn.transformer import TransformerModel, weights
 from smallmind.runs.directory import MODEL
+from smallmind.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.training.checkpoint import BEST, CHECKPOINTS

@@ -8,7 +8,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
-from smallmind.config import InputError
+from smallmind.checks import InputError
 
 try:
     import fcntl

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from smallmind import durable
-from smallmind.config import InputError
+from smallmind.checks import InputError
 from smallmind.runs.directory import METRICS
 from smallmind.training.records import Record
 

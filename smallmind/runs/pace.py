@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from smallmind.activity import clock
-from smallmind.config import InputError, TrainingConfig, micro_batch_sizes
+from smallmind.checks import InputError
+from smallmind.config import TrainingConfig, micro_batch_sizes
 from smallmind.generation import generate
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.schedule import WARMUP_SHARE

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.activity import clock
-from smallmind.config import OBSERVING, InputError, Settings, check_type
+from smallmind.checks import InputError, check_type
+from smallmind.config import OBSERVING
 from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
@@ -35,6 +36,7 @@ from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
+from smallmind.settings import Settings
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer

@@ -3,7 +3,8 @@
 Numba is only imported in the functions that need it: the command line's help does not.
 """
 
-from smallmind.config import InputError, RunConfig
+from smallmind.checks import InputError
+from smallmind.config import RunConfig
 
 
 def choose_threads(run: RunConfig) -> int:

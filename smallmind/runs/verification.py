@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError, TrainingConfig
+from smallmind.checks import InputError
+from smallmind.config import TrainingConfig
 from smallmind.training.checkpoint import NAME, load, verify
 from smallmind.training.loop import Training
 from smallmind.training.records import Record

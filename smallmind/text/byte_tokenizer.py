@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import check_type
+from smallmind.checks import check_type
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together

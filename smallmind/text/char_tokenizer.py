@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError, check_type
+from smallmind.checks import InputError, check_type
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together

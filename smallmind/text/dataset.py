@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind import durable
-from smallmind.config import InputError, ModelConfig, RunConfig, check_field, check_type
+from smallmind.checks import InputError, check_field, check_type
+from smallmind.config import ModelConfig, RunConfig
 from smallmind.randomness import hash64
 from smallmind.text.encoding import advice, unmarked_utf16
 from smallmind.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import InputError
+from smallmind.checks import InputError
 
 
 def check_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:

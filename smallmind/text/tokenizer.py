@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smallmind import parts
-from smallmind.config import InputError, check_type
+from smallmind.checks import InputError, check_type
 from smallmind.text.ids import check_ids
 
 

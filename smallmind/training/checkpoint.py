@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from smallmind import durable, safetensors
-from smallmind.config import InputError
+from smallmind.checks import InputError
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import DistillationConfig, InputError, ModelConfig, Precision, check_type
+from smallmind.checks import InputError, check_type
+from smallmind.config import DistillationConfig, ModelConfig, Precision
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache

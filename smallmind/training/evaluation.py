@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smallmind.config import InputError, TrainingConfig
+from smallmind.checks import InputError
+from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer

@@ -5,19 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from smallmind import safetensors
-from smallmind.config import (
-    OBSERVING,
-    InputError,
-    ModelConfig,
-    Precision,
-    TrainingConfig,
-    __version__,
-    from_saved,
-)
+from smallmind.checks import InputError
+from smallmind.config import OBSERVING, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
+from smallmind.settings import from_saved
 from smallmind.text.dataset import Dataset
 from smallmind.training.distillation import Distillation
 from smallmind.training.records import RunProgress

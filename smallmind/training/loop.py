@@ -12,14 +12,8 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.config import (
-    InputError,
-    ModelConfig,
-    Precision,
-    TrainingConfig,
-    check_field,
-    check_type,
-)
+from smallmind.checks import InputError, check_field, check_type
+from smallmind.config import ModelConfig, Precision, TrainingConfig
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler

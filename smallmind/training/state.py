@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError
+from smallmind.checks import InputError
 
 SNAPSHOT = "snapshot."  # prefix of a snapshot's tensors inside the state that includes it
 

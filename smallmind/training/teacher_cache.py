@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.config import InputError
+from smallmind.checks import InputError
 from smallmind.kernels.half import FLOAT16
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Workspace

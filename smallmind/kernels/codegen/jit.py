@@ -18,7 +18,7 @@ from numba.core.ccallback import CFunc
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from smallmind import activity
-from smallmind.config import InputError
+from smallmind.checks import InputError
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning
 from smallmind.signals import deferred

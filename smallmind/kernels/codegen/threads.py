@@ -11,7 +11,7 @@ import numba
 import psutil
 from numba.np.ufunc import parallel
 
-from smallmind.config import InputError
+from smallmind.checks import InputError
 
 # Only one Python thread at a time runs parallel kernels: two would compete for the same cores, and
 # on Numba's workqueue layer the second aborts the process.
