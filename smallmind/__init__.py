@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
-    from smallmind.training.loop import Training
     from smallmind.training.profiler import TrainingProfiler
+    from smallmind.training.training import Training
 
 # Public name -> its module, which is imported when the name is first used.
 _EXPORTS = {
@@ -68,7 +68,7 @@ _EXPORTS = {
     "Settings": "smallmind.settings",
     "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
-    "Training": "smallmind.training.loop",
+    "Training": "smallmind.training.training",
     "TrainingConfig": "smallmind.config",
     "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",

@@ -23,7 +23,7 @@ from smallmind.training.records import (
 
 if TYPE_CHECKING:
     from smallmind.runs.session import Run
-    from smallmind.training.loop import Training
+    from smallmind.training.training import Training
 
 PLAIN_EVERY = 10  # records per line, if the output is not a terminal
 # Shares of the steps and of the time above which advice is given.

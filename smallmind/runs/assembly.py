@@ -21,8 +21,8 @@ from smallmind.text.samplers import Epochs
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
-from smallmind.training.loop import Training
 from smallmind.training.memory_estimate import Teacher
+from smallmind.training.training import Training
 
 CHUNK = 1 << 20  # characters
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
@@ -141,6 +141,28 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         run=dataclasses.replace(run, threads=choose_threads(run)),
         distillation=settings.distillation,
     )
+
+
+class Prepared(NamedTuple):
+    """Settings with everything resolved, the data, and the digest of the initial weights."""
+
+    settings: Settings
+    data: Dataset
+    initial_sha256: str | None
+
+
+def prepare(settings: Settings, text: str) -> Prepared:
+    """Everything that a new run needs to know before its directory is made.
+
+    InputError if the text is too short or does not fit the weights that the run starts from.
+    """
+    initial = read_initial(settings.run)
+    if initial:
+        settings = with_initial(settings, initial)
+    tokenizer = fit_tokenizer(settings, text, initial)
+    data = make_dataset(settings, text, tokenizer)
+    settings = resolve_settings(settings, data, tokenizer)
+    return Prepared(settings, data, initial.sha256 if initial else None)
 
 
 def absolute_paths(settings: Settings) -> Settings:

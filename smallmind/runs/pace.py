@@ -17,10 +17,10 @@ from smallmind.generation import generate
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.training.checkpoint import save
-from smallmind.training.loop import Training
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step import make_objective, set_up
+from smallmind.training.training import Training
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least

@@ -13,7 +13,7 @@ Nothing here prints. The command line is a caller of this class.
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 from smallmind.activity import clock
 from smallmind.checks import InputError, check_type
 from smallmind.config import OBSERVING
-from smallmind.generation import generate
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
 from smallmind.runs.directory import (
@@ -32,6 +31,7 @@ from smallmind.runs.directory import (
     SavedConfig,
     default_directory,
 )
+from smallmind.runs.ending import SAMPLE_TOKENS, save_ending
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.threads import choose_threads
@@ -43,12 +43,11 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
-from smallmind.training.loop import Stopped, Training
-from smallmind.training.records import FailureRecord, FileWarningRecord, FinalRecord, Record
+from smallmind.training.records import FailureRecord, FileWarningRecord, Record
 from smallmind.training.state import RunState, reopened
+from smallmind.training.training import Training
 
 CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
-SAMPLE_TOKENS = 400
 
 OnRecord = Callable[[Any], object]
 
@@ -120,19 +119,13 @@ class Run:
         if text is not None and not assembly.is_literal(text):
             settings = settings.replace(text=str(text))
         source = assembly.read_source(settings.run.text if text is None else text)
-        initial = assembly.read_initial(settings.run)
-        if initial:
-            settings = assembly.with_initial(settings, initial)
-        tokenizer = assembly.fit_tokenizer(settings, source.text, initial)
-        data = assembly.make_dataset(settings, source.text, tokenizer)
-        settings = assembly.resolve_settings(settings, data, tokenizer)
+        settings, data, initial_sha256 = assembly.prepare(settings, source.text)
         path = Path(out or settings.run.out or default_directory(source.name))
         if assembly.is_literal(text):
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
-        config = SavedConfig(settings, assembly.digest(source.text))
-        if initial:
-            config = config._replace(initial_sha256=initial.sha256)
+        digest = assembly.digest(source.text)
+        config = SavedConfig(settings, digest, initial_sha256=initial_sha256)
         directory = RunDirectory.create(path, source.text if assembly.is_literal(text) else None)
         try:
             directory.save_config(config)
@@ -338,18 +331,16 @@ class Run:
         is then that of a run of the new length. InputError unless that is more than the steps
         trained already.
         """
-        settings, newest = self.settings, self.newest()
+        newest, config = self.newest(), self.settings.training
         reached = newest.step if newest else 0
-        if (epochs is None) == bool(settings.training.epochs):
-            name = "epochs" if settings.training.epochs else "steps"
+        if (epochs is None) == bool(config.epochs):
+            name = "epochs" if config.epochs else "steps"
             raise InputError(f"the length of this run is counted in {name}: give {name}")
-        if epochs is None:
-            length = {"steps": steps}
-        else:
-            config = dataclasses.replace(settings.training, epochs=epochs)
+        length: dict[str, int | None] = {"steps": steps}
+        if epochs is not None:
             per_epoch = Epochs(self.data, config.grad_accum_steps).steps
             length = {"epochs": epochs, "steps": epochs * per_epoch}
-        changed = settings.replace(**length)
+        changed = self.settings.replace(**length)
         if changed.training.steps <= reached:
             shown = ", ".join(f"{name}={value}" for name, value in length.items())
             raise InputError(f"{shown}: the run has trained {reached} steps already; give more")
@@ -397,7 +388,7 @@ class Run:
                         self.directory.log(record)
                 finally:
                     self._newest = None  # training has saved newer ones
-            self._finish()
+            self.final, self.sample = save_ending(training, self.directory, self.settings.run.seed)
         except FloatingPointError as error:
             self.directory.log(FailureRecord(self.training.progress.step, str(error)))
             raise
@@ -507,43 +498,6 @@ class Run:
                     on_record(record)
         return records
 
-    def _finish(self) -> None:
-        """Saves what is left to save once training has stopped."""
-        training, step = self.training, self.training.progress.step
-        self.final = self.sample = None
-        has_ended = training.progress.ended or step >= self.settings.training.steps
-        if step or has_ended:
-            self.directory.save_model(training.model, training.tokenizer, step)
-        if has_ended:
-            with suppress(Stopped):
-                self.final = self._evaluate_held_out()
-        if self.final:
-            self.directory.log(_final_record(step, self.final))
-        self.directory.flush()
-        if self.final:
-            # Last: a run with a sample is finished.
-            sample = generate(
-                training.model,
-                training.tokenizer,
-                max_tokens=SAMPLE_TOKENS,
-                seed=self.settings.run.seed,
-            )
-            self.directory.save_sample(step, sample)
-            self.sample = sample
-
-    def _evaluate_held_out(self) -> Evaluation:
-        """The loss on the whole held-out part. Raises Stopped after `stop`."""
-        training, held_out = self.training, self.training.data.held_out
-        # In batches of the run's size, whose arrays are in the pool already.
-        batch_size = training.data.batch_size
-        return evaluation.evaluate(
-            training.model,
-            held_out,
-            training.data.count_characters,
-            batch_size,
-            training.check_stop,
-        )
-
     def _check_teacher(self, digest: str) -> None:
         if self._config.teacher_sha256 not in (None, digest):
             raise InputError(
@@ -557,7 +511,3 @@ class Run:
     def _save_config(self) -> None:
         self._config = self._config._replace(settings=self.settings)
         self.directory.save_config(self._config)
-
-
-def _final_record(step: int, final: Evaluation) -> FinalRecord:
-    return FinalRecord(step, final.loss, final.perplexity, final.bits_per_character, final.accuracy)

@@ -14,9 +14,9 @@ from smallmind import safetensors
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig
 from smallmind.training.checkpoint import NAME, load, verify
-from smallmind.training.loop import Training
 from smallmind.training.records import Record
 from smallmind.training.state import RunState, reopened
+from smallmind.training.training import Training
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,12 @@ class LiveState:
         """1 without loss scaling."""
         return self.scaler.scale if self.scaler else 1.0
 
+    def clear_gradients(self) -> None:
+        """Sets all gradients to zero, the temperature's included."""
+        self.model.zero_gradients()
+        if self.distillation:
+            self.distillation.zero_gradient()
+
     def capture_model(self) -> RunState:
         """What stays when a run ends: weights, dropout counter, temperature. Copies nothing."""
         tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}

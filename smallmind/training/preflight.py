@@ -16,7 +16,7 @@ from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model
-from smallmind.training.loop import Training
+from smallmind.training.training import Training
 
 FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance
 SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length

@@ -18,7 +18,7 @@ from smallmind.runs.session import Run
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
 from smallmind.training.live_state import LiveState
-from smallmind.training.loop import Training
+from smallmind.training.training import Training
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from smallmind.text.dataset import read_text
-from smallmind.training.loop import Training
+from smallmind.training.training import Training
 from tests.faults.runs import FLAGS, TEXT, outcome, status, train
 
 T = 64  # tokens of context

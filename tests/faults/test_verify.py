@@ -12,7 +12,7 @@ import pytest
 from smallmind import durable, safetensors
 from smallmind.cli import main
 from smallmind.runs import verification
-from smallmind.training.loop import Training
+from smallmind.training.training import Training
 from tests.faults.disk import Quick
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60

@@ -1,0 +1,58 @@
+"""What is saved once training has stopped: the model, the final evaluation and a sample."""
+
+from contextlib import suppress
+from typing import NamedTuple
+
+from smallmind.generation import generate
+from smallmind.runs.directory import RunDirectory
+from smallmind.training import evaluation
+from smallmind.training.evaluation import Evaluation
+from smallmind.training.loop import Stopped
+from smallmind.training.records import FinalRecord
+from smallmind.training.training import Training
+
+SAMPLE_TOKENS = 400
+
+
+class Ending(NamedTuple):
+    """The evaluation on the whole held-out part, and a text that the model wrote.
+
+    Both are None if the run has not ended, or was stopped during the evaluation.
+    """
+
+    final: Evaluation | None = None
+    sample: str | None = None
+
+
+def save_ending(training: Training, directory: RunDirectory, seed: int) -> Ending:
+    """Saves the model, and if the run has ended its final evaluation and its sample."""
+    step = training.progress.step
+    has_ended = training.progress.ended or step >= training.config.steps
+    if step or has_ended:
+        directory.save_model(training.model, training.tokenizer, step)
+    final = None
+    if has_ended:
+        with suppress(Stopped):
+            final = _evaluate_held_out(training)
+    if final:
+        directory.log(_final_record(step, final))
+    directory.flush()
+    if final is None:
+        return Ending()
+    # Last: a run with a sample is finished.
+    sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
+    directory.save_sample(step, sample)
+    return Ending(final, sample)
+
+
+def _evaluate_held_out(training: Training) -> Evaluation:
+    """The loss on the whole held-out part. Raises Stopped after `stop`."""
+    data = training.data
+    # In batches of the run's size, whose arrays are in the pool already.
+    return evaluation.evaluate(
+        training.model, data.held_out, data.count_characters, data.batch_size, training.check_stop
+    )
+
+
+def _final_record(step: int, final: Evaluation) -> FinalRecord:
+    return FinalRecord(step, final.loss, final.perplexity, final.bits_per_character, final.accuracy)

@@ -1,0 +1,349 @@
+"""Training as the library offers it: a model, its data, and a run at a time. Prints nothing."""
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.checks import InputError, check_field, check_type
+from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.loss_scaler import LossScaler
+from smallmind.optim.optimizer import Optimizer
+from smallmind.optim.schedule import Schedule
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.samplers import Epochs, Sampler, make_sampler
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.checkpoint import BackgroundSaver, Saver, new_directory, newest
+from smallmind.training.distillation import Distillation
+from smallmind.training.evaluation import evaluate_parts
+from smallmind.training.health import instrument
+from smallmind.training.live_state import LiveState, saved_precision
+from smallmind.training.loop import Loop, Stopped
+from smallmind.training.profiler import TrainingProfiler
+from smallmind.training.progress import progress_line
+from smallmind.training.records import (
+    EvaluationRecord,
+    InstructionSetRecord,
+    Record,
+    RunProgress,
+)
+from smallmind.training.spikes import Spikes
+from smallmind.training.state import RunState, StateCopy
+from smallmind.training.step import (
+    set_up,
+)
+
+SNAPSHOT_EVERY = 100  # steps
+
+
+class Training:
+    """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
+
+    A text is divided by Dataset, which holds out its last tenth; batch_size windows of block_size
+    tokens are drawn by seed. With distillation the model also learns from a teacher, and steps
+    minimise the loss of Distillation. Every snapshot_every steps the state is copied in memory, to
+    return to if the loss spikes.
+
+    InputError if the text is shorter than a window or has characters that the tokenizer does not
+    know, or if the teacher does not fit the model.
+    """
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        tokenizer: Tokenizer | None = None,
+        text: str | None = None,
+        block_size: int | None = None,
+        batch_size: int = 12,
+        seed: int = 1337,
+        distillation: Distillation | None = None,
+        *,
+        data: Dataset | None = None,
+        snapshot_every: int = SNAPSHOT_EVERY,
+    ) -> None:
+        check_type("model", model, TransformerModel)
+        check_type("tokenizer", tokenizer, Tokenizer, None)
+        check_type("text", text, str, None)
+        check_type("distillation", distillation, Distillation, None)
+        check_type("data", data, Dataset, None)
+        check_type("snapshot_every", snapshot_every, numbers.Integral)
+        if data is None:
+            if tokenizer is None or text is None:
+                raise InputError("give a tokenizer and a text, or data")
+            if block_size is None:
+                block_size = model.config.block_size
+            block_size = check_field(ModelConfig, "block_size", block_size)
+            _check_fit(model, block_size, tokenizer)
+            data = Dataset.from_text(text, tokenizer, block_size, batch_size, seed)
+        if data.tokenizer is None:
+            raise InputError("the data has no tokenizer; build the Dataset with one")
+        _check_fit(model, data.block_size, data.tokenizer)
+        self.model = model
+        self.data = data
+        self.tokenizer: Tokenizer = data.tokenizer
+        model.tokenizer_state = data.tokenizer.state()
+        self.distillation = distillation
+        if distillation:
+            distillation.prepare(model, data)
+        self.snapshot_every = snapshot_every
+        self.profiler = TrainingProfiler()  # used with enable_diagnostics
+        self._run = self._new_run(TrainingConfig())
+        self.on_step: Callable[[int], object] | None = None  # called before each step
+        self._stopping = False
+
+    def __repr__(self) -> str:
+        return f"<Training: step {self.progress.step:,} of {self.config.steps:,} on {self.data!r}>"
+
+    @property
+    def dataset(self) -> Dataset:
+        """The same as `data`, which is the newer name."""
+        return self.data
+
+    # State of the current run, or of the last one.
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self._run.config
+
+    @property
+    def progress(self) -> RunProgress:
+        return self._run.progress
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self._run.optimizer
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._run.schedule
+
+    @property
+    def scaler(self) -> LossScaler | None:
+        """None unless the run is in float16."""
+        return self._run.scaler
+
+    @property
+    def spikes(self) -> Spikes:
+        return self._run.spikes
+
+    def steps(
+        self,
+        config: TrainingConfig,
+        state: RunState | None = None,
+        until: int | None = None,
+        saver: Saver | None = None,
+    ) -> Generator[Record, None, None]:
+        """Trains step by step, yielding a record every `log_every` steps and at each evaluation.
+
+        With a state, the run resumes there and continues bit for bit. A saver gets the state
+        whenever a save is due, and at the end. The caller may stop at any record; with `until` the
+        run stops after that step.
+
+        With `check_gradient_health` there is a HealthRecord at the first step and every
+        `diagnostic_interval` steps; with `enable_diagnostics`, a report in `profiler`.
+
+        After a loss spike the run continues from an earlier state, at half the learning rate and
+        without that batch, and yields a RollbackRecord.
+
+        FloatingPointError if `max_rollbacks` rollbacks did not help, if only the gradient is not
+        finite, or in float16 if no loss scale keeps it finite; the weights are then those from
+        before that step. InputError if the state belongs to another run.
+        """
+        check_type("config", config, TrainingConfig)
+        check_type("state", state, RunState, None)
+        check_type("until", until, numbers.Integral, None)
+        self._begin(config, state)
+        if state:
+            self.load_state(state)
+            saved, here = state.state.get("instruction_set"), self.model.instruction_set
+            if isinstance(saved, str) and saved != here:
+                yield InstructionSetRecord(state.step, saved, here)
+            state = None  # its arrays are not needed during the run
+        sampler = self._sampler()
+        shape, pool = (sampler.max_batch_size, self.data.block_size), self.model.workspace.pool
+        with (
+            pool.borrow(shape, np.int32) as ids,
+            pool.borrow(shape, np.int32) as targets,
+            instrument(self.model, self.config, self.profiler),
+        ):
+            loop = Loop(
+                self._run,
+                sampler,
+                Batch(ids, targets, np.empty(0, np.int64)),
+                saver,
+                self.snapshot_every,
+                self.evaluate,
+                self.check_stop,
+                self.on_step,
+            )
+            yield from loop.records(until)
+
+    def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
+        """The config with the number of steps that its epochs take, if it has any."""
+        if not config.epochs:
+            return config
+        steps = Epochs(self.data, config.grad_accum_steps).steps
+        return dataclasses.replace(config, steps=config.epochs * steps)
+
+    def stop(self) -> None:
+        """Ends the current run before its next batch; may be called from any thread."""
+        self._stopping = True
+
+    def check_stop(self) -> None:
+        """Raises Stopped after `stop`."""
+        if self._stopping:
+            raise Stopped
+
+    def state(self) -> RunState:
+        """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
+        return self._run.capture_all()
+
+    def load_state(self, state: RunState) -> None:
+        """Restores a state of the current run. InputError if it belongs to another run."""
+        self._run.resume(state)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restores the model and the run at the end of the block, whatever was trained in it."""
+        model, run = self.model, self._run
+        precision, recompute = model.precision, model.recompute_plan
+        micro_batch_size = model.micro_batch_size
+        before = StateCopy().take(run.capture_model())
+        self._run = self._new_run(run.config)
+        try:
+            yield
+        finally:
+            self._run = run
+            model.micro_batch_size = micro_batch_size
+            model.use_recompute(recompute)
+            model.use_precision(precision)
+            run.load_model(before)
+            self._run.clear_gradients()
+
+    def evaluate(self, step: int, batches: int) -> EvaluationRecord | None:
+        """Evaluates `batches` batches per part, or with 0 all held-out text; None if stopped."""
+        profile = self.model.workspace.profile
+        phrase = f"Evaluating after step {step}"
+        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
+            return evaluate_parts(step, self.model, self.data, batches, self.check_stop)
+        return None
+
+    def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
+        """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
+
+        With `progress`, a line on standard error shows step, loss, speed and time left.
+        """
+        config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
+        if not progress:
+            return list(self.steps(config))
+        records, before = [], self.on_step
+        with progress_line(self.with_step_count(config).steps) as line:
+            self.on_step = line.start
+            try:
+                for record in self.steps(config):
+                    records.append(record)
+                    line.show(record)
+            finally:
+                self.on_step = before
+        return records
+
+    def train_optimized(
+        self,
+        steps: int | None = None,
+        learning_rate: float | None = None,
+        log_every: int | None = None,
+        save_every: int | None = None,
+        checkpoint_dir: str | PathLike[str] | None = None,
+        config: TrainingConfig | None = None,
+        grad_accum_steps: int | None = None,
+        warmup_steps: int | None = None,
+        val_every: int | None = None,
+        val_batches: int | None = None,
+        min_lr: float | None = None,
+        on_record: Callable[[Record], object] | None = None,
+        resume: bool = False,
+    ) -> list[Record]:
+        """Trains as config says, overridden by the other arguments -> all records.
+
+        Checkpoints are saved to `checkpoint_dir/checkpoints`, for `training.checkpoint.newest`;
+        without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. With
+        `resume` training continues from the newest checkpoint there, if there is one; without it,
+        InputError if the directory already holds checkpoints. OSError if the last one cannot be
+        saved.
+        """
+        check_type("config", config, TrainingConfig, None)
+        check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
+        check_type("on_record", on_record, Callable, None)  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            "steps": steps,
+            "learning_rate": learning_rate,
+            "log_every": log_every,
+            "save_every": save_every,
+            "grad_accum_steps": grad_accum_steps,
+            "warmup_steps": warmup_steps,
+            "val_every": val_every,
+            "val_batches": val_batches,
+            "min_lr": min_lr,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        config = dataclasses.replace(config or TrainingConfig(), **changes)
+        records = []
+        with ExitStack() as stack:
+            saver = state = None
+            if checkpoint_dir is not None:
+                state = self._newest(checkpoint_dir) if resume else None
+                directory = Path(checkpoint_dir) if state else new_directory(checkpoint_dir)
+                saver = stack.enter_context(BackgroundSaver(directory, config.keep))
+            for record in self.steps(config, state, saver=saver):
+                records.append(record)
+                if on_record:
+                    on_record(record)
+        return records
+
+    def _newest(self, directory: str | PathLike[str]) -> RunState | None:
+        """The newest checkpoint there, None if there is none. InputError if all are damaged."""
+        state, skipped = newest(directory)
+        if skipped and not state:
+            raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
+        return state
+
+    def _new_run(self, config: TrainingConfig) -> LiveState:
+        return LiveState(config, self.model, self.data, self.distillation)
+
+    def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
+        """Sets up the model and a new run for a config, and resolves its open settings.
+
+        The precision AUTO is that of the state which the run resumes, or suits the CPU.
+        """
+        config = self.with_step_count(config).with_min_lr()
+        precision = config.requested_precision
+        if precision == Precision.AUTO and state:
+            precision = saved_precision(state)
+        set_up(self.model, config, precision)
+        self._run = self._new_run(config)
+        self._stopping = False
+        self._run.clear_gradients()
+
+    def _sampler(self) -> Sampler:
+        stride = self.distillation.stride if self.distillation else 1
+        return make_sampler(self.data, self.config.epochs, self.config.grad_accum_steps, stride)
+
+
+def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:
+    """InputError if the windows are too long or the tokens too many for the model."""
+    if block_size > model.config.block_size:
+        raise InputError(
+            f"block_size={block_size} must be at most the model's, {model.config.block_size}"
+        )
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"vocab_size={model.config.vocab_size}"
+        )
