@@ -1,21 +1,34 @@
 """The compiled kernels under one name: the same functions and arguments as `reference`."""
 
 from smallmind.kernels.adamw import adamw
-from smallmind.kernels.attention import attention, attention_backward
+from smallmind.kernels.attention import attention
+from smallmind.kernels.attention_backward import attention_backward
 from smallmind.kernels.cross_entropy import cross_entropy
 from smallmind.kernels.distillation import distillation, top_k_logits
 from smallmind.kernels.dropout import dropout
-from smallmind.kernels.embedding import embedding, embedding_backward
+from smallmind.kernels.embedding import (
+    embedding,
+    embedding_backward,
+    lookup,
+    lookup_backward,
+)
 from smallmind.kernels.gelu import gelu, gelu_backward
 from smallmind.kernels.layernorm import layernorm, layernorm_backward
 from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
+from smallmind.kernels.mix import copy_columns, mix, mix_backward
 from smallmind.kernels.reduce import column_sum, sum_of_squares
+from smallmind.kernels.relu2 import relu2, relu2_backward
+from smallmind.kernels.rmsnorm import rmsnorm, rmsnorm_backward
+from smallmind.kernels.rope import rope
+from smallmind.kernels.softcap import softcap, softcap_backward
+from smallmind.kernels.swiglu import swiglu, swiglu_backward
 
 __all__ = [
     "adamw",
     "attention",
     "attention_backward",
     "column_sum",
+    "copy_columns",
     "cross_entropy",
     "distillation",
     "dropout",
@@ -25,10 +38,23 @@ __all__ = [
     "gelu_backward",
     "layernorm",
     "layernorm_backward",
+    "lookup",
+    "lookup_backward",
     "matmul",
     "matmul_gelu",
     "matmul_transpose_a",
     "matmul_transpose_b",
+    "mix",
+    "mix_backward",
+    "relu2",
+    "relu2_backward",
+    "rmsnorm",
+    "rmsnorm_backward",
+    "rope",
+    "softcap",
+    "softcap_backward",
     "sum_of_squares",
+    "swiglu",
+    "swiglu_backward",
     "top_k_logits",
 ]

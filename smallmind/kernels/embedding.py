@@ -1,4 +1,4 @@
-"""Token and position embedding, and the scatter of their gradients."""
+"""Embeddings of tokens and positions, and the scatter of their gradients."""
 
 import numpy as np
 from numba import prange
@@ -10,11 +10,14 @@ from smallmind.kernels.codegen.simd import (
     load,
     load_first,
     load_up_to,
+    start_of_overlapping,
     store,
     store_first,
     store_up_to,
 )
 from smallmind.kernels.reduce import CHUNK
+
+_NO_MATRIX = np.empty((0, 0), np.float32)
 
 
 def embedding(out, token_weight, position_weight, ids, start=0):
@@ -79,3 +82,54 @@ def _embedding_backward_channels(dtoken_weight, dposition_weight, dout, ids, c):
             store_up_to(dtoken_weight, token, total, count)
             total = load_up_to(dposition_weight, position, count) + d
             store_up_to(dposition_weight, position, total, count)
+
+
+def lookup(out, weight, ids, addend=None):
+    """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend (B T, C), may be out]."""
+    _lookup(out, weight, ids, _NO_MATRIX if addend is None else addend)
+
+
+@parallel_jit
+def _lookup(out, weight, ids, addend):
+    for chunk in prange(ceil_div(out.shape[0], CHUNK)):
+        pointers = start_of_overlapping(out), start_of_overlapping(addend)
+        first = np.int64(chunk) * CHUNK
+        _lookup_rows(*pointers, addend.size > 0, weight, ids, first, out.shape)
+
+
+@jit
+def _lookup_rows(out, addend, adds, weight, ids, first, shape):
+    (R, C), T = shape, ids.shape[1]
+    for r in range(first, min(R, first + CHUNK)):
+        row = np.int64(ids[r // T, r % T]) * C
+        for c in range(0, C, LANES):
+            count = min(LANES, C - c)
+            value = load_up_to(weight, row + c, count)
+            if adds:
+                value = value + load_up_to(addend, r * C + c, count)
+            store_up_to(out, r * C + c, value, count)
+
+
+@parallel_jit
+def lookup_backward(dweight, dout, ids):
+    """dout (B T, C), ids (B, T) -> adds to dweight (V, C).
+
+    Each iteration owns a range of channels, as in embedding_backward.
+    """
+    C = dout.shape[1]
+    for group in prange(ceil_div(C, LANES)):
+        _lookup_backward_channels(dweight, dout, ids, np.int64(group) * LANES)
+
+
+@jit
+def _lookup_backward_channels(dweight, dout, ids, c):
+    # forward: out = weight[ids]
+    B, T = ids.shape
+    C = dout.shape[1]
+    count = min(LANES, C - c)
+    for b in range(B):
+        for t in range(T):
+            row = np.int64(ids[b, t]) * C + c
+            total = load_up_to(dweight, row, count)
+            total = total + load_up_to(dout, (b * T + t) * C + c, count)
+            store_up_to(dweight, row, total, count)

@@ -62,6 +62,63 @@ def gelu_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
+def relu2(y, x):
+    """x (R, C) -> y (R, C) = max(x, 0)^2. Writes y."""
+    positive = np.maximum(x, 0)
+    y[...] = positive * positive
+
+
+def relu2_backward(dx, y, dy, x):
+    """dy, x (R, C) -> dx (R, C) = dy 2 max(x, 0), y (R, C) = max(x, 0)^2.
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    # forward: y = max(x, 0)^2
+    positive = np.maximum(x, 0)
+    gradient = dy * (2 * positive)
+    y[...] = positive * positive
+    dx[...] = gradient
+
+
+def swiglu(y, x):
+    """x (R, 2 W), the gate and what it multiplies -> y (R, W) = silu(gate) up. Writes y.
+
+    silu(z) = z sigmoid(z).
+    """
+    gate, up = np.split(x, 2, axis=1)
+    y[...] = gate * _sigmoid(gate) * up
+
+
+def swiglu_backward(dx, y, dy, x):
+    """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = swiglu(x).
+
+    Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
+    """
+    gate, up = np.split(x, 2, axis=1)
+    s = _sigmoid(gate)
+    silu = gate * s
+    # forward: y = silu(gate) up
+    dgate, dup = dy * up * (s + silu * (1 - s)), dy * silu
+    y[...] = silu * up
+    dx[...] = np.concatenate((dgate, dup), axis=1)
+
+
+def _sigmoid(x):
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def softcap(y, x, cap):
+    """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
+    y[...] = cap * np.tanh(x / cap)
+
+
+def softcap_backward(dx, dy, y, cap):
+    """dy, y (R, V) -> dx (R, V) = dy (1 - (y / cap)^2). Writes dx, which may be dy."""
+    # forward: y = cap tanh(x / cap)
+    tanh = y / cap
+    dx[...] = dy * (1 - tanh * tanh)
+
+
 def matmul_transpose_a(out, a, b, addend=None):
     """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a.T @ b, addend)
@@ -106,28 +163,100 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
-    """qkv (B T, 3 C) -> out (B T, C); keeps logsumexp (B, H, T). Writes out, logsumexp.
+def rmsnorm(out, rstd, x, weight, first=0):
+    """x (R, H D), weight (D,) -> out (R, W) = x rstd weight, head by head; keeps rstd (R, H).
 
-    The columns of qkv are queries, keys and values, each of H heads of C / H channels.
+    Writes rstd = 1 / sqrt(mean(x^2) + 1e-5), the mean taken over the D channels of a head, and the
+    columns first..first + H D of out. One head is the norm of whole rows.
+    """
+    heads = x.reshape(len(x), -1, weight.size)
+    rstd[...] = (1 / np.sqrt((heads * heads).mean(axis=2) + 1e-5)).reshape(rstd.shape)
+    y = heads * rstd.reshape(len(x), -1, 1) * weight
+    out[:, first : first + x.shape[1]] = y.reshape(x.shape)
+
+
+def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
+    """dy (R, W), x (R, H D), rstd (R, H) -> dx (R, W) [+ addend (R, W)].
+
+    Writes the columns first..first + H D of dx, which may be dy or addend; adds to dweight (D,).
+    """
+    columns = slice(first, first + x.shape[1])
+    heads = x.reshape(len(x), -1, weight.size)
+    dheads = dy[:, columns].reshape(heads.shape)
+    rstd = rstd.reshape(len(x), -1, 1)
+    # forward: xhat = x rstd
+    xhat = heads * rstd
+    # forward: y = xhat weight
+    dxhat = dheads * weight
+    dweight += (dheads * xhat).sum(axis=(0, 1))
+    # xhat depends on x itself and on the mean of its squares: two terms.
+    gradient = (dxhat - xhat * (dxhat * xhat).mean(axis=2, keepdims=True)) * rstd
+    addend = None if addend is None else addend[:, columns]
+    dx[:, columns] = _add(gradient.reshape(x.shape), addend)
+
+
+def copy_columns(out, x, first):
+    """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
+    out[...] = x[:, first : first + out.shape[1]]
+
+
+def mix(out, x, other, weights, first=0):
+    """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
+
+    Writes the columns first..first + N of out.
+    """
+    out[:, first : first + x.shape[1]] = weights[0] * x + weights[1] * other
+
+
+def mix_backward(dx, dother, dweights, x, other, weights, first=0):
+    """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
+
+    Only the columns first..first + N of dx change. x, other (R, N), weights (2,) as in `mix`.
+    """
+    # forward: out = weights[0] x + weights[1] other
+    dout = dx[:, first : first + x.shape[1]]
+    dweights += (dout * x).sum(), (dout * other).sum()
+    dother += weights[1] * dout
+    dout *= weights[0]
+
+
+def rope(x, cosines, sines, T, heads, D, start=0, inverse=False):
+    """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
+
+    cosines, sines (P, D // 2) belong to the angles at each position; row t of a sequence has
+    position start + t. Channels i and i + D // 2 of a head are a pair (a, b), which becomes
+    (a cos - b sin, b cos + a sin); if D is odd, the last channel stays. `inverse` rotates back,
+    which is also the backward pass.
+    """
+    half, sign = D // 2, -1 if inverse else 1
+    rotated = x[:, : heads * D].reshape(-1, T, heads, D)
+    a, b = rotated[..., :half].copy(), rotated[..., half : 2 * half]
+    cosine, sine = (table[start : start + T, None] for table in (cosines, sines))
+    rotated[..., :half] = a * cosine - sign * (b * sine)
+    rotated[..., half : 2 * half] = b * cosine + sign * (a * sine)
+    x[:, : heads * D] = rotated.reshape(len(x), -1)
+
+
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
+    """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
+
+    The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
+    heads of queries share keys and values (Ainslie et al. 2023).
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
     the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
     off at probability 0.
     """
-    B, H, T = logsumexp.shape
-    q, k, v = _heads(qkv, 3, B, H, T)
+    q, k, v = _queries_keys_values(qkv, logsumexp.shape, out.shape[1])
     p, logsumexp[...] = _causal_softmax(q, k)
-    out[...] = (
-        (_drop_heads(p, key, probability, first_row) @ v).transpose(0, 2, 1, 3).reshape(out.shape)
-    )
+    heads = _drop_heads(p, key, probability, first_row) @ v
+    out[...] = heads.transpose(0, 2, 1, 3).reshape(out.shape)
 
 
 def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
-    """dout, out (B T, C), logsumexp (B, H, T), qkv (B T, 3 C) -> dqkv (B T, 3 C). Writes dqkv."""
+    """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     B, H, T = logsumexp.shape
-    q, k, v = _heads(qkv, 3, B, H, T)
-    (d,) = _heads(dout, 1, B, H, T)
-    (o,) = _heads(out, 1, B, H, T)
+    q, k, v = _queries_keys_values(qkv, logsumexp.shape, out.shape[1])
+    d, o = (x.reshape(B, T, H, -1).transpose(0, 2, 1, 3) for x in (dout, out))
     # Not exp(scores - logsumexp): a logsumexp in the thousands is rounded too coarsely.
     p, _ = _causal_softmax(q, k)
     # forward: out = drop(p) v
@@ -139,13 +268,22 @@ def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, 
     # forward: s = q k^T / sqrt(D)
     ds /= math.sqrt(q.shape[-1])
     dq, dk = ds @ k, ds.swapaxes(-1, -2) @ q
-    for gradient, part in zip(_heads(dqkv, 3, B, H, T), (dq, dk, dv), strict=True):
-        gradient[...] = part
+    # forward: each head of keys and values serves several heads of queries
+    D, C = q.shape[-1], out.shape[1]
+    G = (dqkv.shape[1] - C) // (2 * D)
+    dk, dv = (x.reshape(B, G, H // G, T, D).sum(axis=2) for x in (dk, dv))
+    parts = (x.transpose(0, 2, 1, 3).reshape(B * T, -1) for x in (dq, dk, dv))
+    dqkv[...] = np.concatenate(list(parts), axis=1)
 
 
-def _heads(x, count, B, H, T):
-    """x (B T, count C) -> count views (B, H, T, C / H)."""
-    return x.reshape(B, T, count, H, -1).transpose(2, 0, 3, 1, 4)
+def _queries_keys_values(qkv, shape, C):
+    """qkv (B T, C + 2 G D), shape (B, H, T) -> three views or copies (B, H, T, D)."""
+    B, H, T = shape
+    D = C // H
+    heads = qkv.reshape(B, T, -1, D).transpose(0, 2, 1, 3)
+    G = (heads.shape[1] - H) // 2
+    q, k, v = np.split(heads, (H, H + G), axis=1)
+    return (q, k, v) if G == H else (q, k.repeat(H // G, axis=1), v.repeat(H // G, axis=1))
 
 
 def _causal_softmax(q, k):
@@ -176,8 +314,19 @@ def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
     """dout (B T, C), ids (B, T) -> adds to dtoken_weight (V, C) and dposition_weight (P, C)."""
     # forward: out[b, t] = token_weight[ids[b, t]] + position_weight[t]
     B, T = ids.shape
-    np.add.at(dtoken_weight, ids.reshape(-1), dout)
+    lookup_backward(dtoken_weight, dout, ids)
     dposition_weight[:T] += dout.reshape(B, T, -1).sum(axis=0)
+
+
+def lookup(out, weight, ids, addend=None):
+    """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend (B T, C), may be out]."""
+    out[...] = _add(weight[ids].reshape(out.shape), addend)
+
+
+def lookup_backward(dweight, dout, ids):
+    """dout (B T, C), ids (B, T) -> adds to dweight (V, C)."""
+    # forward: out = weight[ids]
+    np.add.at(dweight, ids.reshape(-1), dout)
 
 
 def dropout(out, x, key, probability, addend=None, first_row=0):

@@ -34,6 +34,8 @@ long_qkv, long_dout = normal(300, 72), normal(300, 24)  # one head for all threa
 gain, bias = normal(C), normal(2 * C)
 query, tables = normal(1, 500), [normal(V, C), normal(T, C)]
 qkv, dout = normal(B * T, 3 * C), normal(B * T, C)
+D = 12
+grouped, angles = normal(B * T, 10 * D), [normal(T, 10), normal(T, 10)]
 ids = random.integers(0, V, (B, T)).astype(np.int32)
 p, g, m, v = normal(40000), normal(40000), normal(40000), np.abs(normal(40000))
 coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
@@ -71,6 +73,23 @@ for count in map(int, sys.argv[1].split(",")):
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
     digest("embedding", [empty(R, C)], *tables, ids)
     digest("embedding_backward", [table.copy() for table in tables], x, ids)
+    digest("lookup", [empty(R, C)], tables[0], ids, y)
+    digest("lookup_backward", [tables[0].copy()], x, ids)
+    heads, sums = digest("attention", [empty(B * T, 6 * D), empty(B, 6, T)], grouped, KEY, 0.2)
+    arguments = heads, heads, sums, grouped, KEY, 0.2
+    digest("attention_backward", [empty(B * T, 10 * D)], *arguments)
+    _, rstd = digest("rmsnorm", [grouped.copy(), empty(R, 4)], x, gain[:18], 2 * D)
+    arguments = grouped, x, rstd, gain[:18], None, 2 * D
+    digest("rmsnorm_backward", [empty(R, 10 * D), gain[:18].copy()], *arguments)
+    digest("rope", [x.copy()], *angles, T, 3, 20)
+    for name, source in (("relu2", y), ("swiglu", dy)):
+        digest(name, [empty(R, C)], source)
+        digest(f"{name}_backward", [empty(*source.shape), empty(R, C)], x, source)
+    digest("softcap", [empty(R, C)], x, 2.0)
+    digest("softcap_backward", [empty(R, C)], y, x, 2.0)
+    digest("copy_columns", [empty(R, C)], dy, 7)
+    digest("mix", [dy.copy()], x, y, gain[:2], 9)
+    digest("mix_backward", [dy.copy(), y.copy(), gain[:2].copy()], x, y, gain[:2], 9)
     digest("column_sum", [bias.copy()], dy)
     digest("sum_of_squares", [], p)
     digest("adamw", [a.copy() for a in (p, g, m, v)], 30000, coefficients)
@@ -124,7 +143,7 @@ def test_results_do_not_depend_on_the_number_of_threads(layer):
     assert list(lines) == counts.split(",")
     for count in lines:
         assert lines[count].split() == lines["1"].split(), f"on {count} threads"
-    assert len(lines["1"].split()) >= 24
+    assert len(lines["1"].split()) >= 40
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])

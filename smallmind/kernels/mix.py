@@ -1,0 +1,97 @@
+"""Sums of two matrices with learned weights, their backward pass, and copies of columns."""
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    borrow,
+    broadcast,
+    element,
+    fma,
+    lane_sum,
+    load_up_to,
+    store_up_to,
+)
+from smallmind.kernels.reduce import CHUNK, add_column_sums
+
+
+@parallel_jit
+def copy_columns(out, x, first):
+    """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
+    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+        _copy_columns_rows(out, x, first, np.int64(chunk) * CHUNK)
+
+
+@jit
+def _copy_columns_rows(out, x, first, start):
+    (R, W), N = x.shape, out.shape[1]
+    for r in range(start, min(R, start + CHUNK)):
+        for c in range(0, N, LANES):
+            count = min(LANES, N - c)
+            store_up_to(out, r * N + c, load_up_to(x, r * W + first + c, count), count)
+
+
+def mix(out, x, other, weights, first=0):
+    """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
+
+    Writes the columns first..first + N of out.
+    """
+    _mix(out, x, other, weights, first)
+
+
+@parallel_jit
+def _mix(out, x, other, weights, first):
+    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+        _mix_rows(out, x, other, weights, first, np.int64(chunk) * CHUNK)
+
+
+@jit
+def _mix_rows(out, x, other, weights, first, start):
+    (R, N), W = x.shape, out.shape[1]
+    a, b = broadcast(element(weights, 0)), broadcast(element(weights, 1))
+    for r in range(start, min(R, start + CHUNK)):
+        for c in range(0, N, LANES):
+            count = min(LANES, N - c)
+            y = load_up_to(other, r * N + c, count) * b
+            y = fma(load_up_to(x, r * N + c, count), a, y)
+            store_up_to(out, r * W + first + c, y, count)
+
+
+def mix_backward(dx, dother, dweights, x, other, weights, first=0):
+    """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
+
+    Only the columns first..first + N of dx change. x, other (R, N), weights (2,) as in `mix`.
+    """
+    partial = scratch(ceil_div(x.shape[0], CHUNK), 2)
+    _mix_backward(dx, dother, partial, x, other, weights, first)
+    add_column_sums(dweights, partial, 0)
+
+
+@parallel_jit
+def _mix_backward(dx, dother, partial, x, other, weights, first):
+    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+        _mix_backward_rows(
+            dx, dother, borrow(partial[chunk]), x, other, weights, first, np.int64(chunk) * CHUNK
+        )
+
+
+@jit
+def _mix_backward_rows(dx, dother, sums, x, other, weights, first, start):
+    # forward: out = weights[0] x + weights[1] other
+    (R, N), W = x.shape, dx.shape[1]
+    a, b = broadcast(element(weights, 0)), broadcast(element(weights, 1))
+    of_x, of_other = broadcast(np.float32(0)), broadcast(np.float32(0))
+    for r in range(start, min(R, start + CHUNK)):
+        for c in range(0, N, LANES):
+            count = min(LANES, N - c)
+            place, wide = r * N + c, r * W + first + c
+            d = load_up_to(dx, wide, count)
+            of_x = fma(d, load_up_to(x, place, count), of_x)
+            of_other = fma(d, load_up_to(other, place, count), of_other)
+            store_up_to(dother, place, fma(d, b, load_up_to(dother, place, count)), count)
+            store_up_to(dx, wide, d * a, count)
+    sums[0], sums[1] = lane_sum(of_x), lane_sum(of_other)

@@ -1,0 +1,56 @@
+"""Rotary position embedding (Su et al. 2021), in place, with Llama's pairing of channels."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
+from smallmind.kernels.reduce import CHUNK
+
+
+class Rotation(NamedTuple):
+    """Which columns rotate, and from which position on."""
+
+    T: int
+    heads: int
+    D: int
+    start: int
+    sign: np.float32  # -1 rotates back
+
+
+def rope(x, cosines, sines, T, heads, D, start=0, inverse=False):
+    """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
+
+    cosines, sines (P, D // 2) belong to the angles at each position; row t of a sequence has
+    position start + t. Channels i and i + D // 2 of a head are a pair (a, b), which becomes
+    (a cos - b sin, b cos + a sin); if D is odd, the last channel stays. `inverse` rotates back,
+    which is also the backward pass.
+    """
+    rotation = Rotation(T, heads, D, start, np.float32(-1 if inverse else 1))
+    _rope(x, cosines, sines, rotation)
+
+
+@parallel_jit
+def _rope(x, cosines, sines, rotation):
+    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+        _rope_rows(x, cosines, sines, rotation, np.int64(chunk) * CHUNK)
+
+
+@jit
+def _rope_rows(x, cosines, sines, rotation, first):
+    R, W = x.shape
+    D, half = rotation.D, rotation.D // 2
+    for r in range(first, min(R, first + CHUNK)):
+        angle = (rotation.start + r % rotation.T) * half
+        for i in range(0, half, LANES):
+            count = min(LANES, half - i)
+            cosine = load_up_to(cosines, angle + i, count)
+            sine = load_up_to(sines, angle + i, count) * rotation.sign
+            for head in range(rotation.heads):
+                place = r * W + head * D + i
+                a, b = load_up_to(x, place, count), load_up_to(x, place + half, count)
+                store_up_to(x, place, a * cosine - b * sine, count)
+                store_up_to(x, place + half, b * cosine + a * sine, count)
