@@ -49,7 +49,7 @@ SCHEDULES = tuple(parts.SCHEDULES)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT-2 style transformer (Radford et al. 2019)."""
+    """The layers of a transformer. The defaults are those of GPT-2 (Radford et al. 2019)."""
 
     vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1, high=2**24)
     block_size: int = setting(64, "tokens of context", low=1, high=2**20)
@@ -60,8 +60,34 @@ class ModelConfig:
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
     norm: str = setting("layernorm", "norm before each layer", choices=tuple(parts.NORMS))
-    mlp: str = setting("gelu", "perceptron of a block", choices=tuple(parts.MLPS))
-    positions: str = setting("learned", "how positions enter", choices=tuple(parts.POSITIONS))
+    mlp: str = setting("gelu", "activation of the perceptrons", choices=tuple(parts.MLPS))
+    mlp_width: int | None = setting(
+        None,
+        "hidden channels of a perceptron; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
+        "a multiple of 32",
+        low=1,
+        high=2**18,
+    )
+    position: str = setting(
+        "learned",
+        "a learned embedding, a rotation of queries and keys, or nothing",
+        choices=tuple(parts.POSITIONS),
+    )
+    rope_theta: float = setting(1e4, "base of the wavelengths of rope", above=1.0)
+    n_kv_head: int | None = setting(
+        None, "heads of keys and values; a divisor of n_head, which is the default", low=1
+    )
+    qk_norm: bool = setting(False, "normalise queries and keys, head by head")
+    value_residual: bool = setting(False, "mix the first block's values into those of each block")
+    x0_scalars: bool = setting(False, "mix the embedding into the input of each block")
+    bigram_rows: int = setting(
+        0,
+        "rows of an embedding of the last two tokens, hashed if there are more pairs; 0: none",
+        low=0,
+        high=2**24,
+    )
+    zero_init: bool = setting(False, "start with projections into the residual stream at zero")
+    logit_softcap: float = setting(0.0, "keep logits within +- this, by tanh; 0: no limit", low=0.0)
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -71,6 +97,49 @@ class ModelConfig:
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
                 f"for example {near}"
             )
+        if self.n_head % self.kv_heads:
+            raise InputError(
+                f"n_kv_head={self.n_kv_head} must be a divisor of n_head={self.n_head}, "
+                f"for example {math.gcd(self.n_head, self.kv_heads)}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and of values."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def hidden_size(self) -> int:
+        """Hidden channels of a perceptron."""
+        if self.mlp_width is not None:
+            return self.mlp_width
+        if self.mlp == "swiglu":
+            return math.ceil(8 * self.n_embd / 3 / 32) * 32
+        return 4 * self.n_embd
+
+    @property
+    def architecture(self) -> str | None:
+        """The name of the published architecture that this is; None if it is none of them."""
+        extensions = self.value_residual, self.x0_scalars, self.bigram_rows, self.logit_softcap
+        if any(extensions):
+            return None
+        kind = self.norm, self.position, self.mlp, self.bias, self.qk_norm
+        if kind == ("layernorm", "learned", "gelu", True, False):
+            return "GPT-2" if self.kv_heads == self.n_head else None
+        return PUBLISHED.get(kind)
+
+
+# norm, position, mlp, bias, qk_norm -> the architecture with any number of key-value heads.
+PUBLISHED = {
+    ("rmsnorm", "rope", "swiglu", False, False): "Llama",
+    ("rmsnorm", "rope", "swiglu", False, True): "Qwen3",
+    ("rmsnorm", "rope", "relu2", False, False): "Arcee",
+}
 
 
 def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> list[int]:

@@ -8,11 +8,22 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-NORMS = {"layernorm": "smallmind.nn.layernorm:LayerNorm"}
+NORMS = {
+    "layernorm": "smallmind.nn.layernorm:LayerNorm",
+    "rmsnorm": "smallmind.nn.rmsnorm:RMSNorm",
+}
 
-MLPS = {"gelu": "smallmind.nn.mlp:MLP"}
+MLPS = {
+    "gelu": "smallmind.nn.mlp:MLP",
+    "relu2": "smallmind.nn.mlp:SquaredReLU",
+    "swiglu": "smallmind.nn.mlp:SwiGLU",
+}
 
-POSITIONS = {"learned": "smallmind.nn.embedding:Embedding"}
+POSITIONS = {  # the embeddings; attention itself rotates queries and keys
+    "learned": "smallmind.nn.embedding:PositionEmbedding",
+    "rope": "smallmind.nn.embedding:Embedding",
+    "none": "smallmind.nn.embedding:Embedding",
+}
 
 OPTIMIZERS = {"adamw": "smallmind.optim.adamw:AdamW"}
 

@@ -11,7 +11,7 @@ from smallmind.config import DistillationConfig, ModelConfig, RunConfig, Trainin
 FORMAT = 1  # of config.json
 
 # Fields that earlier versions wrote under another name: old name -> current name.
-RENAMED = {"windows_at_once": "micro_batch_size"}
+RENAMED = {"windows_at_once": "micro_batch_size", "positions": "position"}
 
 
 def current_names(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from smallmind.kernels.codegen.simd import (
     fma,
     lane_sum,
     load_up_to,
+    start_of_overlapping,
     store_up_to,
 )
 from smallmind.kernels.reduce import CHUNK, add_column_sums
@@ -38,7 +39,7 @@ def _copy_columns_rows(out, x, first, start):
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 
-    Writes the columns first..first + N of out.
+    Writes the columns first..first + N of out, which may be x if they are all it has.
     """
     _mix(out, x, other, weights, first)
 
@@ -46,12 +47,14 @@ def mix(out, x, other, weights, first=0):
 @parallel_jit
 def _mix(out, x, other, weights, first):
     for chunk in prange(ceil_div(x.shape[0], CHUNK)):
-        _mix_rows(out, x, other, weights, first, np.int64(chunk) * CHUNK)
+        pointers = start_of_overlapping(out), start_of_overlapping(x)
+        sizes = x.shape[0], x.shape[1], out.shape[1]
+        _mix_rows(*pointers, other, weights, sizes, first, np.int64(chunk) * CHUNK)
 
 
 @jit
-def _mix_rows(out, x, other, weights, first, start):
-    (R, N), W = x.shape, out.shape[1]
+def _mix_rows(out, x, other, weights, sizes, first, start):
+    R, N, W = sizes
     a, b = broadcast(element(weights, 0)), broadcast(element(weights, 1))
     for r in range(start, min(R, start + CHUNK)):
         for c in range(0, N, LANES):

@@ -203,7 +203,7 @@ def copy_columns(out, x, first):
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 
-    Writes the columns first..first + N of out.
+    Writes the columns first..first + N of out, which may be x if they are all it has.
     """
     out[:, first : first + x.shape[1]] = weights[0] * x + weights[1] * other
 
@@ -220,21 +220,27 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     dout *= weights[0]
 
 
-def rope(x, cosines, sines, T, heads, D, start=0, inverse=False):
+def rope(x, theta, T, heads, D, start=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
-    cosines, sines (P, D // 2) belong to the angles at each position; row t of a sequence has
-    position start + t. Channels i and i + D // 2 of a head are a pair (a, b), which becomes
-    (a cos - b sin, b cos + a sin); if D is odd, the last channel stays. `inverse` rotates back,
-    which is also the backward pass.
+    Row t of a sequence has position start + t. Channels i and i + D // 2 of a head are a pair
+    (a, b), which becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is
+    odd, the last channel stays. `inverse` rotates back, which is also the backward pass.
     """
     half, sign = D // 2, -1 if inverse else 1
+    angles = rotary_angles(start + T, D, theta)[start:, None]
+    cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     rotated = x[:, : heads * D].reshape(-1, T, heads, D)
     a, b = rotated[..., :half].copy(), rotated[..., half : 2 * half]
-    cosine, sine = (table[start : start + T, None] for table in (cosines, sines))
     rotated[..., :half] = a * cosine - sign * (b * sine)
     rotated[..., half : 2 * half] = b * cosine + sign * (a * sine)
     x[:, : heads * D] = rotated.reshape(len(x), -1)
+
+
+def rotary_angles(positions, D, theta):
+    """-> the angles (positions, D // 2) of the pairs of channels, in float64."""
+    half = D // 2
+    return np.arange(positions)[:, None] * theta ** (-np.arange(half) / max(1, half))
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):

@@ -42,9 +42,9 @@ def rmsnorm(out, rstd, x, weight, first=0):
 
 
 class Heads(NamedTuple):
-    """`count` heads of D channels: contiguous in one matrix, from column `first` on in another."""
+    """`number` heads of D channels: contiguous in one matrix, from column `first` on in another."""
 
-    count: int
+    number: int
     D: int
     width: int  # of the other matrix
     first: int
@@ -53,7 +53,7 @@ class Heads(NamedTuple):
 @jit
 def _place(heads, r):
     """Where head number r, counted over all rows, begins in the matrix that holds other columns."""
-    return r // heads.count * heads.width + heads.first + r % heads.count * heads.D
+    return r // heads.number * heads.width + heads.first + r % heads.number * heads.D
 
 
 @parallel_jit

@@ -1,5 +1,6 @@
 """Rotary position embedding (Su et al. 2021), in place, with Llama's pairing of channels."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
 from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.reference import rotary_angles
 
 
 class Rotation(NamedTuple):
@@ -21,16 +23,23 @@ class Rotation(NamedTuple):
     sign: np.float32  # -1 rotates back
 
 
-def rope(x, cosines, sines, T, heads, D, start=0, inverse=False):
+def rope(x, theta, T, heads, D, start=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
-    cosines, sines (P, D // 2) belong to the angles at each position; row t of a sequence has
-    position start + t. Channels i and i + D // 2 of a head are a pair (a, b), which becomes
-    (a cos - b sin, b cos + a sin); if D is odd, the last channel stays. `inverse` rotates back,
-    which is also the backward pass.
+    Row t of a sequence has position start + t. Channels i and i + D // 2 of a head are a pair
+    (a, b), which becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is
+    odd, the last channel stays. `inverse` rotates back, which is also the backward pass.
     """
+    cosines, sines = _tables(1 << (start + T - 1).bit_length(), D, theta)
     rotation = Rotation(T, heads, D, start, np.float32(-1 if inverse else 1))
     _rope(x, cosines, sines, rotation)
+
+
+@functools.lru_cache(maxsize=16)
+def _tables(positions, D, theta):
+    """Cosines and sines (positions, D // 2) of the angles."""
+    angles = rotary_angles(positions, D, theta)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 @parallel_jit

@@ -5,26 +5,50 @@ import numpy as np
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.linear import Linear
 from smallmind.nn.projection import Projection
+from smallmind.nn.residuals import Source, ValueResidual
+from smallmind.nn.rmsnorm import HeadNorm
+from smallmind.nn.rope import RotaryEmbedding
 from smallmind.nn.scope import Scope
 
 
 class Attention:
-    """One product for queries, keys and values; attention head by head; an output projection."""
+    """One product for queries, keys and values; attention head by head; an output projection.
 
-    def __init__(self, scope: Scope) -> None:
-        C = scope.config.n_embd
+    H heads of queries, and G of keys and of values (Ainslie et al. 2023). `first_values` are those
+    of the first block, if the model mixes them into all others.
+    """
+
+    def __init__(self, scope: Scope, first_values: Source | None, is_first_block: bool) -> None:
+        config = scope.config
+        C, D, H, G = config.n_embd, config.head_size, config.n_head, config.kv_heads
         self.workspace = scope.workspace
         self.name = scope.name
-        self.n_head = scope.config.n_head
+        self.n_head = H
         self.dropout = Dropout(scope)
-        self.qkv_linear = Linear(scope.inner("qkv"), (C, 3 * C))
+        self.qkv_linear = Linear(scope.inner("qkv"), (C, C + 2 * G * D))
+        self.values = (
+            ValueResidual(scope.inner("value_residual"), first_values, C + G * D, is_first_block)
+            if first_values
+            else None
+        )
+        self.norms: list[HeadNorm] = []
+        if config.qk_norm:
+            self.norms.append(HeadNorm(scope.inner("query_norm"), 0, H))
+            self.norms.append(HeadNorm(scope.inner("key_norm"), C, G))
+        self.rotary = RotaryEmbedding(scope, H + G) if config.position == "rope" else None
         self.projection = Projection(scope.inner("projection"), C)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
         """x, residual (B T, C) -> residual + attention(x); keeps x, qkv, heads and logsumexp."""
         R, C = x.shape
-        self.x = x
+        self.x, self.T = x, T
         self.qkv = self.qkv_linear.forward(x)
+        if self.values:
+            self.values.forward(self.qkv)
+        for norm in self.norms:
+            norm.forward(self.qkv)
+        if self.rotary:
+            self.rotary.forward(self.qkv, T)
         self.heads = self.workspace.rent(R, C)
         self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
         kernels = self.workspace.kernels_for(self.name)
@@ -42,6 +66,13 @@ class Attention:
             dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self.dropout.mask()
         )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
+        # forward: q, k = rotary(norm(q)), rotary(norm(k)); v = mixture(v)
+        if self.rotary:
+            self.rotary.backward(dqkv, self.T)
+        for norm in self.norms:
+            norm.backward(dqkv)
+        if self.values:
+            self.values.backward(dqkv)
         # forward: qkv = x weight + bias
         self.qkv_linear.backward_weight(self.x, dqkv)
         dx = self.qkv_linear.backward_input(dqkv)

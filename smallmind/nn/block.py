@@ -2,29 +2,48 @@
 
 import numpy as np
 
-from smallmind.nn.layers import build_attention, build_mlp, build_norm
+from smallmind.nn.attention import Attention
+from smallmind.nn.layers import build_mlp, build_norm
+from smallmind.nn.residuals import EmbeddingResidual, Source
 from smallmind.nn.scope import Scope
 
 
 class Block:
-    """x = x + attention(norm(x)); x = x + mlp(norm(x))."""
+    """[x = a x + b embedding;] x = x + attention(norm(x)); x = x + mlp(norm(x)).
 
-    def __init__(self, scope: Scope) -> None:
+    `embedding` and `first_values` are what it mixes in from the bottom of the network, if anything.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        embedding: Source | None,
+        first_values: Source | None,
+        is_first: bool,
+    ) -> None:
         self.workspace = scope.workspace
+        self.shortcut = (
+            EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
+        )
         self.attention_norm = build_norm(scope.inner("attention_norm"))
-        self.attention = build_attention(scope.inner("attention"))
+        self.attention = Attention(scope.inner("attention"), first_values, is_first)
         self.mlp_norm = build_norm(scope.inner("mlp_norm"))
         self.mlp = build_mlp(scope.inner("mlp"))
 
     def forward(self, x: np.ndarray, T: int) -> np.ndarray:
         """x (B T, C) -> y (B T, C)."""
-        x = self.attention.forward(self.attention_norm.forward(x), x, T)
+        x = self._attend(x, T)
         return self.mlp.forward(self.mlp_norm.forward(x), x)
 
     def recompute(self, x: np.ndarray, T: int) -> None:
         """x (B T, C), as in forward; keeps what forward keeps, but does not compute y."""
-        x = self.attention.forward(self.attention_norm.forward(x), x, T)
-        self.mlp.recompute(self.mlp_norm.forward(x))
+        self.mlp.recompute(self.mlp_norm.forward(self._attend(x, T)))
+
+    def _attend(self, x: np.ndarray, T: int) -> np.ndarray:
+        """x (B T, C) -> what the MLP adds to."""
+        if self.shortcut:
+            x = self.shortcut.forward(x)
+        return self.attention.forward(self.attention_norm.forward(x), x, T)
 
     def backward(self, dx: np.ndarray) -> None:
         """dx (B T, C), the gradient of y -> the gradient of x, in place."""
@@ -36,3 +55,6 @@ class Block:
         dnormed = self.attention.backward(dx)
         self.attention_norm.backward(dnormed, dx, residual=dx)
         self.workspace.release(dnormed)
+        # forward: x = a x + b embedding
+        if self.shortcut:
+            self.shortcut.backward(dx)

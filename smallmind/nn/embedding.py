@@ -2,28 +2,33 @@
 
 import numpy as np
 
+from smallmind.nn.bigram import BigramEmbedding
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.linear import INITIAL_DEVIATION
-from smallmind.nn.parameters import Normal, Role
+from smallmind.nn.parameters import Normal, Parameter, Role
 from smallmind.nn.scope import Scope
 
 
 class Embedding:
-    """A matrix with a row per token (V, C), and one with a row per position (block_size, C)."""
+    """A matrix with a row per token (V, C) and, if the model has one, a table of pairs."""
 
     def __init__(self, scope: Scope) -> None:
-        config, normal = scope.config, Normal(INITIAL_DEVIATION)
-        C = config.n_embd
+        config = scope.config
         self.workspace = scope.workspace
         self.name = scope.name
-        self.channels = C
-        self.token = scope.parameters.declare(
-            "token_embedding.weight", (config.vocab_size, C), normal, Role.EMBEDDING
-        )
-        self.position = scope.parameters.declare(
-            "position_embedding.weight", (config.block_size, C), normal, Role.EMBEDDING
-        )
+        self.channels = config.n_embd
+        self.token = self.declare(scope, "token_embedding.weight", config.vocab_size)
+        self.declare_position(scope)
         self.dropout = Dropout(scope)
+        self.bigram = BigramEmbedding(scope.inner("bigram")) if config.bigram_rows else None
+
+    def declare(self, scope: Scope, name: str, rows: int) -> Parameter:
+        """A matrix (rows, C)."""
+        shape, normal = (rows, self.channels), Normal(INITIAL_DEVIATION)
+        return scope.parameters.declare(name, shape, normal, Role.EMBEDDING)
+
+    def declare_position(self, scope: Scope) -> None:
+        """Declares what positions need: nothing."""
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> x (B T, C); keeps ids."""
@@ -31,8 +36,9 @@ class Embedding:
         drops = self.dropout.on
         rent = self.workspace.rent_full_precision if drops else self.workspace.rent
         x = rent(ids.size, self.channels)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.embedding(x, self.token.compute, self.position.compute, ids)
+        self.look_up(x, ids)
+        if self.bigram:
+            self.bigram.forward(x, ids)
         if not drops:
             return x
         dropped = self.workspace.rent(*x.shape)
@@ -40,10 +46,41 @@ class Embedding:
         self.workspace.release(x)
         return dropped
 
+    def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
+        """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
+        self.workspace.kernels_for(self.name).lookup(x, self.token.compute, ids)
+
     def backward(self, dx: np.ndarray) -> None:
-        """dx (B T, C) -> adds to the gradients of both matrices. Overwrites dx."""
-        # forward: x = dropout(token[ids] + position)
+        """dx (B T, C) -> adds to the gradients of all matrices. Overwrites dx."""
+        # forward: x = dropout(token[ids] + bigram[pairs])
         if self.dropout.on:
             self.dropout.backward(dx, dx)
+        if self.bigram:
+            self.bigram.backward(dx)
+        self.look_up_backward(dx)
+
+    def look_up_backward(self, dx: np.ndarray) -> None:
+        """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""
+        # forward: x = token[ids]
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.lookup_backward(self.token.grad, dx, self.ids)
+
+
+class PositionEmbedding(Embedding):
+    """Also a matrix with a row per position (block_size, C), which is added."""
+
+    def declare_position(self, scope: Scope) -> None:
+        """Declares the matrix."""
+        rows = scope.config.block_size
+        self.position = self.declare(scope, "position_embedding.weight", rows)
+
+    def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
+        """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.embedding(x, self.token.compute, self.position.compute, ids)
+
+    def look_up_backward(self, dx: np.ndarray) -> None:
+        """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""
+        # forward: x = token[ids] + position
         kernels = self.workspace.kernels_for(self.name)
         kernels.embedding_backward(self.token.grad, self.position.grad, dx, self.ids)

@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 
 from smallmind import parts
-from smallmind.nn.attention import Attention
 from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import Head, TiedHead, UntiedHead
 from smallmind.nn.scope import Scope
@@ -39,7 +38,7 @@ class Perceptron(Protocol):
 
 def build_embedding(scope: Scope) -> Embedding:
     """Tokens and their positions -> the residual stream."""
-    embedding: Embedding = parts.load(parts.POSITIONS, scope.config.positions)(scope)
+    embedding: Embedding = parts.load(parts.POSITIONS, scope.config.position)(scope)
     return embedding
 
 
@@ -47,11 +46,6 @@ def build_norm(scope: Scope) -> Norm:
     """The norm before attention, MLP and head."""
     norm: Norm = parts.load(parts.NORMS, scope.config.norm)(scope)
     return norm
-
-
-def build_attention(scope: Scope) -> Attention:
-    """The layer that mixes tokens."""
-    return Attention(scope)
 
 
 def build_mlp(scope: Scope) -> Perceptron:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smallmind.nn.parameters import NO_PARAMETER, Normal, Role
+from smallmind.nn.parameters import NO_PARAMETER, ZEROS, Normal, Role
 from smallmind.nn.scope import Scope
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
@@ -22,7 +22,9 @@ class Linear:
         self.workspace = scope.workspace
         self.name = scope.name
         self.shape = shape
-        self.weight = scope.declare("weight", shape, Normal(deviation), role)
+        self.weight = scope.declare(
+            "weight", shape, Normal(deviation) if deviation else ZEROS, role
+        )
         self.bias = scope.declare_bias(shape[1]) if bias else NO_PARAMETER
 
     def forward(self, x: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The two-layer perceptron of a block: C -> 4C, GELU, 4C -> C."""
+"""The perceptron of a block: C -> W hidden channels, an activation, W -> C."""
 
 import numpy as np
 
@@ -8,22 +8,31 @@ from smallmind.nn.scope import Scope
 
 
 class MLP:
-    """y = residual + projection(gelu(expansion(x)))."""
+    """y = residual + projection(gelu(expansion(x))). Other activations are subclasses."""
+
+    activation = "gelu"  # the name of its kernel
+    inputs = 1  # columns of the expansion per hidden channel
 
     def __init__(self, scope: Scope) -> None:
-        C = scope.config.n_embd
+        C, W = scope.config.n_embd, scope.config.hidden_size
         self.workspace = scope.workspace
         self.name = scope.name
-        self.expansion = Linear(scope.inner("expansion"), (C, 4 * C))
-        self.projection = Projection(scope.inner("projection"), 4 * C)
+        self.width = W
+        self.expansion = Linear(scope.inner("expansion"), (C, self.inputs * W))
+        self.projection = Projection(scope.inner("projection"), W)
 
     def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """x, residual (R, C) -> residual + mlp(x); keeps x and the preactivation (R, 4C)."""
+        """x, residual (R, C) -> residual + mlp(x); keeps x and the preactivation."""
         self.x = x
-        activation, self.preactivation = self.expansion.forward_gelu(x)
+        activation = self.expand(x)
         y = self.projection.forward(activation, residual)
         self.workspace.release(activation)
         return y
+
+    def expand(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> the activation (R, W); keeps the preactivation."""
+        activation, self.preactivation = self.expansion.forward_gelu(x)
+        return activation
 
     def recompute(self, x: np.ndarray) -> None:
         """x (R, C); keeps what forward keeps."""
@@ -39,7 +48,8 @@ class MLP:
         # the preactivation over the preactivation.
         activation, dpreactivation = dactivation, self.preactivation
         kernels = self.workspace.kernels_for(self.name)
-        kernels.gelu_backward(dpreactivation, activation, dactivation, self.preactivation)
+        backward = getattr(kernels, f"{self.activation}_backward")
+        backward(dpreactivation, activation, dactivation, self.preactivation)
         self.projection.backward_weight(activation)
         self.workspace.release(activation)
         # forward: preactivation = expansion(x)
@@ -47,3 +57,24 @@ class MLP:
         dx = self.expansion.backward_input(dpreactivation)
         self.workspace.release(dpreactivation)
         return dx
+
+
+class SquaredReLU(MLP):
+    """y = residual + projection(max(expansion(x), 0)^2) (So et al. 2021)."""
+
+    activation = "relu2"
+
+    def expand(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> the activation (R, W); keeps the preactivation."""
+        self.preactivation = self.expansion.forward(x)
+        activation = self.workspace.rent(len(x), self.width)
+        kernels = self.workspace.kernels_for(self.name)
+        getattr(kernels, self.activation)(activation, self.preactivation)
+        return activation
+
+
+class SwiGLU(SquaredReLU):
+    """y = residual + projection(silu(gate) up); the expansion gives both (Shazeer 2020)."""
+
+    activation = "swiglu"
+    inputs = 2

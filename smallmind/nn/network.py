@@ -8,7 +8,9 @@ from smallmind.nn.block import Block
 from smallmind.nn.layers import build_embedding, build_head, build_norm
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
+from smallmind.nn.residuals import Source
 from smallmind.nn.scope import Scope
+from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
 
 
@@ -19,9 +21,15 @@ class Network:
         scope = Scope(workspace, parameters, config)
         self.workspace = workspace
         self.embedding = build_embedding(scope.inner("embedding"))
-        self.blocks = [Block(scope.inner(f"blocks.{i}")) for i in range(config.n_layer)]
+        self.x0 = Source(workspace, "embedding") if config.x0_scalars else None
+        first_values = Source(workspace, "first values") if config.value_residual else None
+        self.blocks = [
+            Block(scope.inner(f"blocks.{i}"), self.x0, first_values, i == 0)
+            for i in range(config.n_layer)
+        ]
         self.final_norm = build_norm(scope.inner("final_norm"))
         self.head = build_head(scope.inner("head"), self.embedding)
+        self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
         self.use_recompute(RecomputePlan(enabled=False))
 
     def use_recompute(self, plan: RecomputePlan) -> None:
@@ -36,15 +44,22 @@ class Network:
         """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
         self.workspace.direction = "forward"
         x = self.embedding.forward(ids)
+        if self.x0:
+            self.x0.keep(x, 0, x.shape[1])
         for segment in self.segments:
             x = segment.forward(x, ids.shape[1])
-        return self.head.forward(self.final_norm.forward(x))
+        logits = self.head.forward(self.final_norm.forward(x))
+        if self.softcap:
+            self.softcap.forward(logits)
+        return logits
 
     def backward(self, dlogits: np.ndarray) -> None:
         """dlogits (B T, V), which is released -> adds to all gradients."""
         workspace = self.workspace
         workspace.direction = "backward"
-        # forward: logits = head(norm(x))
+        # forward: logits = softcap(head(norm(x)))
+        if self.softcap:
+            self.softcap.backward(dlogits)
         dnormed = self.head.backward(dlogits)
         workspace.release(dlogits)
         dx = workspace.rent(*dnormed.shape)
@@ -53,6 +68,8 @@ class Network:
         # forward: x = blocks(embedding(ids))
         for segment in reversed(self.segments):
             segment.backward(dx)
+        if self.x0:
+            self.x0.add_gradient(dx, 0)
         self.embedding.backward(dx)
         workspace.release(dx)
 

@@ -42,9 +42,9 @@ class Normal:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same number everywhere."""
+    """The same number everywhere, or these numbers."""
 
-    value: float
+    value: float | tuple[float, ...]
 
     def fill(self, values: np.ndarray, *_key: int) -> None:
         """Writes values."""

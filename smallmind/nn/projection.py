@@ -16,6 +16,7 @@ class Projection:
         self.workspace = scope.workspace
         # Each block adds to the residual stream twice: so its variance does not grow with depth.
         deviation = INITIAL_DEVIATION / math.sqrt(2 * scope.config.n_layer)
+        deviation = 0.0 if scope.config.zero_init else deviation
         self.linear = Linear(scope, (inputs, scope.config.n_embd), deviation)
         self.dropout = Dropout(scope)
 

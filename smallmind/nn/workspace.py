@@ -45,6 +45,8 @@ class Workspace:
         self._sites = 0
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
+        # Rented for layers far apart, by name; `release_all_but` leaves them.
+        self.carried: dict[str, np.ndarray] = {}
 
     def kernels_for(self, layer: str) -> Any:
         """The kernels. Sets `layer`, for what profiles or checks them."""
@@ -75,7 +77,8 @@ class Workspace:
         return set(self._rented)
 
     def release_all_but(self, kept: set[int]) -> None:
-        """Returns all rented arrays except those whose ids are in `kept`."""
+        """Returns all rented arrays except those that are carried or whose ids are in `kept`."""
+        kept = kept | {id(array) for array in self.carried.values()}
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
     def one_pass(
@@ -105,6 +108,7 @@ class Workspace:
 
     def _end_pass(self) -> None:
         self.pass_number = None
+        self.carried.clear()
         self._rented.clear()
         self.pool.return_all(self._busy)
 

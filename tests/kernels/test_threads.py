@@ -35,7 +35,7 @@ gain, bias = normal(C), normal(2 * C)
 query, tables = normal(1, 500), [normal(V, C), normal(T, C)]
 qkv, dout = normal(B * T, 3 * C), normal(B * T, C)
 D = 12
-grouped, angles = normal(B * T, 10 * D), [normal(T, 10), normal(T, 10)]
+grouped = normal(B * T, 10 * D)
 ids = random.integers(0, V, (B, T)).astype(np.int32)
 p, g, m, v = normal(40000), normal(40000), normal(40000), np.abs(normal(40000))
 coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
@@ -81,7 +81,7 @@ for count in map(int, sys.argv[1].split(",")):
     _, rstd = digest("rmsnorm", [grouped.copy(), empty(R, 4)], x, gain[:18], 2 * D)
     arguments = grouped, x, rstd, gain[:18], None, 2 * D
     digest("rmsnorm_backward", [empty(R, 10 * D), gain[:18].copy()], *arguments)
-    digest("rope", [x.copy()], *angles, T, 3, 20)
+    digest("rope", [x.copy()], 1e4, T, 3, 20)
     for name, source in (("relu2", y), ("swiglu", dy)):
         digest(name, [empty(R, C)], source)
         digest(f"{name}_backward", [empty(*source.shape), empty(R, C)], x, source)

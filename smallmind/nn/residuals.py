@@ -1,0 +1,119 @@
+"""Shortcuts from the bottom of the network: learned mixtures with the embedding and its values."""
+
+import numpy as np
+
+from smallmind.nn.parameters import Constant, Role
+from smallmind.nn.scope import Scope
+from smallmind.nn.workspace import Workspace
+
+_BOTH = np.ones(2, np.float32)  # the weights of a plain sum
+
+
+class Source:
+    """An activation at the bottom of the network, which later layers mix in.
+
+    It and the sum of the gradients that they return stay until the end of the pass.
+    """
+
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        self.workspace = workspace
+        self.name = name
+
+    def keep(self, x: np.ndarray, first: int, columns: int) -> None:
+        """x (R, W) -> keeps a copy of these columns, unless this pass has one already."""
+        carried = self.workspace.carried
+        if self.name not in carried:  # else it is being recomputed, with the same result
+            carried[self.name] = self.workspace.rent(len(x), columns)
+            kernels = self.workspace.kernels_for(self.name)
+            kernels.copy_columns(carried[self.name], x, first)
+
+    @property
+    def value(self) -> np.ndarray:
+        """What was kept (R, N)."""
+        return self.workspace.carried[self.name]
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """What layers add their gradients to (R, N); zeros at first. Never rounded to 16 bits."""
+        carried, name = self.workspace.carried, f"gradient of {self.name}"
+        if name not in carried:
+            carried[name] = self.workspace.rent_full_precision(*self.value.shape)
+            carried[name][...] = 0
+        return carried[name]
+
+    def add_gradient(self, dx: np.ndarray, first: int) -> None:
+        """dx (R, W) -> the same with the sum of all gradients added to these columns. Writes dx."""
+        # forward: value = x[:, first : first + N]
+        part = self.workspace.rent(*self.value.shape)
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.copy_columns(part, dx, first)
+        kernels.mix(dx, part, self.gradient, _BOTH, first)
+        self.workspace.release(part)
+
+
+class EmbeddingResidual:
+    """y = a x + b x0, where x0 is the embedding; a starts at 1 and b at 0 (modded-nanogpt)."""
+
+    def __init__(self, scope: Scope, source: Source) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.source = source
+        self.weights = scope.declare("weight", (2,), Constant((1.0, 0.0)), Role.SCALAR)
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> y (R, C); keeps x."""
+        self.x = x
+        y = self.workspace.rent(*x.shape)
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.mix(y, x, self.source.value, self.weights.compute)
+        return y
+
+    def backward(self, dx: np.ndarray) -> None:
+        """dx (R, C), the gradient of y -> that of x, in place. Releases x."""
+        # forward: y = a x + b x0
+        source, weights = self.source, self.weights
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.mix_backward(
+            dx, source.gradient, weights.grad, self.x, source.value, weights.compute
+        )
+        self.workspace.release(self.x)
+
+
+class ValueResidual:
+    """v = a v + b v0, where v0 are the first block's values (Zhou et al. 2024).
+
+    a and b start at 1/2. The values are the columns from `first` on of a matrix that has others too. The first block only
+    keeps its own.
+    """
+
+    def __init__(self, scope: Scope, source: Source, first: int, is_first_block: bool) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.source = source
+        self.first = first
+        self.columns = scope.config.kv_heads * scope.config.head_size
+        self.mixes = not is_first_block
+        if self.mixes:
+            self.weights = scope.declare("weight", (2,), Constant(0.5), Role.SCALAR)
+
+    def forward(self, x: np.ndarray) -> None:
+        """x (R, W) -> the same with its values mixed; keeps them as they were. Writes x."""
+        if not self.mixes:
+            self.source.keep(x, self.first, self.columns)
+            return
+        self.kept = self.workspace.rent(len(x), self.columns)
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.copy_columns(self.kept, x, self.first)
+        kernels.mix(x, self.kept, self.source.value, self.weights.compute, self.first)
+
+    def backward(self, dx: np.ndarray) -> None:
+        """dx (R, W), the gradient of the mixed values -> that of the values. Writes dx."""
+        # forward: v = a v + b v0
+        if not self.mixes:
+            self.source.add_gradient(dx, self.first)
+            return
+        source, weights = self.source, self.weights
+        arguments = self.kept, source.value, weights.compute, self.first
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.mix_backward(dx, source.gradient, weights.grad, *arguments)
+        self.workspace.release(self.kept)

@@ -1,0 +1,25 @@
+"""Rotary position embedding (Su et al. 2021): positions as rotations of queries and keys."""
+
+import numpy as np
+
+from smallmind.nn.scope import Scope
+
+
+class RotaryEmbedding:
+    """Rotates the first `heads` heads of each row by an angle that grows with its position."""
+
+    def __init__(self, scope: Scope, heads: int) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.theta = scope.config.rope_theta
+        self.heads, self.D = heads, scope.config.head_size
+
+    def forward(self, x: np.ndarray, T: int) -> None:
+        """x (B T, W) -> the same with its heads rotated. Writes x; keeps nothing."""
+        self.workspace.kernels_for(self.name).rope(x, self.theta, T, self.heads, self.D)
+
+    def backward(self, dx: np.ndarray, T: int) -> None:
+        """dx (B T, W), the gradient of the rotated heads -> that of the heads. Writes dx."""
+        # forward: heads = rotation heads
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.rope(dx, self.theta, T, self.heads, self.D, inverse=True)
