@@ -82,8 +82,8 @@ class EmbeddingResidual:
 class ValueResidual:
     """v = a v + b v0, where v0 are the first block's values (Zhou et al. 2024).
 
-    a and b start at 1/2. The values are the columns from `first` on of a matrix that has others too. The first block only
-    keeps its own.
+    a and b start at 1/2. The values are the columns from `first` on of a matrix that has others
+    too. The first block only keeps its own.
     """
 
     def __init__(self, scope: Scope, source: Source, first: int, is_first_block: bool) -> None:

@@ -18,29 +18,78 @@ from smallmind.nn.parameters import Role
 B, STEPS = 3, 10
 
 
+def rotate(x, theta):
+    """x (B, H, T, D) -> the same, rotated as in Llama: pairs of channels D / 2 apart."""
+    T, D = x.shape[-2:]
+    half = D // 2
+    angles = torch.outer(torch.arange(T), theta ** (-torch.arange(half) / max(1, half)))
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+
 def logits_of(p, ids, config):
-    H, C = config.n_head, config.n_embd
-    T = ids.shape[1]
+    H, G, C, D = config.n_head, config.kv_heads, config.n_embd, config.head_size
+    B, T = ids.shape
 
     def linear(x, name):
         y = x @ p[f"{name}.weight"]
         return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
 
     def norm(x, name):
+        if config.norm == "rmsnorm":
+            return F.rms_norm(x, (C,), p[f"{name}.weight"], eps=1e-5)
         return F.layer_norm(x, (C,), p[f"{name}.weight"], p.get(f"{name}.bias"))
 
-    x = p["token_embedding.weight"][ids] + p["position_embedding.weight"][:T]
+    def attend(x, name, first_values):
+        q, k, v = linear(x, f"{name}.qkv").split((C, G * D, G * D), dim=2)
+        if config.value_residual:
+            if first_values is None:
+                first_values = v
+            else:
+                a, b = p[f"{name}.value_residual.weight"]
+                v = a * v + b * first_values
+        q, k, v = (t.view(B, T, -1, D).transpose(1, 2) for t in (q, k, v))
+        if config.qk_norm:
+            q = F.rms_norm(q, (D,), p[f"{name}.query_norm.weight"], eps=1e-5)
+            k = F.rms_norm(k, (D,), p[f"{name}.key_norm.weight"], eps=1e-5)
+        if config.position == "rope":
+            q, k = rotate(q, config.rope_theta), rotate(k, config.rope_theta)
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=G < H)
+        return linear(heads.transpose(1, 2).reshape(B, T, C), f"{name}.projection"), first_values
+
+    def perceptron(x, name):
+        hidden = linear(x, f"{name}.expansion")
+        if config.mlp == "swiglu":
+            gate, up = hidden.chunk(2, dim=2)
+            hidden = F.silu(gate) * up
+        elif config.mlp == "relu2":
+            hidden = F.relu(hidden).square()
+        else:
+            hidden = F.gelu(hidden, approximate="tanh")
+        return linear(hidden, f"{name}.projection")
+
+    x = p["token_embedding.weight"][ids]
+    if config.position == "learned":
+        x = x + p["position_embedding.weight"][:T]
+    if config.bigram_rows:
+        before = F.pad(ids[:, :-1], (1, 0))
+        x = x + p["embedding.bigram.weight"][config.vocab_size * before + ids]
+    x0, first_values = x, None
     for i in range(config.n_layer):
         block = f"blocks.{i}"
-        qkv = linear(norm(x, f"{block}.attention_norm"), f"{block}.attention.qkv")
-        q, k, v = (t.view(len(ids), T, H, C // H).transpose(1, 2) for t in qkv.split(C, dim=2))
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        heads = heads.transpose(1, 2).reshape(len(ids), T, C)
-        x = x + linear(heads, f"{block}.attention.projection")
-        hidden = linear(norm(x, f"{block}.mlp_norm"), f"{block}.mlp.expansion")
-        x = x + linear(F.gelu(hidden, approximate="tanh"), f"{block}.mlp.projection")
+        if config.x0_scalars:
+            a, b = p[f"{block}.embedding_residual.weight"]
+            x = a * x + b * x0
+        y, first_values = attend(
+            norm(x, f"{block}.attention_norm"), f"{block}.attention", first_values
+        )
+        x = x + y
+        x = x + perceptron(norm(x, f"{block}.mlp_norm"), f"{block}.mlp")
     head = p["token_embedding.weight"].T if config.tie_weights else p["head.weight"]
-    return norm(x, "final_norm") @ head
+    logits = norm(x, "final_norm") @ head
+    cap = config.logit_softcap
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
 def make(path, config, seed):
@@ -49,7 +98,7 @@ def make(path, config, seed):
     for spec in declare_parameters(config).specs:
         # Larger than a real initialisation, so that every part of the model matters.
         value = 0.2 * torch.randn(spec.shape, generator=generator)
-        if spec.role == Role.GAIN:
+        if spec.role in (Role.GAIN, Role.SCALAR):
             value = value + 1
         p[spec.name] = value.requires_grad_()
     data = torch.randint(0, config.vocab_size, (B, config.block_size + 1), generator=generator)
@@ -95,5 +144,40 @@ if __name__ == "__main__":
     untied = ModelConfig(
         vocab_size=33, block_size=9, n_layer=2, n_head=2, n_embd=20, tie_weights=False, bias=False
     )
+    llama = ModelConfig(
+        vocab_size=31,
+        block_size=11,
+        n_layer=3,
+        n_head=4,
+        n_kv_head=2,
+        n_embd=20,
+        norm="rmsnorm",
+        position="rope",
+        mlp="swiglu",
+        mlp_width=37,
+        qk_norm=True,
+        bias=False,
+        tie_weights=False,
+    )
+    everything = ModelConfig(
+        vocab_size=17,
+        block_size=13,
+        n_layer=3,
+        n_head=3,
+        n_kv_head=1,
+        n_embd=15,
+        norm="rmsnorm",
+        position="rope",
+        rope_theta=500.0,
+        mlp="relu2",
+        qk_norm=True,
+        value_residual=True,
+        x0_scalars=True,
+        bigram_rows=1000,
+        logit_softcap=5.0,
+        bias=False,
+    )
+    make(here / "llama.safetensors", llama, seed=3)
+    make(here / "everything.safetensors", everything, seed=4)
     make(here / "tied.safetensors", tied, seed=1)
     make(here / "untied.safetensors", untied, seed=2)

@@ -1,0 +1,180 @@
+"""Every part of the architecture, alone and together: gradients, precision, recompute, threads."""
+
+import numpy as np
+import pytest
+
+from smallmind import CheckpointManager, InputError, ModelConfig, Precision, TransformerModel
+from smallmind.training.preflight import gradient_errors
+
+LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
+EVERYTHING = {
+    "norm": "rmsnorm",
+    "position": "rope",
+    "mlp": "relu2",
+    "bias": False,
+    "qk_norm": True,
+    "n_kv_head": 1,
+    "value_residual": True,
+    "x0_scalars": True,
+    "bigram_rows": 2**16,
+    "logit_softcap": 3.0,
+}
+PARTS = {
+    "rmsnorm": {"norm": "rmsnorm"},
+    "rope": {"position": "rope"},
+    "no positions": {"position": "none"},
+    "relu2": {"mlp": "relu2"},
+    "swiglu": {"mlp": "swiglu"},
+    "width": {"mlp": "swiglu", "mlp_width": 5},
+    "two key-value heads": {"n_kv_head": 2},
+    "one key-value head": {"n_kv_head": 1},
+    "qk norm": {"qk_norm": True},
+    "value residual": {"value_residual": True},
+    "x0 scalars": {"x0_scalars": True},
+    "pairs": {"bigram_rows": 2**16},
+    "hashed pairs": {"bigram_rows": 50},
+    "zero init": {"zero_init": True},
+    "soft cap": {"logit_softcap": 2.0},
+    "llama": LLAMA,
+    "everything": EVERYTHING,
+}
+V, T = 11, 6
+
+
+def make(n_embd=12, n_layer=3, noise=0.3, **settings):
+    """A model away from its initial values, where some parts have no effect."""
+    model = TransformerModel(V, T, n_embd, n_layer, 4, **settings)
+    random = np.random.default_rng(1)
+    for value in model.parameters.values():
+        value += noise * random.standard_normal(value.shape)
+    return model
+
+
+def batch(B=3):
+    ids = np.random.default_rng(2).integers(0, V, (B, T + 1)).astype(np.int32)
+    return ids[:, :-1], ids[:, 1:]
+
+
+def gradients(model, scale=1.0):
+    model.zero_gradients()
+    model.passes = 4
+    loss = model.loss_and_gradients(*batch(), scale)
+    return loss, model.flat.grad / np.float32(scale)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("part", PARTS)
+def test_gradients_match_finite_differences(part, dropout):
+    model = make(dropout=dropout, backend="numpy", dtype=np.float64, **PARTS[part])
+    errors = gradient_errors(model, *batch())
+    assert errors.keys() == model.parameters.keys()
+    assert max(errors.values()) <= 1e-6, errors
+
+
+@pytest.mark.parametrize("n_embd", [12, 20, 132])
+@pytest.mark.parametrize("part", PARTS)
+def test_compiled_kernels_match_plain_numpy(part, n_embd):
+    plain = make(n_embd, backend="numpy", dtype=np.float64, **PARTS[part])
+    fast = make(n_embd, **PARTS[part])
+    (expected_loss, expected), (loss, actual) = gradients(plain), gradients(fast)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    assert np.linalg.norm(actual - expected) < 2e-4 * np.linalg.norm(expected)
+    assert fast.loss(*batch()) == pytest.approx(plain.loss(*batch()), rel=1e-5)
+
+
+@pytest.mark.parametrize("part", ["llama", "everything"])
+@pytest.mark.parametrize("interval", [1, 2, 3])
+def test_recompute_gives_the_same_bits(part, interval):
+    model = make(dropout=0.2, **PARTS[part])
+    plain = gradients(model)
+    model.use_checkpointing(CheckpointManager(interval))
+    recomputed = gradients(model)
+    assert recomputed[0] == plain[0]
+    np.testing.assert_array_equal(recomputed[1], plain[1])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_micro_batches_change_only_rounding(part):
+    model = make(dropout=0.2, backend="numpy", dtype=np.float64, **PARTS[part])
+    _, whole = gradients(model)
+    model.micro_batch_size = 1
+    _, divided = gradients(model)
+    np.testing.assert_allclose(divided, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "error"),
+    [(Precision.FLOAT16, 1024.0, 1e-2), (Precision.BFLOAT16, 1.0, 6e-2)],
+)
+@pytest.mark.parametrize("part", ["llama", "everything"])
+def test_16_bits_match_float32_up_to_rounding(part, precision, scale, error):
+    model = make(48, noise=0.05, **PARTS[part])
+    _, exact = gradients(model)
+    model.use_precision(precision)
+    _, half = gradients(model, scale)
+    assert 1e-5 < np.linalg.norm(half - exact) / np.linalg.norm(exact) < error
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_evaluation_returns_all_that_it_rents(part):
+    model = make(**PARTS[part])
+    before = model.workspace.pool.statistics().bytes_rented
+    model.loss(*batch())
+    gradients(model)
+    model.forward(batch()[0])
+    assert model.workspace.pool.statistics().bytes_rented == before
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_saved_model_loads_with_all_its_parts(part, tmp_path):
+    model = make(**PARTS[part])
+    model.save(tmp_path / "model.safetensors")
+    loaded = TransformerModel.load(tmp_path / "model.safetensors")
+    assert loaded.config == model.config
+    np.testing.assert_array_equal(loaded.forward(batch()[0]), model.forward(batch()[0]))
+
+
+def test_later_tokens_change_no_earlier_logits():
+    model = make(**EVERYTHING)
+    ids = batch()[0]
+    before = model.forward(ids)
+    ids = ids.copy()
+    ids[:, -1] = (ids[:, -1] + 1) % V
+    np.testing.assert_array_equal(model.forward(ids)[:, :-1], before[:, :-1])
+
+
+def test_pairs_start_without_effect_and_projections_at_zero():
+    pairs = TransformerModel(V, T, 12, 2, 4, bigram_rows=1000).parameters["embedding.bigram.weight"]
+    assert pairs.shape == (V * V, 12)
+    assert not pairs.any()
+    zero = TransformerModel(V, T, 12, 2, 4, zero_init=True)
+    assert not zero.parameters["blocks.1.mlp.projection.weight"].any()
+
+
+def test_positions_matter_only_if_the_model_has_them():
+    ids = np.array([[1, 2, 3, 4, 5, 6]], np.int32)
+    swapped = ids[:, [1, 0, 2, 3, 4, 5]]
+    for position, differs in (("learned", True), ("rope", True), ("none", False)):
+        model = make(position=position, n_layer=1)
+        changed = np.abs(model.forward(ids)[0, -1] - model.forward(swapped)[0, -1]).max()
+        assert (changed > 1e-4) == differs, position
+
+
+def test_a_published_architecture_is_named():
+    def name(**settings):
+        return ModelConfig(n_head=4, n_embd=16, **settings).architecture
+
+    base = {"norm": "rmsnorm", "position": "rope", "bias": False}
+    assert name() == "GPT-2"
+    assert name(mlp="swiglu", **base) == name(mlp="swiglu", n_kv_head=2, **base) == "Llama"
+    assert name(mlp="swiglu", qk_norm=True, **base) == "Qwen3"
+    assert name(mlp="relu2", **base) == "Arcee"
+    assert name(mlp="relu2", logit_softcap=15.0, **base) is None
+    assert name(n_kv_head=2) is None
+    assert name(mlp="gelu", **base) is None
+
+
+@pytest.mark.parametrize("field", [{"n_kv_head": 3}, {"n_kv_head": 8}, {"rope_theta": 1.0}])
+def test_a_part_that_does_not_fit_is_refused(field):
+    with pytest.raises(InputError, match=next(iter(field))):
+        ModelConfig(n_head=4, n_embd=16, **field)
