@@ -200,6 +200,9 @@ class TrainingConfig:
     early_stopping_min_delta: float = setting(
         0.0, "nats by which a loss must be below the best to count as lower", low=0.0
     )
+    target_loss: float | None = setting(
+        None, "end the run at the first evaluation whose held-out loss is at most this", low=0.0
+    )
     max_rollbacks: int = setting(
         3, "times a run rolls back after a loss spike before it gives up; 0: never", low=0
     )

@@ -42,6 +42,36 @@ SIZES: dict[str, Fields] = {
     },
 }
 
+# Published ones, and what learns fastest at these sizes: `bench recipe` measures it.
+ARCHITECTURES: dict[str, Fields] = {
+    "gpt2": {
+        "norm": "layernorm",
+        "position": "learned",
+        "mlp": "gelu",
+        "bias": True,
+        "qk_norm": False,
+        "value_residual": False,
+        "x0_scalars": False,
+        "bigram_rows": 0,
+        "zero_init": False,
+        "logit_softcap": 0.0,
+    },
+}
+ARCHITECTURES["llama"] = ARCHITECTURES["gpt2"] | {
+    "norm": "rmsnorm",
+    "position": "rope",
+    "mlp": "swiglu",
+    "bias": False,
+}
+ARCHITECTURES["modern"] = ARCHITECTURES["llama"] | {
+    "mlp": "relu2",
+    "qk_norm": True,
+    "value_residual": True,
+    "x0_scalars": True,
+    "bigram_rows": 2**14,
+    "zero_init": True,
+}
+
 PRESETS: dict[str, Fields] = {
     # Exercises every part of a run (warmup, accumulation, evaluation) in seconds.
     "test": {
@@ -70,15 +100,21 @@ def resolve(
     preset: str | None = None,
     file: Path | None = None,
     flags: Fields | None = None,
+    arch: str | None = None,
 ) -> Fields:
-    """The fields that size, preset, file and flags set; later ones override earlier ones.
+    """The fields that size, arch, preset, file and flags set; later ones override earlier ones.
 
     Fields that none of them sets are absent. InputError for an invalid file, or one that sets
     everything that size or preset would.
     """
-    named = [SIZES[size] if size else {}, PRESETS[preset] if preset else {}]
+    named = [
+        SIZES[size] if size else {},
+        ARCHITECTURES[arch] if arch else {},
+        PRESETS[preset] if preset else {},
+    ]
     from_file = read_settings(file) if file else {}
-    for flag, settings in zip((f"--size {size}", f"--preset {preset}"), named, strict=True):
+    given_by = f"--size {size}", f"--arch {arch}", f"--preset {preset}"
+    for flag, settings in zip(given_by, named, strict=True):
         if settings and settings.keys() <= from_file.keys():
             raise InputError(
                 f"{flag} would change nothing: {file} sets everything it does; leave out one of "

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console
 from smallmind.cli.timing import time_of_run
-from smallmind.config import CheckpointStrategy
+from smallmind.config import CheckpointStrategy, ModelConfig
 from smallmind.nn.sizes import size_rows
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def describe(console: Console, run: "Run") -> None:
 
     model = run.training.model
     console.table("Model", size_rows(model.config, model.flat))
+    console.line(_parts_of(model.config))
     _describe_data(console, run)
     if run.training.distillation:
         _describe_teacher(console, run.training.distillation)
@@ -25,6 +26,24 @@ def describe(console: Console, run: "Run") -> None:
     console.line(f"Directory: {run.path}")
     if shortcoming := too_short(run.settings.training):
         console.warning(shortcoming)
+
+
+def _parts_of(config: ModelConfig) -> str:
+    """The parts of a model in a line, after the name of its architecture."""
+    name = f"{config.architecture}: " if config.architecture else "Parts: "
+    heads = f"{config.n_head} heads"
+    if config.kv_heads < config.n_head:
+        heads += f", {config.kv_heads} of keys and values"
+    extras = {
+        "queries and keys normalised": config.qk_norm,
+        "value residual": config.value_residual,
+        "x0 scalars": config.x0_scalars,
+        "zero initialisation": config.zero_init,
+        "soft cap": config.logit_softcap,
+    }
+    parts = [config.norm, f"{config.position} positions", config.mlp, heads]
+    parts += [extra for extra, is_on in extras.items() if is_on]
+    return name + ", ".join(parts)
 
 
 def _describe_data(console: Console, run: "Run") -> None:

@@ -19,6 +19,7 @@ from smallmind.training.records import (
     RollbackRecord,
     SaveFailedRecord,
     StepRecord,
+    TargetRecord,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,12 @@ class ProgressDisplay:
             f"{record.best_loss:.4f}, after step {record.best_step}"
         )
 
+    def show_target(self, record: TargetRecord) -> None:
+        """That the run has ended because it is good enough."""
+        self.console.line(
+            f"{self._place(record)}  the held-out loss has reached the target of {record.target:g}"
+        )
+
     def show_health_record(self, record: HealthRecord) -> None:
         """Each finding once per run; of several similar ones, the first few and their number."""
         self.health_checks += 1
@@ -146,6 +153,7 @@ SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
     SaveFailedRecord: ProgressDisplay.show_failed_save,
     FileWarningRecord: ProgressDisplay.show_file_warning,
     EarlyStopRecord: ProgressDisplay.show_early_stop,
+    TargetRecord: ProgressDisplay.show_target,
     HealthRecord: ProgressDisplay.show_health_record,
     InstructionSetRecord: ProgressDisplay.show_instruction_set,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.config import OBSERVING, GenerationConfig
-from smallmind.presets import FIELDS, PRESETS, SIZES, Fields, resolve
+from smallmind.presets import ARCHITECTURES, FIELDS, PRESETS, SIZES, Fields, resolve
 from smallmind.settings import RENAMED, SECTIONS, Settings
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
@@ -54,14 +54,21 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """--size, --preset and --config."""
+    """--size, --arch, --preset and --config."""
     group = parser.add_argument_group(
         "Settings by name or from a file",
-        "--config overrides --preset, which overrides --size; all other flags override these.",
+        "--config overrides --preset, which overrides --size and --arch; all other flags override "
+        "these.",
     )
     shapes = ", ".join(f"{name} {s['n_layer']}x{s['n_embd']}" for name, s in SIZES.items())
     lengths = ", ".join(f"{name} with {s['steps']} steps" for name, s in PRESETS.items())
     group.add_argument("--size", choices=SIZES, help=f"layers x channels of the model: {shapes}")
+    group.add_argument(
+        "--arch",
+        choices=ARCHITECTURES,
+        help="the parts of the model together: GPT-2's, Llama's (with --qk-norm: Qwen3's), or "
+        "those that learn fastest in small models",
+    )
     group.add_argument("--preset", choices=PRESETS, help=f"kind of run: {lengths}")
     group.add_argument(
         "--config",
@@ -120,7 +127,7 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
 def fields_of(options: argparse.Namespace) -> Fields:
     """The fields that the flags, --config, --preset and --size set together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
-    return resolve(options.size, options.preset, options.config, flags)
+    return resolve(options.size, options.preset, options.config, flags, options.arch)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:

@@ -67,7 +67,8 @@ def _resume(options: argparse.Namespace) -> int:
     """Continues a run; only its length, the threads and what is observed may change."""
     changeable = ("threads", "steps", "epochs", *OBSERVING)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
-    if fixed or options.size or options.preset or options.config or options.dry_run:
+    named = options.size, options.arch, options.preset, options.config, options.dry_run
+    if fixed or any(named):
         raise InputError(
             "--resume takes all settings from the run, except --steps to make it longer; leave out "
             "the other flags"

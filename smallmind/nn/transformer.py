@@ -91,14 +91,14 @@ def _signature() -> inspect.Signature:
 
 
 class TransformerModel:
-    """A GPT-2 style language model (Radford et al. 2019) with manual backward passes.
+    """A language model with manual backward passes: by default GPT-2 (Radford et al. 2019).
 
-    vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads; learned positions,
-    pre-norm, tanh-GELU, MLP of 4C. `tie_weights` uses the token embedding as output matrix;
-    `bias=False` leaves biases out of linear layers and norms. `backend` is "numba" (compiled,
-    float32) or "numpy" (plain, `dtype` float32 or float64). `seed` determines the weights: normal
-    with deviation 0.02, projections into the residual stream 0.02 / sqrt(2 n_layer), biases 0,
-    gains 1.
+    vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads. The other fields
+    of ModelConfig choose its parts: norms, positions, perceptrons and shortcuts. `tie_weights` uses
+    the token embedding as output matrix; `bias=False` leaves biases out of linear layers and norms.
+    `backend` is "numba" (compiled, float32) or "numpy" (plain, `dtype` float32 or float64). `seed`
+    determines the weights: normal with deviation 0.02, projections into the residual stream
+    0.02 / sqrt(2 n_layer), biases 0, gains 1.
 
     A ModelConfig may replace its fields: `TransformerModel(config, seed=1)`.
 
@@ -151,7 +151,8 @@ class TransformerModel:
             f"  {name:{wide[0]}}  {shape:{wide[1]}}  {count:>{wide[2]}}".rstrip()
             for name, shape, count in rows
         ]
-        head = f"{type(self).__name__}: {self.precision.value}, backend {self.backend}"
+        name = f"{self.config.architecture}, " if self.config.architecture else ""
+        head = f"{type(self).__name__}: {name}{self.precision.value}, backend {self.backend}"
         return "\n".join([head, *lines])
 
     @property

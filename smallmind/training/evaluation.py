@@ -11,7 +11,7 @@ from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
+from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
 CountCharacters = Callable[[np.ndarray], int]
@@ -154,7 +154,7 @@ def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
 
 def count_evaluation(
     config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
-) -> EarlyStopRecord | None:
+) -> EarlyStopRecord | TargetRecord | None:
     """Counts an evaluation in progress -> a record if it ends the run."""
     best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
     is_lower = best is None or loss < best - config.early_stopping_min_delta
@@ -162,6 +162,9 @@ def count_evaluation(
     progress.waited = 0 if is_lower else progress.waited + 1
     if math.isfinite(loss) and (best is None or loss < best):
         progress.best_loss, progress.best_step = loss, record.step
+    if config.target_loss is not None and loss <= config.target_loss:
+        progress.ended = True
+        return TargetRecord(record.step, loss, config.target_loss)
     if progress.best_loss is None or not 0 < patience <= progress.waited:
         return None
     progress.ended = True

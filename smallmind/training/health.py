@@ -25,6 +25,7 @@ EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
 SPARSE = 0.9  # share of zeros
 SILENT = 1e-4  # |gelu(x)| of a hidden unit: less than at x = -4
+ACTIVATIONS = ("matmul_gelu", "relu2", "swiglu")  # kernels that first write those of hidden units
 MIN_RATIO, MAX_RATIO = 1e-5, 1e-1  # update to weight; about 1e-3 is normal
 CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
 MATRICES = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
@@ -139,7 +140,7 @@ def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) ->
     peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer
 
     def wrap(name: str, kernel: Kernel) -> Kernel:
-        if name != "matmul_gelu":
+        if name not in ACTIVATIONS:
             return kernel
 
         def measured(activation: np.ndarray, *arguments: Any) -> None:

@@ -251,7 +251,7 @@ def _caching(teacher: Teacher, backend: str) -> int:
 def _dry_distillation(teacher: Teacher, config: ModelConfig, backend: Backend) -> Distillation:
     """The real objective with a teacher that computes nothing, or a cache that has no file."""
     # Built with a tiny teacher: the digest of a large one would take long and mean nothing.
-    tiny = replace(teacher.model, vocab_size=1, block_size=1, n_layer=1, n_head=1, n_embd=1)
+    tiny = ModelConfig(vocab_size=1, block_size=1, n_layer=1, n_head=1, n_embd=1)
     distillation = Distillation(TransformerModel(tiny, backend=backend))
     if teacher.top_k:
         distillation.cache = _CacheWithoutFile(

@@ -74,6 +74,15 @@ class EarlyStopRecord:
 
 
 @dataclass(frozen=True)
+class TargetRecord:
+    """The run ends because its held-out loss has reached target_loss."""
+
+    step: int
+    loss: float
+    target: float
+
+
+@dataclass(frozen=True)
 class SaveFailedRecord:
     """A checkpoint could not be written; the next save tries again."""
 
@@ -146,6 +155,7 @@ Record = (
     | RollbackRecord
     | HealthRecord
     | EarlyStopRecord
+    | TargetRecord
     | SaveFailedRecord
     | FileWarningRecord
     | FailureRecord
