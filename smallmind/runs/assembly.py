@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import safetensors
+from smallmind import activity, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.nn.transformer import TransformerModel, resolve_precision
@@ -56,8 +56,9 @@ def is_literal(text: str | PathLike[str] | None) -> bool:
 def digest(text: str) -> str:
     """SHA-256 of a text."""
     sha = hashlib.sha256()
-    for start in range(0, len(text), CHUNK):  # a long text is not copied as a whole
-        sha.update(text[start : start + CHUNK].encode())
+    with activity.doing("Computing the digest of the text", usual=len(text) < activity.LARGE):
+        for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
+            sha.update(text[start : start + CHUNK].encode())
     return sha.hexdigest()
 
 

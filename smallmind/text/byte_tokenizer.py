@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.checks import check_type
 from smallmind.text.tokenizer import Tokenizer
 
@@ -54,6 +55,6 @@ class ByteTokenizer(Tokenizer):
 
 def _encoded(text: str) -> Iterator[bytes]:
     """The bytes of a text, in chunks, so that a long one is not copied as a whole."""
-    for start in range(0, len(text), CHUNK):
+    for start in activity.parts(range(0, len(text), CHUNK)):
         # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
         yield text[start : start + CHUNK].encode("utf-8", "surrogateescape")

@@ -8,7 +8,7 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, TransformerModel
 from smallmind.cli import main
-from smallmind.runs.lock import RunLock
+from smallmind.lock import RunLock
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 FIELDS = {

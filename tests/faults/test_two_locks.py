@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from smallmind import InputError
-from smallmind.runs import lock as run_lock
+from smallmind import lock as run_lock
+from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
-from smallmind.runs.lock import RunLock
 
 HOLDER = """
 import os, sys
-from smallmind.runs.lock import RunLock
+from smallmind.lock import RunLock
 lock = RunLock(sys.argv[1])
 print(os.getpid(), flush=True)
 sys.stdin.read()
