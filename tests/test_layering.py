@@ -16,8 +16,8 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"checks", "config", "settings", "parts"},
     {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
-    {"presets", "safetensors", "kernels"},
-    {"memory", "text"},
+    {"safetensors", "kernels"},
+    {"memory", "text", "presets"},
     {"nn", "linalg"},
     {"optim", "generation"},
     {"training"},

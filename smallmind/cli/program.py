@@ -95,6 +95,17 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
         return options, unknown
 
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        """As in argparse, but in the words of the settings' own checks."""
+        wanted = {int: "a whole number", float: "a number"}.get(action.type)  # type: ignore[call-overload]
+        try:
+            return super()._get_value(action, text)  # type: ignore[misc]
+        except argparse.ArgumentError:
+            if wanted is None:
+                raise
+            flag = action.option_strings[0]
+            raise argparse.ArgumentError(None, f"{flag} {text} must be {wanted}") from None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As in argparse, but lists the choices as they are typed."""
         choices = list(map(str, action.choices or ()))
