@@ -96,8 +96,8 @@ class RunDirectory:
         behind then.
         """
         directory = cls(path)
-        directory._directories = [p for p in (path, *path.parents) if not p.exists()]
         try:
+            directory._directories = [p for p in (path, *path.parents) if not p.exists()]
             directory._make_and_lock()
             directory._claim(text is not None)
             if text is not None:

@@ -174,3 +174,19 @@ def test_a_lock_has_one_holder_at_a_time(tmp_path):
         thread.join()
     assert set(together) == {1} and len(together) + len(refused) == 2000
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be removed there")
+def test_a_lock_whose_file_was_removed_by_hand_leaves_that_of_the_next_run(tmp_path):
+    first = RunLock(tmp_path)
+    first.path.unlink()
+    with RunLock(tmp_path):
+        first.release()
+        with pytest.raises(InputError, match="is in use by"):
+            RunLock(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_locked_says_what_to_use(tmp_path):
+    with pytest.raises(InputError, match="; use a directory that you can write to, on a disk that"):
+        RunLock(tmp_path / "missing")
