@@ -1,7 +1,9 @@
-"""What a file that is not UTF-8 text probably is, and the command that turns it into one."""
+"""UTF-8: what a file in anything else probably is, and the command that turns it into text."""
 
 import os
 import shlex
+
+from smallmind.checks import InputError
 
 # First bytes -> what the file is, and the command that makes text of it. Those that read standard
 # input take a file of any name.
@@ -34,6 +36,17 @@ CONTROLS = bytes(range(0x80, 0xA0))  # in ISO-8859-1; characters in Windows-1252
 UNDEFINED = b"\x81\x8d\x8f\x90\x9d"
 MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
 MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
+
+
+def encoded(text: str, start: int, stop: int, errors: str = "strict") -> bytes:
+    """text[start:stop] in UTF-8. InputError for half a character, which no file can hold."""
+    try:
+        return text[start:stop].encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text has {error.object[error.start]!r}, half a character, at position "
+            f"{start + error.start}: replace it, as with text.encode(errors='replace').decode()"
+        ) from None
 
 
 def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
