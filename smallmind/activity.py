@@ -123,7 +123,10 @@ def showing_on(hook: Hook) -> Iterator[None]:
 
 @contextmanager
 def doing(phrase: str, usual: bool = False) -> Iterator[None]:
-    """Within the block, the hook shows a phrase such as "Reading the text"."""
+    """Within the block, the hook shows a phrase such as "Reading the text".
+
+    A usual one is shown only on a line that is replaced, once it has taken a second.
+    """
     depth = len(_state.tasks)
     _state.tasks.append(_Phrase(phrase, at_once=not usual))
     try:

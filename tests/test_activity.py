@@ -19,6 +19,7 @@ from smallmind import (
     durable,
     safetensors,
 )
+from smallmind.cli import main
 from smallmind.runs import assembly
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.ending import save_ending
@@ -59,6 +60,15 @@ def new_training(**settings):
     return Training(model, tokenizer, TEXT, block_size=8, batch_size=4, **settings)
 
 
+def standard_error(monkeypatch):
+    """A terminal of 80 columns in its place."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    return terminal
+
+
 def new_directory(path):
     return RunDirectory.create(path / "run")
 
@@ -92,15 +102,22 @@ def test_short_steps_and_evaluations_are_not_announced(monkeypatch, shown):
 
 
 def test_the_progress_line_changes_within_a_step(slow, monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "80")
+    terminal = standard_error(monkeypatch)
     line = ProgressLine(2000)
     with activity.refreshing(lambda so_far: line.during(12, so_far)):
         for _ in activity.parts("abc"):
             pass
-    assert "step   12/2000 (33%, 0:" in stream.getvalue()
+    assert "step   12/2000 (33%, 0:" in terminal.getvalue()
+
+
+def test_a_first_token_that_takes_long_is_announced(slow, monkeypatch, capsys, tmp_path):
+    training = new_training()
+    new_directory(tmp_path).save_model(training.model, training.tokenizer, 1)
+    file = tmp_path / "run" / "model.safetensors"
+    terminal = standard_error(monkeypatch)
+    assert main(["generate", str(file), "--prompt", "the ", "--max-tokens", "3"]) == 0
+    assert "Generating: 0:" in terminal.getvalue()
+    assert len(capsys.readouterr().out) == len("the ") + 3 + 1
 
 
 @pytest.mark.parametrize("batches", [3, 0])

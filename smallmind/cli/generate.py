@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 
 from smallmind import activity
 from smallmind.cli.console import Console
@@ -39,22 +38,12 @@ def run(options: argparse.Namespace) -> int:
         tokenizer.encode(prompt)  # an unknown character is an error before anything is shown
         notes.line(f"Using {found.name}, of {path}")
         pieces = stream(model, tokenizer, prompt, config)
-        if not console.is_terminal:
-            with activity.doing("Generating", usual=True):
-                _show(console, prompt, pieces)
-            return 0
-        # On a terminal the text itself shows how far it is, as soon as there is some.
         with activity.doing("Generating", usual=True):
-            first = next(pieces, "")
-        _show(console, prompt + first, pieces)
-    return 0
-
-
-def _show(console: Console, text: str, pieces: Iterator[str]) -> None:
-    """Prints a text and, piece by piece, what follows it."""
-    console.piece(text)
-    for piece in pieces:
-        if not console.has_reader:
-            break
-        console.piece(piece)
+            first = next(pieces, "")  # from here on the text itself shows how far it is
+        console.piece(prompt + first)
+        for piece in pieces:
+            if not console.has_reader:
+                break
+            console.piece(piece)
     console.piece("\n")
+    return 0
