@@ -20,6 +20,8 @@ COMMANDS = {
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
 
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
@@ -97,13 +99,12 @@ class _Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         """As in argparse, but in the words of the settings' own checks."""
-        wanted = {int: "a whole number", float: "a number"}.get(action.type)  # type: ignore[call-overload]
         try:
-            return super()._get_value(action, text)  # type: ignore[misc]
+            return super()._get_value(action, text)
         except argparse.ArgumentError:
-            if wanted is None:
+            if action.type not in NUMBERS:
                 raise
-            flag = action.option_strings[0]
+            flag, wanted = action.option_strings[0], NUMBERS[action.type]
             raise argparse.ArgumentError(None, f"{flag} {text} must be {wanted}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
