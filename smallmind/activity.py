@@ -1,21 +1,26 @@
 """What a program waits for, told through one hook; and a clock that does not count compiling.
 
 Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called with
-what is being done now, and with None at its end. A usual part of a run, such as an evaluation, is
-only for a line that is replaced. In scripts and notebooks the hook shows everything else on
-standard error; `with showing_on(hook):` replaces it, as the command line does.
+what is being done now, and with None at its end. `usual` ones are only for a line that is replaced:
+the parts of every run, once they have taken a second, and what `tick` adds to a phrase meanwhile,
+as in "Evaluating after step 250: 17%, 0:12". In scripts and notebooks the hook shows everything
+else on standard error; `with showing_on(hook):` replaces it, as the command line does.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from smallmind.live_line import LiveLine
 
 Hook = Callable[[str | None, bool], object]
+Item = TypeVar("Item")
 
 QUIET = 3.0  # seconds between two lines in a file
+REFRESH = 1.0  # seconds between two changes of a line that is replaced
+LARGE = 10**8  # bytes that may take more than a second to read, encode or write
 
 
 class _StandardError:
@@ -26,10 +31,10 @@ class _StandardError:
         self._shown = -QUIET
 
     def __call__(self, text: str | None, usual: bool) -> None:
-        if usual:
-            return
         if self._line is None or self._line.stream is not sys.stderr:
             self._line = LiveLine(sys.stderr)
+        if usual and not self._line.is_shown:
+            return
         if self._line.is_live:
             self._line.show(f"{text} ...") if text else self._line.clear()
         elif text and time.monotonic() - self._shown >= QUIET:
@@ -37,16 +42,70 @@ class _StandardError:
             self._shown = time.monotonic()
 
 
-class _State:
-    hook: Hook = _StandardError()
-    phrases: list[tuple[str, bool]]  # what is being done, the innermost last
-    compiling: int = 0  # kernels, each within the one before
-    compiled: int = 0
-    compile_start: float = 0.0
-    compile_seconds: float = 0.0
+class _Task:
+    """Something that is being done. `show` is called with how far it is, but not before `delay`."""
+
+    delay = 0.0  # seconds
 
     def __init__(self) -> None:
-        self.phrases = []
+        self.start = time.monotonic()
+        self.parts: list[list[int]] = []  # done and all, the inner ones within one of the outer
+
+    def so_far(self) -> str:
+        """How far it is: "17%, 0:12"; without parts 0:12, in the first second nothing."""
+        share, width = 0.0, 1.0
+        for done, count in self.parts:
+            width /= count
+            share += width * done
+        seconds = time.monotonic() - self.start
+        if seconds < REFRESH:
+            return ""
+        return f"{share:.0%}, {duration(seconds)}" if share else duration(seconds)
+
+    def show(self, so_far: str) -> None:
+        raise NotImplementedError
+
+
+class _Phrase(_Task):
+    """What the hook shows: at once, or only once it has taken a second."""
+
+    delay = REFRESH
+
+    def __init__(self, phrase: str, at_once: bool) -> None:
+        super().__init__()
+        # It may name a file, which may have any name.
+        self.phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
+        self.is_shown = at_once
+        if at_once:
+            _state.hook(self.phrase, False)
+
+    def show(self, so_far: str = "") -> None:
+        self.is_shown = True
+        _state.hook(f"{self.phrase}: {so_far}" if so_far else self.phrase, True)
+
+
+class _Refreshed(_Task):
+    """What its caller shows."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        super().__init__()
+        self._show = show
+
+    def show(self, so_far: str) -> None:
+        self._show(so_far)
+
+
+class _State:
+    hook: Hook = _StandardError()
+    tasks: list[_Task]  # what is being done, the innermost last
+    refreshed: float = 0.0  # when `tick` last showed something
+    compiling: int = 0  # kernels, each within the one before
+    compiled: int = 0
+    compile_start: int = 0  # nanoseconds
+    compile_time: int = 0  # nanoseconds
+
+    def __init__(self) -> None:
+        self.tasks = []
 
 
 _state = _State()
@@ -64,49 +123,111 @@ def showing_on(hook: Hook) -> Iterator[None]:
 
 @contextmanager
 def doing(phrase: str, usual: bool = False) -> Iterator[None]:
-    """Within the block, the hook shows a phrase such as "Reading the text"."""
-    _begin(phrase, usual)
+    """Within the block, the hook shows a phrase such as "Reading the text".
+
+    A usual one is shown only on a line that is replaced, once it has taken a second.
+    """
+    depth = len(_state.tasks)
+    _state.tasks.append(_Phrase(phrase, at_once=not usual))
     try:
         yield
     finally:
-        _end()
+        _end(depth)
+
+
+@contextmanager
+def refreshing(show: Callable[[str], object]) -> Iterator[None]:
+    """Within the block, show is called about once a second with how far it is: "17%, 0:12"."""
+    depth = len(_state.tasks)
+    _state.tasks.append(_Refreshed(show))
+    try:
+        yield
+    finally:
+        _end(depth)
+
+
+def tick() -> None:
+    """Shows how far it is, if a second has passed since the last time: 0.1 microseconds if not.
+
+    For everything that may take long: call it every now and then.
+    """
+    if not _state.tasks or (now := time.monotonic()) - _state.refreshed < REFRESH:
+        return
+    for task in reversed(_state.tasks):
+        if now - task.start >= task.delay:
+            _state.refreshed = now
+            task.show(task.so_far())
+            return
+
+
+def parts(items: Sequence[Item]) -> Iterator[Item]:
+    """The items one by one, each of them an equal part of what is being done. Ticks."""
+    if not _state.tasks:
+        yield from items
+        return
+    counted = _state.tasks[-1].parts
+    depth, part = len(counted), [0, len(items)]
+    counted.append(part)
+    try:
+        for item in items:
+            tick()
+            yield item
+            part[0] += 1
+    finally:
+        del counted[depth:]
 
 
 def begin_compiling(kernel: str) -> None:
     """Says that a kernel is being compiled, perhaps within another one; the clock stands still."""
     if _state.compiling:
-        _state.phrases.pop()
+        _state.tasks.pop()
     else:
-        _state.compile_start = time.perf_counter()
+        _state.compile_start = time.perf_counter_ns()
     _state.compiling += 1
     _state.compiled += 1
-    _begin(f"Compiling kernels for this CPU, once: {_state.compiled}, {kernel}")
+    phrase = f"Compiling kernels for this CPU, once: {_state.compiled}, {kernel}"
+    _state.tasks.append(_Phrase(phrase, at_once=True))
 
 
 def end_compiling() -> None:
     """Ends what begin_compiling began."""
     _state.compiling -= 1
     if not _state.compiling:
-        _state.compile_seconds += time.perf_counter() - _state.compile_start
-        _end()
+        _state.compile_time += time.perf_counter_ns() - _state.compile_start
+        _end(len(_state.tasks) - 1)
 
 
 def compiled() -> tuple[int, float]:
     """How many kernels this process has compiled, and in how many seconds."""
-    return _state.compiled, _state.compile_seconds
+    return _state.compiled, _state.compile_time / 1e9
 
 
 def clock() -> float:
     """Like time.perf_counter, in seconds, but it stands still while kernels compile."""
-    now = _state.compile_start if _state.compiling else time.perf_counter()
-    return now - _state.compile_seconds
+    return clock_ns() / 1e9
 
 
-def _begin(phrase: str, usual: bool = False) -> None:
-    _state.phrases.append((phrase, usual))
-    _state.hook(phrase, usual)
+def clock_ns() -> int:
+    """The same in nanoseconds."""
+    now = _state.compile_start if _state.compiling else time.perf_counter_ns()
+    return now - _state.compile_time
 
 
-def _end() -> None:
-    _, usual = _state.phrases.pop()
-    _state.hook(*(_state.phrases[-1] if _state.phrases else (None, usual)))
+def duration(seconds: float) -> str:
+    """Seconds -> 0:07, 12:34 or 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _end(depth: int) -> None:
+    """Ends all but the outer `depth` tasks: several if an interrupt kept inner ones from ending."""
+    ended = _state.tasks[depth:]
+    del _state.tasks[depth:]
+    if not any(isinstance(task, _Phrase) and task.is_shown for task in ended):
+        return
+    outer = _state.tasks[-1] if _state.tasks else None
+    if isinstance(outer, _Phrase) and outer.is_shown:
+        outer.show()
+    else:
+        _state.hook(None, False)

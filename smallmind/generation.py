@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.checks import InputError, check_type
 from smallmind.config import GenerationConfig
 from smallmind.memory.tensor_pool import TensorPool
@@ -64,7 +65,7 @@ def _sample(
     # A growing context rents arrays of many sizes: a separate pool, trimmed now and then, keeps
     # them from piling up in the pool of a training run.
     with TensorPool() as pool:
-        for i in range(config.max_tokens):
+        for i in activity.parts(range(config.max_tokens)):
             with model.workspace.using_pool(pool):
                 logits = model.forward(context[None])[0, -1, :vocab_size]
             if i % TRIM_EVERY == 0 and len(context) < window:

@@ -30,6 +30,11 @@ class LiveLine:
         self._has_escapes = is_terminal and not dumb
         self._width = 0  # of what is shown
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is something to clear."""
+        return self._width > 0
+
     def show(self, *variants: str) -> None:
         """Shows the first variant that fits, or as many words of the last one as do."""
         columns = shutil.get_terminal_size().columns

@@ -158,9 +158,19 @@ def _sections(file: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (RecursionError, TypeError, ValueError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
         kind = "the config.json of a run" if is_saved_run else "TOML in UTF-8"
-        raise InputError(f"{file} is not {kind}: {reason}") from None
+        raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
+
+
+def _reason(error: Exception, file: Path, content: bytes) -> str:
+    """Why a file of settings cannot be read, and what to do if it has another encoding."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        from smallmind.text.encoding import advice  # takes milliseconds to import
+
+        return advice(str(file), content, file.suffix)
+    return str(error)
 
 
 def _read(file: Path) -> bytes:

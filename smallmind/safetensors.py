@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from smallmind import durable
+from smallmind import activity, durable
 from smallmind.checks import InputError
 
 # NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
@@ -96,10 +96,11 @@ def read(
         digits = _pop_digest(metadata, strict)
         digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
         tensors = {}
-        for entry in entries:
-            tensors[entry.name] = _read_tensor(file, entry)
-            if digits:
-                digest.update(_bytes(tensors[entry.name]))
+        with activity.doing(f"Reading {path}", usual=before.st_size < activity.LARGE):
+            for entry in activity.parts(entries):
+                tensors[entry.name] = _read_tensor(file, entry)
+                if digits:
+                    digest.update(_bytes(tensors[entry.name]))
         _check_unchanged(before, os.fstat(file.fileno()))
         _check_digest(digest.hexdigest(), digits)
     return tensors, metadata
@@ -141,8 +142,10 @@ def open_tensors(path: str | PathLike[str]) -> tuple[dict[str, StoredTensor], di
         head, entries, metadata = _read_head(file, before.st_size)
         digits = _pop_digest(metadata, strict=True)
         digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
-        while piece := file.read(PIECE):
-            digest.update(piece)
+        with activity.doing(f"Reading {path}", usual=before.st_size < activity.LARGE):
+            while piece := file.read(PIECE):
+                digest.update(piece)
+                activity.tick()
         _check_unchanged(before, os.fstat(file.fileno()))
         _check_digest(digest.hexdigest(), digits)
         tensors = {entry.name: StoredTensor(file, path, entry, len(head)) for entry in entries}

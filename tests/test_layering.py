@@ -15,9 +15,9 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
     {"checks", "config", "settings", "parts"},
-    {"randomness", "box", "durable", "signals", "activity", "live_line"},
-    {"presets", "safetensors", "kernels"},
-    {"memory", "text"},
+    {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
+    {"safetensors", "kernels"},
+    {"memory", "text", "presets"},
     {"nn", "linalg"},
     {"optim", "generation"},
     {"training"},

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -210,8 +212,14 @@ def test_an_invalid_config_file_is_refused(tmp_path, toml):
             read_settings(file)
         assert message in str(error.value) and "\n" not in str(error.value)
     (tmp_path / "latin.toml").write_bytes(b"[run]\ntext = '\xe9'")
-    with pytest.raises(InputError, match=r"latin\.toml is not TOML in UTF-8"):
+    with pytest.raises(InputError) as error:
         read_settings(tmp_path / "latin.toml")
+    message, _, command = str(error.value).partition(": it is probably ISO-8859-1: ")
+    assert message.endswith("latin.toml is not TOML in UTF-8")
+    assert command.startswith("iconv -f ISO-8859-1") and command.endswith("latin-utf8.toml")
+    if shutil.which("iconv"):
+        subprocess.run(command, shell=True, check=True)
+        assert read_settings(tmp_path / "latin-utf8.toml") == {"text": "é"}
 
 
 def saved_run(tmp_path, **changes):

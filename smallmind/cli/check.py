@@ -32,23 +32,24 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.training.preflight import preflight
 
     console = Console()
-    text = read_source(settings.run.text).text
-    initial = read_initial(settings.run)
-    if initial:
-        settings = with_initial(settings, initial)
-    tokenizer = fit_tokenizer(settings, text, initial)
     failed = count = 0
     with activity.showing_on(console.activity):
+        text = read_source(settings.run.text).text
+        initial = read_initial(settings.run)
+        if initial:
+            settings = with_initial(settings, initial)
+        tokenizer = fit_tokenizer(settings, text, initial)
         data = make_dataset(settings, text, tokenizer)
         settings = resolve_settings(settings, data, tokenizer)
         if not settings.run.minutes and (shortcoming := too_short(settings.training)):
             console.warning(shortcoming)
         training = build_training(settings, data, tokenizer, initial)
-        for result in preflight(training, settings.training, untrained=initial is None):
-            verdict = "ok    " if result.passed else "FAILED"
-            details = f"{result.measured}; expected {result.expected}"
-            console.line(f"{verdict}  {result.name}: {details}", INDENT)
-            count, failed = count + 1, failed + (not result.passed)
+        with activity.doing("Checking", usual=True):
+            for result in preflight(training, settings.training, untrained=initial is None):
+                verdict = "ok    " if result.passed else "FAILED"
+                details = f"{result.measured}; expected {result.expected}"
+                console.line(f"{verdict}  {result.name}: {details}", INDENT)
+                count, failed = count + 1, failed + (not result.passed)
     if failed:
         console.line(f"{failed} of {count} checks failed: this model would not learn properly")
         return 1

@@ -67,10 +67,10 @@ class ProgressDisplay:
             self.console.line(variants[0])
         self.step_records += 1
 
-    def start_step(self, step: int) -> None:
-        """Shows on a terminal that a step starts, if there was nothing new for a second."""
-        if self.console.is_terminal and (variants := self.progress.start(step)):
-            self.console.live(*variants)
+    def during_step(self, step: int, so_far: str) -> None:
+        """Shows on a terminal how far a step is."""
+        if self.console.is_terminal:
+            self.console.live(*self.progress.line(step, so_far))
 
     def show_evaluation(self, record: EvaluationRecord) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""

@@ -35,11 +35,11 @@ def run(options: argparse.Namespace) -> int:
     is_file = path.is_file()
     if is_file and not options.text:
         raise InputError(f"{path} is a file, which knows no text of its own: name one after it")
-    source = read_source(options.text) if options.text else None
-    opened = None if is_file else Run.open(path)
-    text = source.text if source else opened.text if opened else ""
-    is_own = opened is not None and opened.is_own_text(text)
     with activity.showing_on(Console(sys.stderr).activity):
+        source = read_source(options.text) if options.text else None
+        opened = None if is_file else Run.open(path)
+        text = source.text if source else opened.text if opened else ""
+        is_own = opened is not None and opened.is_own_text(text)
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
         result = evaluate_text(model, tokenizer, text, HELD_OUT if is_own else 1.0)

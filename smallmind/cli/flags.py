@@ -16,6 +16,7 @@ from smallmind.presets import ARCHITECTURES, FIELDS, PRESETS, SIZES, Fields, res
 from smallmind.settings import RENAMED, SECTIONS, Settings
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
+ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 METAVARS = {"init_from": "RUN", "teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
@@ -176,7 +177,8 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
         settings["choices"] = [str(choice) for choice in field.metadata["choices"]]
     else:
         settings["metavar"] = METAVARS.get(field.name, METAVARS_BY_TYPE[kind])
-    group.add_argument(flag, type=kind, **settings)
+    aliases = [ALIASES[field.name]] if field.name in ALIASES else []
+    group.add_argument(flag, *aliases, type=kind, **settings)
     for former, name in RENAMED.items():
         if name == field.name:
             settings["help"] = argparse.SUPPRESS

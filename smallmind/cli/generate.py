@@ -38,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
         tokenizer.encode(prompt)  # an unknown character is an error before anything is shown
         notes.line(f"Using {found.name}, of {path}")
         pieces = stream(model, tokenizer, prompt, config)
-        console.piece(prompt)
+        with activity.doing("Generating", usual=True):
+            first = next(pieces, "")  # from here on the text itself shows how far it is
+        console.piece(prompt + first)
         for piece in pieces:
             if not console.has_reader:
                 break

@@ -20,6 +20,8 @@ COMMANDS = {
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
 
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
@@ -94,6 +96,16 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
         return options, unknown
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        """As in argparse, but in the words of the settings' own checks."""
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError:
+            if action.type not in NUMBERS:
+                raise
+            flag, wanted = action.option_strings[0], NUMBERS[action.type]
+            raise argparse.ArgumentError(None, f"{flag} {text} must be {wanted}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As in argparse, but lists the choices as they are typed."""

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(
     console: Console, config: TrainingConfig, names: Sequence[str], plot: Path | None
 ) -> None:
-    from smallmind.optim.schedule import schedule
+    from smallmind.optim.schedule import schedule, too_short
 
     schedules, skipped = {}, []
     for name in names:
@@ -85,6 +85,8 @@ def _show(
         )
     for reason in skipped:
         console.line(reason)
+    if shortcoming := too_short(config):
+        console.warning(shortcoming)
     if plot:
         _draw(schedules, config.steps, plot)
         console.line(f"Wrote the plot to {plot}")

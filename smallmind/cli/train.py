@@ -127,9 +127,6 @@ def _build(console: Console, run: "Run") -> None:
     teacher = read_teacher(settings.distillation, run.data.tokenizer)
     text = TextSize.of(run.text, run.data)
     check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))
-    cache = settings.distillation.teacher_cache
-    if cache and not os.path.lexists(cache):
-        console.line(f"Running the teacher over the text once; caching its logits in {cache} ...")
     run.training  # noqa: B018
 
 
@@ -161,8 +158,7 @@ def _train(
     if distillation and distillation.config.learn_temperature:
         console.line(f"Temperature at the end: {distillation.temperature:.3f}")
     if not status:
-        with activity.doing("Evaluating the whole held-out text"):
-            show_result(console, run)
+        show_result(console, run)
         console.line("\nSample:")
         console.quote(run.sample or "")
     console.line(f"The run is in {run.path}")
@@ -183,7 +179,7 @@ def _show_steps(console: Console, run: "Run") -> int:
 
     token = token_name(run.training.tokenizer.kind)
     progress = ProgressDisplay(console, run.settings.training.steps, token)
-    run.training.on_step = progress.start_step
+    run.training.on_step = progress.during_step
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
             progress.show(record)

@@ -52,8 +52,9 @@ def mask_of_head(mask, head):
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
-    The mask follows from key, 64 bits, and from first_row, the place of x in its batch. It is its
-    own backward: dx = dropout(dy) with the same arguments.
+    The mask follows from key and from first_row, the place of x in its batch. The key is a hash of
+    64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are alike.
+    It is its own backward: dx = dropout(dy) with the same arguments.
     """
     threshold, factor = dropout_threshold(probability)
     addend = _NO_MATRIX if addend is None else addend

@@ -338,8 +338,9 @@ def lookup_backward(dweight, dout, ids):
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
-    The mask follows from key, 64 bits, and from first_row, the place of x in its batch. It is its
-    own backward: dx = dropout(dy) with the same arguments.
+    The mask follows from key and from first_row, the place of x in its batch. The key is a hash of
+    64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are alike.
+    It is its own backward: dx = dropout(dy) with the same arguments.
     """
     if probability:
         x = x * dropout_mask(x.shape, key, probability, x.dtype, first_row * x.shape[1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.half import round_to
 
@@ -157,8 +158,9 @@ class Parameters:
 
     def initialise(self, seed: int) -> None:
         """Writes the values that the specs and the seed determine."""
-        for stream, spec in enumerate(self.specs):
-            spec.initialisation.fill(self.views[spec.name], seed, stream)
+        with activity.doing("Initialising the weights", usual=self.data.nbytes < activity.LARGE):
+            for stream, spec in enumerate(activity.parts(self.specs)):
+                spec.initialisation.fill(self.views[spec.name], seed, stream)
         self.refresh()
 
     def ranges(self, *roles: Role) -> list[slice]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from smallmind import safetensors
+from smallmind import activity, safetensors
 from smallmind.checks import InputError, check_type
 from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.kernels.half import BFLOAT16, FLOAT16
@@ -51,7 +51,7 @@ def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[sli
     So memory does not grow with the batch. The order of all sums depends only on these sizes.
     """
     end = 0
-    for size in micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size):
+    for size in activity.parts(micro_batch_sizes(len(ids), ids.shape[1], micro_batch_size)):
         start, end = end, end + size
         yield slice(start, end)
 

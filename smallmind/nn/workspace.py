@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
 from smallmind.randomness import hash64
@@ -50,6 +51,7 @@ class Workspace:
 
     def kernels_for(self, layer: str) -> Any:
         """The kernels. Sets `layer`, for what profiles or checks them."""
+        activity.tick()
         self.layer = layer
         return self.kernels
 

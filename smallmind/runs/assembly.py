@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import safetensors
+from smallmind import activity, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.nn.transformer import TransformerModel, resolve_precision
@@ -17,6 +17,7 @@ from smallmind.runs.loading import load, load_model, read_tokenizer
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
 from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.encoding import encoded
 from smallmind.text.samplers import Epochs
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
@@ -54,10 +55,11 @@ def is_literal(text: str | PathLike[str] | None) -> bool:
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text."""
+    """SHA-256 of a text. InputError if it has halves of characters, which no file can hold."""
     sha = hashlib.sha256()
-    for start in range(0, len(text), CHUNK):  # a long text is not copied as a whole
-        sha.update(text[start : start + CHUNK].encode())
+    with activity.doing("Computing the digest of the text", usual=len(text) < activity.LARGE):
+        for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
+            sha.update(encoded(text, start, start + CHUNK))
     return sha.hexdigest()
 
 

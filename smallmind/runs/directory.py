@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind import durable, safetensors
+from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.config import __version__
+from smallmind.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs.lock import RunLock
 from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
@@ -96,8 +96,8 @@ class RunDirectory:
         behind then.
         """
         directory = cls(path)
-        directory._directories = [p for p in (path, *path.parents) if not p.exists()]
         try:
+            directory._directories = [p for p in (path, *path.parents) if not p.exists()]
             directory._make_and_lock()
             directory._claim(text is not None)
             if text is not None:
@@ -274,7 +274,8 @@ class RunDirectory:
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
         """Writes model and tokenizer to one file, with the step that they were saved after."""
         saved = {"tokenizer": safetensors.to_json(tokenizer.state()), "step": str(step)}
-        model.save(self.path / MODEL, saved)
+        with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
+            model.save(self.path / MODEL, saved)
 
     def save_sample(self, step: int, text: str) -> None:
         """Adds a sample of generated text, unless there is one of this step."""

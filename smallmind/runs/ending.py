@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import NamedTuple
 
+from smallmind import activity
 from smallmind.generation import generate
 from smallmind.runs.directory import RunDirectory
 from smallmind.training import evaluation
@@ -40,7 +41,8 @@ def save_ending(training: Training, directory: RunDirectory, seed: int) -> Endin
     if final is None:
         return Ending()
     # Last: a run with a sample is finished.
-    sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
+    with activity.doing("Writing a sample", usual=True):
+        sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
     directory.save_sample(step, sample)
     return Ending(final, sample)
 
@@ -48,10 +50,14 @@ def save_ending(training: Training, directory: RunDirectory, seed: int) -> Endin
 def _evaluate_held_out(training: Training) -> Evaluation:
     """The loss on the whole held-out part. Raises Stopped after `stop`."""
     data = training.data
-    # In batches of the run's size, whose arrays are in the pool already.
-    return evaluation.evaluate(
-        training.model, data.held_out, data.count_characters, data.batch_size, training.check_stop
-    )
+    with activity.doing("Evaluating the whole held-out text", usual=True):
+        return evaluation.evaluate(
+            training.model,
+            data.held_out,
+            data.count_characters,
+            data.batch_size,  # of the run, for which there are arrays in the pool already
+            training.check_stop,
+        )
 
 
 def _final_record(step: int, final: Evaluation) -> FinalRecord:

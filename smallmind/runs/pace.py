@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.activity import clock
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig, micro_batch_sizes
@@ -100,7 +101,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     affordable = int(MAX_OPERATIONS / (OPERATIONS * model.flat.data.size * T))
     largest = max(micro_batch_sizes(B, T, config.micro_batch_size))
     windows = max(1, min(largest, affordable))
-    with training.preserved():
+    with activity.doing("Timing a few passes", usual=True), training.preserved():
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
         objective = make_objective(model, training.distillation)

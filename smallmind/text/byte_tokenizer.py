@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.checks import check_type
+from smallmind.text.encoding import encoded
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together
@@ -27,9 +29,9 @@ class ByteTokenizer(Tokenizer):
         check_type("text", text, str)
         ids = np.empty(sum(map(len, _encoded(text))), np.int32)
         end = 0
-        for encoded in _encoded(text):
-            start, end = end, end + len(encoded)
-            ids[start:end] = np.frombuffer(encoded, np.uint8)
+        for chunk in _encoded(text):
+            start, end = end, end + len(chunk)
+            ids[start:end] = np.frombuffer(chunk, np.uint8)
         return ids
 
     def _text(self, ids: np.ndarray) -> str:
@@ -54,6 +56,6 @@ class ByteTokenizer(Tokenizer):
 
 def _encoded(text: str) -> Iterator[bytes]:
     """The bytes of a text, in chunks, so that a long one is not copied as a whole."""
-    for start in range(0, len(text), CHUNK):
+    for start in activity.parts(range(0, len(text), CHUNK)):
         # Bytes of the command line that are not UTF-8 arrive as lone surrogates.
-        yield text[start : start + CHUNK].encode("utf-8", "surrogateescape")
+        yield encoded(text, start, start + CHUNK, "surrogateescape")

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.checks import InputError, check_type
 from smallmind.text.tokenizer import Tokenizer
 
@@ -18,7 +19,7 @@ class CharTokenizer(Tokenizer):
     unit = "characters"
 
     def __init__(self, text: str = "", kind: str = "char") -> None:
-        self.characters = "".join(sorted(set(check_type("text", text, str))))
+        self.characters = "".join(sorted(_distinct(check_type("text", text, str))))
         codes = _code_points(self.characters)
         # A table from code point to id, -1 for characters outside the vocabulary.
         self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
@@ -29,7 +30,7 @@ class CharTokenizer(Tokenizer):
     def encode(self, text: str) -> np.ndarray:
         ids = np.full(len(check_type("text", text, str)), -1, np.int32)
         # In chunks, so that temporary arrays stay small even for a long text.
-        for start in range(0, len(text), CHUNK):
+        for start in activity.parts(range(0, len(text), CHUNK)):
             codes = _code_points(text[start : start + CHUNK])
             chunk, inside = ids[start : start + CHUNK], codes < len(self._ids)
             chunk[inside] = self._ids[codes[inside]]
@@ -53,7 +54,7 @@ class CharTokenizer(Tokenizer):
         )
 
     def unknown(self, text: str) -> str:
-        return "".join(sorted(set(text) - set(self.characters)))
+        return "".join(sorted(_distinct(text) - set(self.characters)))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:
@@ -71,6 +72,15 @@ class CharTokenizer(Tokenizer):
             raise TypeError("its characters are not text")
         characters.encode()  # ValueError for lone surrogates
         return cls(characters)
+
+
+def _distinct(text: str) -> set[str]:
+    """The characters that occur in a text."""
+    found: set[str] = set()
+    with activity.doing("Listing the characters of the text", usual=len(text) < activity.LARGE):
+        for start in activity.parts(range(0, len(text), CHUNK)):
+            found.update(text[start : start + CHUNK])
+    return found
 
 
 def _shorten(text: str, max_length: int = 80) -> str:

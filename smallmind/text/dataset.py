@@ -1,12 +1,13 @@
 """Reading texts, and windows of their tokens."""
 
 import math
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import durable
+from smallmind import activity, durable
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, RunConfig
 from smallmind.randomness import hash64
@@ -30,7 +31,9 @@ def read_text(path: str) -> str:
         if Path(path).is_dir():
             raise InputError(f"{path} is a directory; give a text file in it")
         with durable.open_regular(path) as file:
-            data = file.read()
+            size = os.fstat(file.fileno()).st_size
+            with activity.doing(f"Reading {path}", usual=size < activity.LARGE):
+                data = file.read()
     except FileNotFoundError:
         raise InputError(f"{path} does not exist; give the path of a UTF-8 text file") from None
     except OSError as error:
@@ -106,7 +109,9 @@ class Dataset:
     ) -> "Dataset":
         """The dataset of a text. InputError if the tokenizer does not know a character."""
         check_type("tokenizer", tokenizer, Tokenizer)
-        return cls(tokenizer.encode(text), block_size, batch_size, seed, tokenizer)
+        with activity.doing("Encoding the text", usual=len(text) < activity.LARGE):
+            tokens = tokenizer.encode(text)
+        return cls(tokens, block_size, batch_size, seed, tokenizer)
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
         """Windows of the training part that begin at starts (B,), in the first rows of `out`."""

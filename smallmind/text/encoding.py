@@ -1,7 +1,9 @@
-"""What a file that is not UTF-8 text probably is, and the command that turns it into one."""
+"""UTF-8: what a file in anything else probably is, and the command that turns it into text."""
 
 import os
 import shlex
+
+from smallmind.checks import InputError
 
 # First bytes -> what the file is, and the command that makes text of it. Those that read standard
 # input take a file of any name.
@@ -36,21 +38,35 @@ MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
 MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
-def advice(path: str, data: bytes) -> str:
-    """The path and contents of a file that is not UTF-8 -> what it probably is, and what to do."""
+def encoded(text: str, start: int, stop: int, errors: str = "strict") -> bytes:
+    """text[start:stop] in UTF-8. InputError for half a character, which no file can hold."""
+    try:
+        return text[start:stop].encode("utf-8", errors)
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the text has {error.object[error.start]!r}, half a character, at position "
+            f"{start + error.start}: replace it, as with text.encode(errors='replace').decode()"
+        ) from None
+
+
+def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
+    """The path and contents of a file that is not UTF-8 -> what it probably is, and what to do.
+
+    `suffix` is that of the file which the advice makes.
+    """
     if found := _format(data):
         kind, extract = found
         if not extract:
             return f"it is {kind}; save it as plain text in UTF-8"
-        return f"it is {kind}: {_filled(extract, path)}"
+        return f"it is {kind}: {_filled(extract, path, suffix)}"
     encoding = likely_encoding(data)
     if encoding is None:
         return "its encoding is unknown: save it as UTF-8 in the program that wrote it"
     if encoding == "UTF-8":
         command = "iconv -c -f UTF-8 -t UTF-8 < {file} > {text}"
-        return f"the rest is; to leave out what is not: {_filled(command, path)}"
+        return f"the rest is; to leave out what is not: {_filled(command, path, suffix)}"
     command = f"iconv -f {encoding} -t UTF-8 < {{file}} > {{text}}"
-    return f"it is probably {encoding}: {_filled(command, path)}"
+    return f"it is probably {encoding}: {_filled(command, path, suffix)}"
 
 
 def likely_encoding(data: bytes) -> str | None:
@@ -105,8 +121,8 @@ def _decodes(data: bytes, encoding: str) -> bool:
     return True
 
 
-def _filled(command: str, path: str) -> str:
+def _filled(command: str, path: str, suffix: str) -> str:
     """The command for a file, which writes the text beside it."""
     file = f"./{path}" if path.startswith("-") else path
-    text = f"{os.path.splitext(file)[0]}-utf8.txt"
+    text = f"{os.path.splitext(file)[0]}-utf8{suffix}"
     return command.format(file=shlex.quote(file), text=shlex.quote(text))

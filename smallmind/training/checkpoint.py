@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from smallmind import durable, safetensors
+from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
@@ -141,17 +141,12 @@ def clear_stale(directory: str | PathLike[str]) -> None:
     durable.clear_stale(_folder(directory), 0)
 
 
-def new_directory(directory: str | PathLike[str]) -> Path:
-    """Creates the directory of a new run if it does not exist.
-
-    InputError if it already holds checkpoints; OSError if it cannot be created.
-    """
+def check_unused(directory: str | PathLike[str]) -> None:
+    """InputError if the directory of a new run already holds checkpoints."""
     if found := _files(_folder(directory)):
         raise InputError(
             f"{found[0].parent} holds checkpoints of another run; choose another directory"
         )
-    Path(directory).mkdir(parents=True, exist_ok=True)
-    return Path(directory)
 
 
 class Saver(Protocol):
@@ -185,6 +180,7 @@ class BackgroundSaver:
         self._copy = StateCopy()  # of states that are not snapshots
         self._pending: tuple[Snapshot, bool] | None = None  # what to save, and whether it is best
         self._lock = threading.Lock()  # held while the pending state is written or replaced
+        self._thread: threading.Thread | None = None  # the last one that writes
 
     def save(self, state: RunState, best: bool = False) -> Exception | None:
         """Saves a state in the background -> why the previous save failed, or None.
@@ -197,11 +193,14 @@ class BackgroundSaver:
             self._pending = None  # an interrupt may leave the copy incomplete
             snapshot = state if isinstance(state, Snapshot) else self._copy.take(state)
             self._pending = snapshot, best
-        threading.Thread(target=self._write, name="checkpoint").start()
+        self._thread = threading.Thread(target=self._write, name="checkpoint")
+        self._thread.start()
         return failure
 
     def wait(self) -> Exception | None:
         """Waits for the save that is running, and tries a failed one again -> its failure."""
+        if self._thread and self._thread.is_alive():
+            self._join(self._thread)
         self._write()
         return self.failure
 
@@ -224,6 +223,15 @@ class BackgroundSaver:
             self.wait()
         else:
             self.close()
+
+    def _join(self, thread: threading.Thread) -> None:
+        thread.join(activity.REFRESH)
+        if not thread.is_alive():  # as usual
+            return
+        with activity.doing("Waiting for a checkpoint to be written"):
+            while thread.is_alive():
+                thread.join(activity.REFRESH)
+                activity.tick()
 
     def _write(self) -> None:
         """Writes the pending state, if any, in whichever thread comes first."""

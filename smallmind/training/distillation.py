@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import safetensors
+from smallmind import activity, safetensors
 from smallmind.checks import InputError, check_type
 from smallmind.config import DistillationConfig, ModelConfig, Precision
 from smallmind.nn.transformer import TransformerModel
@@ -87,7 +87,8 @@ class Distillation:
         if self.cache_file is None:
             return
         if self.teacher and not os.path.lexists(self.cache_file):
-            make_cache(self.cache_file, self.teacher, self.digest, self.top_k, dataset)
+            with activity.doing(f"Running the teacher over the text once, for {self.cache_file}"):
+                make_cache(self.cache_file, self.teacher, self.digest, self.top_k, dataset)
         self.cache = TeacherCache(
             self.cache_file, self.digest, self.vocab_size, self.top_k, dataset
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
@@ -88,7 +89,7 @@ def evaluate(
     stride = max(1, T // 2)
     starts = [*range(0, n - T, stride), n - T]
     total, scored, correct = 0.0, 0, 0
-    for first in range(0, len(starts), batch_size):
+    for first in activity.parts(range(0, len(starts), batch_size)):
         before_batch()
         # The last batch is as large as the others: arrays of its own size would take more memory.
         first = max(0, min(first, len(starts) - batch_size))
@@ -109,7 +110,8 @@ def evaluate_text(
     """How well a model predicts the last share of a text. InputError for unknown characters."""
     tokens = tokenizer.encode(text)
     tokens = tokens[len(tokens) - int(len(tokens) * share) :]
-    return evaluate(model, tokens, tokenizer.count_characters)
+    with activity.doing("Evaluating the text", usual=True):
+        return evaluate(model, tokens, tokenizer.count_characters)
 
 
 def evaluate_parts(
@@ -124,16 +126,15 @@ def evaluate_parts(
     With 0, the whole held-out part and as many windows of the training part.
     """
 
-    def evaluate_part(part: str, count: int) -> Evaluation:
-        chosen = (dataset.evaluation_batch(part, i) for i in range(count))
-        return evaluate_batches(model, chosen, dataset.count_characters, before_batch)
+    def evaluate_part(part: str) -> Evaluation:
+        count_characters, batch_size = dataset.count_characters, dataset.batch_size
+        if part == "held_out" and not batches:
+            return evaluate(model, dataset.held_out, count_characters, batch_size, before_batch)
+        numbers = activity.parts(range(batches or dataset.held_out_batches))
+        chosen = (dataset.evaluation_batch(part, i) for i in numbers)
+        return evaluate_batches(model, chosen, count_characters, before_batch)
 
-    train = evaluate_part("train", batches or dataset.held_out_batches)
-    if batches:
-        held_out = evaluate_part("held_out", batches)
-    else:
-        count, batch_size = dataset.count_characters, dataset.batch_size
-        held_out = evaluate(model, dataset.held_out, count, batch_size, before_batch)
+    train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))
     return EvaluationRecord(
         step=step,
         train_loss=train.loss,

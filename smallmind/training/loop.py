@@ -1,8 +1,11 @@
 """The steps of a run: updates, evaluations, snapshots, saves, and rollbacks after spikes."""
 
+import functools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
+from smallmind import activity
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
@@ -34,7 +37,8 @@ class Loop:
 
     `sampler` draws each batch into `buffers`; `saver` gets the state when a save is due. `evaluate`
     takes a step and a number of batches -> the record, or None if it was stopped; `check_stop`
-    raises Stopped to end the run; `on_step` is called with the number of each step before it.
+    raises Stopped to end the run; `on_step` is called about once a second with the number of the
+    step, and how far it is if it takes long: "17%, 0:12".
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class Loop:
         snapshot_every: int,
         evaluate: Callable[[int, int], EvaluationRecord | None],
         check_stop: Callable[[], object],
-        on_step: Callable[[int], object] | None,
+        on_step: Callable[[int, str], object] | None,
     ) -> None:
         self.run = run
         self.sampler = sampler
@@ -74,12 +78,17 @@ class Loop:
                 run.progress.step = step
                 yield from self._after_step(clock)
                 continue
-            if self.on_step:
-                self.on_step(step)
             try:
-                loss = accumulate_gradients(
-                    model, sampler, step, objective, run.loss_scale, self.buffers, self.check_stop
-                )
+                with self._showing(step):
+                    loss = accumulate_gradients(
+                        model,
+                        sampler,
+                        step,
+                        objective,
+                        run.loss_scale,
+                        self.buffers,
+                        self.check_stop,
+                    )
             except Stopped:
                 run.clear_gradients()
                 model.passes = passes
@@ -92,6 +101,11 @@ class Loop:
             yield from self._update(step, loss, sampler.windows_in_step(step), clock)
             yield from self._after_step(clock)
         yield from self._finish()
+
+    def _showing(self, step: int) -> AbstractContextManager[None]:
+        if self.on_step:
+            return activity.refreshing(functools.partial(self.on_step, step))
+        return activity.doing(f"Training step {step}", usual=True)
 
     def _update(self, step: int, loss: float, windows: int, clock: StepClock) -> Iterator[Record]:
         """Updates the parameters from their gradients, and reports the step."""

@@ -23,6 +23,7 @@ SAMPLES, SAMPLE_TOKENS = 8, 16  # windows to memorise, and their length
 MEMORISED = 0.1  # nats per token
 MEMORISING_STEPS, WARMUP = 100, 10
 PEAK_STEPS, MIN_PROGRESS = 60, 1e-6  # at the run's own learning rate; nats per token
+MUCH, DECADES = 0.1, 6  # nats by which a tenth of a rate may be better, and how many are tried
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
 H = 1e-5  # step of finite differences
 GRADIENT_ERROR = 1e-6  # relative, in float64
@@ -60,7 +61,7 @@ def preflight(
             yield kernels_agree(model, samples)
         yield memorise(copy_model(model, dropout=0.0), samples)
         if config and config.steps:
-            yield learns_at_peak(copy_model(model), samples, config)
+            yield learns_at_peak(model, samples, config)
         yield gradient_check(model.config)
 
 
@@ -156,26 +157,56 @@ def _learn(model: TransformerModel, samples: Batch, rate: float) -> tuple[int, f
 def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConfig) -> Check:
     """The optimizer of the run lowers the loss at the highest learning rate that the run reaches.
 
-    Trains the model.
+    And no tenth, hundredth ... of that rate gets much further in as many steps: such a rate was
+    better for whole runs too (see bench/LOG.md).
     """
     planned = schedule(config)
     rate = planned.lr(min(planned.warmup, config.steps - 1))
-    optimizer = make_optimizer(model, config)
+    losses = _losses_at(rate, model, samples, config)
+    start, loss = losses[0], _last_loss(losses)
+    measured = f"loss from {start:.3f} to {loss:.3f} after {len(losses)} steps"
+    advice = "raise --learning-rate"
+    better, lower = rate, loss
+    for _ in range(DECADES):
+        if lower < MEMORISED:
+            break
+        tenth = _last_loss(_losses_at(better / 10, model, samples, config))
+        if math.isfinite(tenth) and not tenth < lower - MUCH:
+            break
+        better, lower = better / 10, tenth
+    if better < rate:
+        measured += f", at {better:.1e} to {lower:.3f}"
+        advice = f"lower --learning-rate, for example to {better:.0e}"
+    is_lower = loss < MEMORISED or loss < start - MIN_PROGRESS
+    return Check(
+        f"learning at the peak rate, {rate:.1e}",
+        is_lower and better == rate,
+        measured,
+        f"a lower loss than at the start and at lower rates; if not, {advice}",
+    )
+
+
+def _losses_at(
+    rate: float, model: TransformerModel, samples: Batch, config: TrainingConfig
+) -> list[float]:
+    """The losses of a copy of the model, trained on the samples; fewer if it diverges."""
+    copy = copy_model(model)
+    optimizer = make_optimizer(copy, config)
     losses = []
     for step in range(PEAK_STEPS):
-        losses.append(model.loss_and_gradients(samples.ids, samples.targets))
+        losses.append(copy.loss_and_gradients(samples.ids, samples.targets))
         optimizer.learning_rate = rate * min(1.0, (step + 1) / WARMUP)
         limits = config.max_grad_norm or None, config.max_grad_value or None
         norm = optimizer.step(limits[0], max_grad_value=limits[1])
         if not math.isfinite(losses[-1] + norm):
             break
-    loss = math.fsum(losses[-WARMUP:]) / len(losses[-WARMUP:])
-    return Check(
-        f"learning at the peak rate, {rate:.1e}",
-        loss < losses[0] - MIN_PROGRESS,
-        f"loss from {losses[0]:.3f} to {loss:.3f} after {len(losses)} steps",
-        "a lower loss; if not, lower --learning-rate",
-    )
+    return losses
+
+
+def _last_loss(losses: list[float]) -> float:
+    """The mean of the last few losses; infinity if one is NaN."""
+    mean = math.fsum(losses[-WARMUP:]) / len(losses[-WARMUP:])
+    return mean if math.isfinite(mean) else math.inf
 
 
 def gradient_check(config: ModelConfig) -> Check:

@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any, TextIO
 
 import numpy as np
 
 from smallmind import box
+from smallmind.activity import clock_ns
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 
@@ -79,10 +79,10 @@ class _Scope:
         self.node = node
         self.depth = len(nodes)
         nodes.append(node)
-        self.start = perf_counter_ns()
+        self.start = clock_ns()
 
     def __exit__(self, *_: object) -> None:
-        elapsed = perf_counter_ns() - self.start
+        elapsed = clock_ns() - self.start
         node = self.node
         del self.stack[self.depth :]  # inner scopes too, if an interrupt kept them from closing
         node.count += 1

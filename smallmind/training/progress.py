@@ -5,18 +5,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smallmind.activity import QUIET, showing_on
+from smallmind.activity import QUIET, duration, showing_on
 from smallmind.live_line import LiveLine
 from smallmind.training.records import Record, StepRecord
-
-REFRESH = 1.0  # seconds between two changes of the line, if there is no record
-
-
-def duration(seconds: float) -> str:
-    """Seconds -> 0:07, 12:34 or 1:02:03."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Progress:
@@ -26,25 +17,20 @@ class Progress:
         self.steps = steps
         self._record: StepRecord | None = None  # the newest
         self._first: StepRecord | None = None  # of this process
-        self._refreshed = time.monotonic()
 
     def update(self, record: StepRecord) -> tuple[str, ...]:
         """The line after a step: see `line`."""
         self._first = self._first or record
         self._record = record
-        self._refreshed = time.monotonic()
         return self.line(record.step)
 
-    def start(self, step: int) -> tuple[str, ...]:
-        """The line before a step, or nothing if the last one is not a second old."""
-        if time.monotonic() - self._refreshed < REFRESH:
-            return ()
-        self._refreshed = time.monotonic()
-        return self.line(step)
+    def line(self, step: int, so_far: str = "") -> tuple[str, ...]:
+        """The line, longest variant first: step, loss and time left stay to the last.
 
-    def line(self, step: int) -> tuple[str, ...]:
-        """The line, longest variant first: step, loss and time left stay to the last."""
-        place = f"step {step:{len(str(self.steps))}}/{self.steps}"
+        `so_far` is how far the step is, if it takes long: "17%, 0:12".
+        """
+        done = f" ({so_far})" if so_far else ""
+        place = f"step {step:{len(str(self.steps))}}/{self.steps}{done}"
         record, first = self._record, self._first
         if record is None or first is None:
             return (place,)
@@ -58,8 +44,8 @@ class Progress:
             f"{place}  {loss}  {rate}  {speed}  {end}",
             f"{place}  {loss}  {speed}  {end}",
             f"{place}  {loss}  {end}",
-            f"{step}/{self.steps}  {record.loss:.4f}  {end}",
-            f"{step}  {record.loss:.4f}  {duration(left)}",
+            f"{step}/{self.steps}{done}  {record.loss:.4f}  {end}",
+            f"{step}{done}  {record.loss:.4f}  {duration(left)}",
         )
 
 
@@ -76,9 +62,10 @@ class ProgressLine:
         if isinstance(record, StepRecord):
             self._show(self.progress.update(record))
 
-    def start(self, step: int) -> None:
-        """Shows that a step starts."""
-        self._show(self.progress.start(step))
+    def during(self, step: int, so_far: str) -> None:
+        """Shows how far a step is; outside of a terminal or notebook only if that takes long."""
+        if so_far or self.line.is_live:
+            self._show(self.progress.line(step, so_far))
 
     def activity(self, text: str | None, _usual: bool) -> None:
         """Shows what is being done besides the steps."""
@@ -88,9 +75,9 @@ class ProgressLine:
             self.line.clear()
 
     def _show(self, variants: tuple[str, ...]) -> None:
-        if variants and self.line.is_live:
+        if self.line.is_live:
             self.line.show(*variants)
-        elif variants and time.monotonic() - self._shown >= QUIET:
+        elif time.monotonic() - self._shown >= QUIET:
             self._shown = time.monotonic()
             self.line.write(f"{variants[0]}\n")
 

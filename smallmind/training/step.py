@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
+from smallmind import activity
 from smallmind.config import Precision, TrainingConfig
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
@@ -58,7 +59,7 @@ def accumulate_gradients(
     """
     windows = sampler.windows_in_step(step)
     total = 0.0
-    for number in range((step - 1) * sampler.batches, step * sampler.batches):
+    for number in activity.parts(range((step - 1) * sampler.batches, step * sampler.batches)):
         before_batch()
         with model.workspace.profile("GetBatch"):
             batch = draw(sampler, number, buffers)

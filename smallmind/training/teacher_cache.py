@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from smallmind import safetensors
+from smallmind import activity, safetensors
 from smallmind.checks import InputError
 from smallmind.kernels.half import FLOAT16
 from smallmind.nn.transformer import TransformerModel
@@ -104,7 +104,7 @@ def make_cache(
         tempfile.TemporaryFile(dir=directory) as log_probabilities,
     ):
         windows_per_pass = max(1, tokens_per_pass // T)
-        for first in range(0, windows, windows_per_pass):
+        for first in activity.parts(range(0, windows, windows_per_pass)):
             starts = np.arange(first, min(windows, first + windows_per_pass)) * T
             ids = dataset.train[starts[:, None] + np.arange(T)]
             tokens, kept = teacher.with_logits(ids, lambda x: top_k_log_probabilities(x, K))

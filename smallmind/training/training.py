@@ -13,6 +13,7 @@ import numpy as np
 from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
@@ -20,7 +21,7 @@ from smallmind.optim.schedule import Schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.checkpoint import BackgroundSaver, Saver, new_directory, newest
+from smallmind.training.checkpoint import BackgroundSaver, Saver, check_unused, newest
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import evaluate_parts
 from smallmind.training.health import instrument
@@ -95,7 +96,7 @@ class Training:
         self.snapshot_every = snapshot_every
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
-        self.on_step: Callable[[int], object] | None = None  # called before each step
+        self.on_step: Callable[[int, str], object] | None = None  # see Loop
         self._stopping = False
 
     def __repr__(self) -> str:
@@ -245,7 +246,7 @@ class Training:
             return list(self.steps(config))
         records, before = [], self.on_step
         with progress_line(self.with_step_count(config).steps) as line:
-            self.on_step = line.start
+            self.on_step = line.during
             try:
                 for record in self.steps(config):
                     records.append(record)
@@ -275,8 +276,8 @@ class Training:
         Checkpoints are saved to `checkpoint_dir/checkpoints`, for `training.checkpoint.newest`;
         without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. With
         `resume` training continues from the newest checkpoint there, if there is one; without it,
-        InputError if the directory already holds checkpoints. OSError if the last one cannot be
-        saved.
+        InputError if the directory already holds checkpoints, or if another run is using it.
+        OSError if the last checkpoint cannot be saved.
         """
         check_type("config", config, TrainingConfig, None)
         check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
@@ -298,8 +299,12 @@ class Training:
         with ExitStack() as stack:
             saver = state = None
             if checkpoint_dir is not None:
-                state = self._newest(checkpoint_dir) if resume else None
-                directory = Path(checkpoint_dir) if state else new_directory(checkpoint_dir)
+                directory = Path(checkpoint_dir)
+                directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(RunLock(directory))
+                state = self._newest(directory) if resume else None
+                if not state:
+                    check_unused(directory)
                 saver = stack.enter_context(BackgroundSaver(directory, config.keep))
             for record in self.steps(config, state, saver=saver):
                 records.append(record)

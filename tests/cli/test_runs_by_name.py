@@ -8,7 +8,7 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, TransformerModel
 from smallmind.cli import main
-from smallmind.runs.lock import RunLock
+from smallmind.lock import RunLock
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 FIELDS = {
@@ -159,6 +159,10 @@ def test_every_loader_reads_checkpoints(finished):
     [
         ("train --learningrate 0.1", "unknown flag --learningrate; did you mean --learning-rate?"),
         ("train --learning_rate=0.1", "unknown flag --learning_rate; did you mean --learning-rate"),
+        ("train --steps abc", "error: --steps abc must be a whole number"),
+        ("train --steps 2.5", "error: --steps 2.5 must be a whole number"),
+        ("train --lr fast", "error: --learning-rate fast must be a number"),
+        ("estimate --target-batch x", "error: --target-batch x must be a whole number"),
         ("train --no-bais", "unknown flag --no-bais; did you mean --no-bias?"),
         ("generate --temprature 1", "unknown flag --temprature; did you mean --temperature?"),
         ("--verson", "unknown flag --verson; did you mean --version?"),
@@ -178,3 +182,16 @@ def test_every_loader_reads_checkpoints(finished):
 def test_a_mistyped_word_gets_the_nearest_known_one(arguments, message, capsys):
     _, err = shown(capsys, *arguments.split(), status=2)
     assert message in err
+
+
+def test_the_learning_rate_has_its_usual_short_name(capsys):
+    wanted, _ = shown(capsys, "schedule", "--learning-rate", "0.25")
+    assert "2.5e-01" in wanted
+    assert shown(capsys, "schedule", "--lr", "0.25") == (wanted, "")
+
+
+def test_the_schedule_of_a_run_that_ends_in_its_warmup_says_so(capsys):
+    out, _ = shown(capsys, "schedule", "--steps", "50", "--warmup-steps", "100")
+    assert "The run ends inside its warmup of 100 steps" in " ".join(out.split())
+    out, _ = shown(capsys, "schedule", "--steps", "50", "--schedule", "one-cycle")
+    assert "inside its warmup" not in " ".join(out.split())

@@ -120,7 +120,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch, capsys, clock
         "jumps": lambda: next(number) * (-1.0) ** next(number) * 1e12,
         "runs backwards": lambda: -1.0 * next(number),
     }[clock]
-    monkeypatch.setattr(time, "perf_counter", reading)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(1e9 * reading()))
     monkeypatch.setattr(time, "time", reading)
     stream = Recorded("utf-8", is_terminal=True)
     monkeypatch.setattr(sys, "stdout", stream)

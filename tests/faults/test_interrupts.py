@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind.lock import RunLock
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.runs.lock import RunLock
 from smallmind.training.profiler import TrainingProfiler
 from tests.faults.interrupts import interrupted_everywhere
 

@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from smallmind import InputError
-from smallmind.runs import lock as run_lock
+from smallmind import lock as run_lock
+from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
-from smallmind.runs.lock import RunLock
 
 HOLDER = """
 import os, sys
-from smallmind.runs.lock import RunLock
+from smallmind.lock import RunLock
 lock = RunLock(sys.argv[1])
 print(os.getpid(), flush=True)
 sys.stdin.read()
@@ -174,3 +174,19 @@ def test_a_lock_has_one_holder_at_a_time(tmp_path):
         thread.join()
     assert set(together) == {1} and len(together) + len(refused) == 2000
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="an open file cannot be removed there")
+def test_a_lock_whose_file_was_removed_by_hand_leaves_that_of_the_next_run(tmp_path):
+    first = RunLock(tmp_path)
+    first.path.unlink()
+    with RunLock(tmp_path):
+        first.release()
+        with pytest.raises(InputError, match="is in use by"):
+            RunLock(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_locked_says_what_to_use(tmp_path):
+    with pytest.raises(InputError, match="; use a directory that you can write to, on a disk that"):
+        RunLock(tmp_path / "missing")

@@ -89,7 +89,7 @@ def test_what_belongs_to_another_user_is_not_used(chosen, tmp_path, monkeypatch)
 def test_without_a_home_the_cache_in_the_shared_temporary_directory_is_checked_too(
     chosen, tmp_path, monkeypatch
 ):
-    chosen.touch()
+    monkeypatch.delenv("SMALLMIND_CACHE_DIR")
     (tmp_path / "home").touch()
     directory = find()
     assert directory.is_relative_to(tmp_path / "shared")
@@ -111,15 +111,23 @@ def test_a_full_read_only_cache_is_used_and_an_empty_one_is_not(chosen, monkeypa
     directory = find()
     writable = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != directory and writable(path, mode))
-    assert not find().is_relative_to(chosen)
+    with pytest.warns(UserWarning, match=r"SMALLMIND_CACHE_DIR: cannot .*: it is read-only, and"):
+        assert not find().is_relative_to(chosen)
     CheckedFiles(directory, "kernel").save("key", 1)
     assert find() == directory
+
+
+def test_a_choice_that_cannot_be_used_costs_a_warning(chosen):
+    chosen.write_text("a file")
+    with pytest.warns(UserWarning, match=r"SMALLMIND_CACHE_DIR: cannot keep kernels in .*chosen: "):
+        assert not find().is_relative_to(chosen)
 
 
 def test_no_place_for_a_cache_costs_a_warning(chosen, monkeypatch):
     def full(*_arguments, **_named):
         raise OSError(28, "No space left on device")
 
+    monkeypatch.delenv("SMALLMIND_CACHE_DIR")
     monkeypatch.setattr("os.mkdir", full)
     monkeypatch.setattr(cache_directory, "_temporary_directory", full)
     with pytest.warns(UserWarning, match="not kept: no temporary directory: No space left"):

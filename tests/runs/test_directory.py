@@ -12,8 +12,8 @@ import pytest
 
 from smallmind import InputError, Run, Training, durable
 from smallmind.cli import main
+from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
-from smallmind.runs.lock import RunLock
 from smallmind.runs.metrics import read_metrics
 from smallmind.training import checkpoint
 from smallmind.training.records import FileWarningRecord, StepRecord

@@ -261,6 +261,15 @@ def test_two_processes_do_not_train_one_run(tmp_path):
     assert not (run.path / ".lock").exists()
 
 
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+def test_a_text_with_half_a_character_is_refused(tmp_path, tokenizer):
+    text = TEXT + "half \ud83d of a cat"
+    with pytest.raises(InputError, match="half a character, at position 2885: replace it, as with"):
+        Run.create(text=text, out=tmp_path / "run", tokenizer=tokenizer, **FIELDS)
+    assert not (tmp_path / "run").exists()
+    assert "half ? of a cat" in text.encode(errors="replace").decode()
+
+
 def test_a_moved_run_finds_its_text(finished, tmp_path):
     moved = shutil.copytree(finished[0].path, tmp_path / "moved")
     assert Run.open(moved).settings.run.text == str(moved / "text.txt")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind import activity
 from smallmind.training.profiler import TrainingProfiler
 
 
@@ -24,7 +25,7 @@ def clock(monkeypatch):
             self.now += int(milliseconds * 1e6)
 
     clock = Clock()
-    monkeypatch.setattr("smallmind.training.profiler.perf_counter_ns", lambda: clock.now)
+    monkeypatch.setattr("smallmind.training.profiler.clock_ns", lambda: clock.now)
     return clock
 
 
@@ -60,6 +61,19 @@ def test_every_moment_is_counted_once(profiler):
     assert rows["Backward", "matmul"].maximum == 10_000_000
     assert rows["Backward",].own == 0
     assert sum(row.own for row in rows.values()) == 40_000_000
+
+
+def test_compiling_kernels_counts_in_no_scope(monkeypatch):
+    now = [0]
+    monkeypatch.setattr(activity, "_state", activity._State())
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
+    profiler = TrainingProfiler()
+    with profiler.profile("Forward"), profiler.profile("matmul"):
+        activity.begin_compiling("matmul")
+        now[0] += 3600 * 10**9
+        activity.end_compiling()
+        now[0] += 5
+    assert [row.total for row in profiler.rows()] == [5, 5]
 
 
 def test_the_report_looks_exactly_like_this(profiler):

@@ -51,6 +51,22 @@ def test_arguments_override_the_config(tmp_path):
     assert same.model.flat.data.tobytes() == training.model.flat.data.tobytes()
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_one_run_at_a_time_uses_a_directory(tmp_path, resume):
+    """The second one starts before the first has saved anything."""
+
+    def start_another(_record):
+        with pytest.raises(InputError, match=f"is in use by process {os.getpid()}"):
+            small_training().train_optimized(1, checkpoint_dir=tmp_path, resume=resume)
+
+    config = TrainingConfig(steps=2, val_every=0)
+    small_training().train_optimized(
+        checkpoint_dir=tmp_path, config=config, on_record=start_another
+    )
+    assert checkpoints.steps(tmp_path) == [2]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
 def test_positional_arguments_have_the_order_of_the_guide():
     training = small_training()
     training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)

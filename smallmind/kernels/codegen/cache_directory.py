@@ -4,6 +4,7 @@ Whoever can write there can make this process run any code: what is kept is unpi
 A directory that is not safe, or cannot be written to, is replaced by the next candidate.
 """
 
+import errno
 import functools
 import hashlib
 import os
@@ -41,15 +42,13 @@ def cache_directory() -> Path | None:
     stale code cannot be found.
     """
     for base, *names in _candidates():
-        with suppress(OSError):
-            try:
-                directory = _private_directory(base, *names, _digest())
-            except UnsafeError as error:
-                warn(f"compiled kernels are not kept in {Path(base, *names)}: {error}")
-                continue
-            if os.access(directory, os.W_OK) or any(directory.glob("*.nbi")):
-                _mark_used(directory)
-                return directory
+        try:
+            return _usable_directory(base, *names)
+        except UnsafeError as error:
+            warn(f"compiled kernels are not kept in {Path(base, *names)}: {error}")
+        except OSError as error:
+            if base == _chosen():  # elsewhere it is no surprise, such as a read-only home
+                warn(f"SMALLMIND_CACHE_DIR: cannot keep kernels in {base}: {error.strerror}")
     try:
         return Path(_temporary_directory().name)
     except OSError as error:
@@ -75,7 +74,7 @@ def _candidates() -> Iterator[list[Path | str]]:
 
     The last is writable almost everywhere.
     """
-    bases = [os.path.abspath(chosen)] if (chosen := os.environ.get("SMALLMIND_CACHE_DIR")) else []
+    bases = [str(_chosen() or "")]
     bases += [os.environ.get(variable, "") for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA")]
     caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
     bases.append(os.path.join(os.path.expanduser("~"), caches))
@@ -85,6 +84,24 @@ def _candidates() -> Iterator[list[Path | str]]:
     user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "user")
     with suppress(OSError):  # there is none
         yield [Path(tempfile.gettempdir()), f"smallmind-{user}", "kernels"]
+
+
+def _chosen() -> Path | None:
+    """The user's own choice, if there is one."""
+    chosen = os.environ.get("SMALLMIND_CACHE_DIR")
+    return Path(os.path.abspath(chosen)) if chosen else None
+
+
+def _usable_directory(base: Path | str, *names: str | Path) -> Path:
+    """The directory of this version's kernels in base/names[0]/... -> its path.
+
+    UnsafeError if others could write there; OSError if this user cannot, and it is empty.
+    """
+    directory = _private_directory(base, *names, _digest())
+    if not os.access(directory, os.W_OK) and not any(directory.glob("*.nbi")):
+        raise OSError(errno.EROFS, "it is read-only, and has no kernels of this version")
+    _mark_used(directory)
+    return directory
 
 
 def _private_directory(base: Path | str, *names: str | Path) -> Path:

@@ -37,7 +37,10 @@ class RunLock:
         try:
             self._acquire()
         except OSError as error:
-            raise InputError(f"cannot lock {self.path}: {error.strerror}") from None
+            raise InputError(
+                f"cannot lock {self.path}: {error.strerror}; use a directory that you can write "
+                "to, on a disk that has locks"
+            ) from None
 
     def release(self) -> None:
         """Releases the lock. Calling it again does nothing."""
@@ -62,8 +65,13 @@ class RunLock:
 
     def _remove(self) -> None:
         with suppress(OSError):
-            if os.getpid() == self._process:  # a forked child leaves the lock to its parent
+            # A forked child leaves the lock to its parent. If someone has removed the file, there
+            # may be another one by now, of the next run.
+            if os.getpid() == self._process and self._is_in_place():
                 os.unlink(self.path)
+
+    def _is_in_place(self) -> bool:
+        return self._file is None or _is_same_file(self.path, self._file)
 
     def _acquire(self) -> None:
         while True:
@@ -77,6 +85,7 @@ class RunLock:
                     self._file = file
                     return
             except BaseException:
+                self._file = None
                 os.close(file)
                 raise
             # The previous holder has removed the file since: nobody else would see this lock.
