@@ -105,7 +105,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision):
 
 
 def resume_on_other_threads(directory):
-    """Trains with one thread, and resumes with three from each save. Prints their number."""
+    """Trains with one thread, and resumes with three from its saves. Prints their number."""
     for precision in ("float32", "float16", "bfloat16"):
         settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
         config = TrainingConfig(
@@ -119,7 +119,8 @@ def resume_on_other_threads(directory):
         unbroken = new_training()
         saves = Saves(unbroken)
         records = list(unbroken.steps(config, saver=saves))
-        for step, _ in saves.saved:
+        every = 1 if precision == "float32" else 3
+        for step, _ in saves.saved[::every]:
             set_threads(1)
             first, _, at = run(config, step, tmp_path=directory / f"{precision}-{step}")
             set_threads(3)
