@@ -5,10 +5,7 @@ The faults are those of `tests/faults`, whose short forms are part of the tests.
 
 import argparse
 import itertools
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
@@ -21,11 +18,11 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tabulate import tabulate
 
-from bench.step import ROOT
 from smallmind import InputError, durable
 from smallmind.training.checkpoint import load, save
 from tests.faults import (
     cache_damage,
+    forked,
     test_damage,
     test_hostile_files,
     test_hostile_settings,
@@ -38,28 +35,11 @@ SEEDS = 300  # states that a disk may be in after each loss of power
 EXAMPLES = 1000  # between two checks of the time
 
 
-def _killed(what: str, number: int, module: str = "killed") -> Counts:
-    """Ends children from a separate process, which exits with an error at the first loss."""
-    return _forked(module, what, number)[0], 0
-
-
-def _together(what: str, number: int) -> Counts:
-    """Children of a separate process write to one directory."""
-    tried, lost = _forked("together", what, number)
-    return tried, lost
-
-
-def _forked(module: str, what: str, number: int) -> list[int]:
-    """What a module of tests.faults prints, in a process whose children are made by fork."""
+def _forked(module: str, what: str, number: int) -> Counts:
+    """What a module of tests.faults counts; those that exit at the first loss count no others."""
     with tempfile.TemporaryDirectory() as directory:
-        result = subprocess.run(
-            [sys.executable, "-m", f"tests.faults.{module}", directory, what, str(number)],
-            cwd=ROOT,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            check=True,
-            stdout=subprocess.PIPE,
-        )
-    return [int(word) for word in result.stdout.split()]
+        tried, *lost = forked.counts(module, directory, what, number)
+    return tried, sum(lost)
 
 
 @contextmanager
@@ -175,28 +155,31 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     parts: dict[str, tuple[str, Callable[[], Counts]]] = {
         "operations": (
             "killed at every file operation of a save",
-            lambda: _killed("operations", 0),
+            lambda: _forked("killed", "operations", 0),
         ),
-        "saves": ("killed at random moments of saves", lambda: _killed("saves", options.kills)),
+        "saves": (
+            "killed at random moments of saves",
+            lambda: _forked("killed", "saves", options.kills),
+        ),
         "runs": (
             "killed at random moments of whole runs",
-            lambda: _killed("runs", -(-options.kills // 5)),
+            lambda: _forked("killed", "runs", -(-options.kills // 5)),
         ),
         "writers": (
             "two processes in one directory: writes, all as process 1",
-            lambda: _together("writers", 10 * options.kills),
+            lambda: _forked("together", "writers", 10 * options.kills),
         ),
         "starts": (
             "two processes in one directory: runs started at once",
-            lambda: _together("starts", -(-options.kills // 20)),
+            lambda: _forked("together", "starts", -(-options.kills // 20)),
         ),
         "pairs": (
             "signals in pairs, to runs and while kernels compile",
-            lambda: _killed("pairs", options.sessions, "sessions"),
+            lambda: _forked("sessions", "pairs", options.sessions),
         ),
         "terminals": (
             "terminals closed",
-            lambda: _killed("terminals", options.sessions, "sessions"),
+            lambda: _forked("sessions", "terminals", options.sessions),
         ),
         "power": ("power lost at every operation of saves", _power),
         "cuts": ("file cut at each length", _cuts),

@@ -17,8 +17,7 @@ EVERYTHING = """
 """
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(("precision", "cached"), [("float16", False), ("bfloat16", True)])
 def test_all_features_work_in_one_run(tmp_path, capsys, precision, cached):
     (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
     text, teacher, run = (str(tmp_path / name) for name in ("cats.txt", "teacher", "run"))

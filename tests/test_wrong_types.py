@@ -62,7 +62,11 @@ CALLS = {
     },
     lambda data: Training(MODEL, data=data): {"data": Dataset.from_text(TEXT, TOKENIZER, 8)},
     lambda config: list(training().steps(config)): {"config": TrainingConfig(steps=0)},
-    training().train_optimized: {"config": TrainingConfig(steps=0), "checkpoint_dir": None},
+    training().train_optimized: {
+        "steps": 0,
+        "config": TrainingConfig(steps=0),
+        "checkpoint_dir": None,
+    },
     TransformerModel: {
         "vocab_size": 5,
         "block_size": 4,

@@ -9,27 +9,13 @@ import smallmind
 from smallmind import InputError, Run, TransformerModel
 from smallmind.cli import main
 from smallmind.lock import RunLock
-
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-FIELDS = {
-    "block_size": 8,
-    "n_embd": 8,
-    "n_layer": 1,
-    "n_head": 2,
-    "batch_size": 2,
-    "steps": 6,
-    "val_every": 3,
-    "val_batches": 1,
-    "save_every": 2,
-    "keep": 9,
-    "backend": "numpy",
-}
+from tests.runs.small import create
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("named") / "run"
-    Run.create(text=TEXT, out=path, **FIELDS).train()
+    create(path, save_every=2).train()
     return path
 
 

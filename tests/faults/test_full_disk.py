@@ -35,10 +35,12 @@ class Full(Quick):
         super().close(file)
 
 
-@pytest.fixture
-def whole(tmp_path):
-    assert train(tmp_path, name="whole") == 0
-    return outcome(tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The outcome of a run on a disk with room."""
+    root = tmp_path_factory.mktemp("whole")
+    assert train(root) == 0
+    return outcome(root / "run")
 
 
 def test_a_run_survives_a_full_disk_that_has_room_again(tmp_path, monkeypatch, capsys, whole):

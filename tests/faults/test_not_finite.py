@@ -1,5 +1,7 @@
 """NaN or Inf in a weight, an activation, a gradient, the data: named, and never saved."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -78,17 +80,33 @@ def _at_step(patch, plant):
     patch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
 
 
-@pytest.mark.parametrize("rollbacks", [0, 3])
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("plant", [weight, activation, gradient, data])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A function: flags -> the outcome of a run with them, without faults."""
+
+    @functools.cache
+    def outcome_with(*flags):
+        root = tmp_path_factory.mktemp("whole")
+        assert train(root, *flags) == 0
+        return outcome(root / "run")
+
+    return outcome_with
+
+
+@pytest.mark.parametrize(
+    ("plant", "precision", "rollbacks", "value"),
+    [  # both values with every two of the others
+        (plant, precision, rollbacks, (np.nan, np.inf)[(i + j + k) % 2])
+        for i, plant in enumerate((weight, activation, gradient, data))
+        for j, precision in enumerate(("float32", "float16", "bfloat16"))
+        for k, rollbacks in enumerate((0, 3))
+    ],
+)
 def test_a_non_finite_value_is_named_and_never_saved(
-    tmp_path, monkeypatch, capsys, plant, value, precision, rollbacks
+    tmp_path, monkeypatch, capsys, whole, plant, precision, rollbacks, value
 ):
     flags = ["--precision", precision, "--save-every", "1", "--keep", "2"]
     flags += ["--max-rollbacks", str(rollbacks)]
-    assert train(tmp_path, *flags, name="whole") == 0
-    capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(durable, "files", Quick())
         plant(patch, value)
@@ -106,4 +124,4 @@ def test_a_non_finite_value_is_named_and_never_saved(
     if (precision == "float32" and not rollbacks) or plant is data:
         assert newest(run)[0].step == STEP - 1
         assert status("train", "--resume", run) == 0
-        assert outcome(run) == outcome(tmp_path / "whole")
+        assert outcome(run) == whole(*flags)

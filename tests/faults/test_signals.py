@@ -71,23 +71,29 @@ def signal_at(patch, owner, name, call, number):
     patch.setattr(owner, name, disturbed)
 
 
-@pytest.mark.parametrize("number", NUMBERS)
+# Where a signal comes, the number of that call, and the step of the last checkpoint then.
+STAGES = {
+    "step": (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
+    "evaluation": (TransformerModel, "losses", 2, 7),
+    "before it": (Training, "evaluate", 2, 14),
+    "snapshot": (LiveState, "capture", 3, 5),  # while the state is captured
+    "save": (durable.Files, "replace", 4, None),  # while it is written
+    "whole evaluation": (evaluation, "evaluate", 1, 20),
+    "sampling": (generation, "choose", 5, 20),
+}
+
+
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "steps"),
-    [
-        (TransformerModel, "loss_and_gradients", 19, 9),  # in the first of two batches
-        (TransformerModel, "losses", 2, 7),
-        (Training, "evaluate", 2, 14),
-        (LiveState, "capture", 3, 5),  # while the state is captured
-        (durable.Files, "replace", 4, None),  # while it is written
-        (evaluation, "evaluate", 1, 20),
-        (generation, "choose", 5, 20),
+    ("stage", "number"),
+    [  # one handler serves all signals: all of them in a step, and in turn at the other stages
+        *(("step", number) for number in NUMBERS),
+        *((stage, NUMBERS[i % 3]) for i, stage in enumerate(STAGES) if i),
     ],
-    ids=["step", "evaluation", "before it", "snapshot", "save", "whole evaluation", "sampling"],
 )
 def test_an_interrupted_run_resumes_as_if_uninterrupted(
-    tmp_path, monkeypatch, capsys, accumulated, number, owner, name, call, steps
+    tmp_path, monkeypatch, capsys, accumulated, stage, number
 ):
+    owner, name, call, steps = STAGES[stage]
     with monkeypatch.context() as patch:
         patch.setattr(durable, "files", Quick())
         signal_at(patch, owner, name, call, number)

@@ -1,10 +1,8 @@
 """Same bits on any number of threads, on either threading layer, from any Python thread."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.programs import output_of
 
 # Prints the number of threads, and a digest for each kernel, with the same inputs.
 DIGESTS = """
@@ -123,22 +121,10 @@ print("errors", len(errors))
 """
 
 
-def run(program, *arguments, **environment):
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
 def test_results_do_not_depend_on_the_number_of_threads(layer):
     counts = "1,2,3,4,8"
-    output = run(DIGESTS, counts, NUMBA_NUM_THREADS="8", NUMBA_THREADING_LAYER=layer)
+    output = output_of(DIGESTS, counts, NUMBA_NUM_THREADS="8", NUMBA_THREADING_LAYER=layer)
     lines = dict(line.split(" ", 1) for line in output.splitlines())
     assert list(lines) == counts.split(",")
     for count in lines:
@@ -148,4 +134,4 @@ def test_results_do_not_depend_on_the_number_of_threads(layer):
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
 def test_several_python_threads_can_run_kernels_at_once(layer):
-    assert run(CROWD, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="4") == "errors 0\n"
+    assert output_of(CROWD, NUMBA_THREADING_LAYER=layer, NUMBA_NUM_THREADS="4") == "errors 0\n"

@@ -92,6 +92,21 @@ def test_a_rough_pace_changes_nothing(precision):
     assert digest(timed) == digest(plain)
 
 
+def test_a_run_that_is_timed_before_it_starts_learns_the_same(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+    flags += ["--val-every", "0", "--steps", "4", "--warmup-steps", "1", "--dropout", "0.1"]
+    models = []
+    for name in ("untimed", "timed"):
+        assert main(["train", str(text), *flags, "--out", str(tmp_path / name)]) == 0
+        models.append((tmp_path / name / "model.safetensors").read_bytes())
+        monkeypatch.setattr(pace, "rough_pace", rough_pace)  # conftest.py replaces it
+    assert models[0] == models[1]
+    shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    assert sum(line.startswith("time ") and "about " in line for line in shown) == 2
+
+
 def test_a_large_batch_is_extrapolated_from_some_of_its_windows(monkeypatch):
     """By a clock that counts windows: a second each in training, a third of one in evaluations."""
     training, now = small_training(), [0.0]

@@ -14,7 +14,7 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run, Settings
-from smallmind.runs import pace
+from smallmind.runs import ending, pace
 from smallmind.runs.pace import Pace
 from smallmind.training.records import StepRecord
 
@@ -55,7 +55,7 @@ def weights(model):
     return model.flat.data.copy()
 
 
-def test_training_writes_the_whole_directory_and_prints_nothing(tmp_path, capfd):
+def test_training_writes_the_whole_directory_and_prints_nothing(finished, tmp_path, capfd):
     run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
     seen = []
     records = run.train(on_record=seen.append)
@@ -70,9 +70,13 @@ def test_training_writes_the_whole_directory_and_prints_nothing(tmp_path, capfd)
         "samples.txt",
         "text.txt",
     }
-    assert run.is_finished and len(run.sample) == 401
+    assert run.is_finished and len(run.sample) == 1 + ending.SAMPLE_TOKENS
     assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_sample_has_400_tokens(finished):
+    assert len(finished[0].sample) == 1 + 400
 
 
 def test_settings_are_resolved_and_saved(finished):

@@ -3,28 +3,13 @@
 import numpy as np
 import pytest
 
-from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind import TrainingConfig
 from smallmind.kernels import compiled, reference
-from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.records import OverflowRecord
+from tests.training.small import small_model, small_training
 
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 NAN, INF = float("nan"), float("inf")
-
-
-def small_training(**settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 32, 2, 2, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=4)
-
-
-def small_model(**settings):
-    """A model after one pass, and the batch of that pass."""
-    training = small_training(**settings)
-    batch = draw(RandomWindows(training.data), 0)[:2]
-    training.model.loss_and_gradients(*batch)
-    return training.model, batch
 
 
 def run(training, **settings):

@@ -5,28 +5,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from smallmind import GradientDiagnostics, Tokenizer, Training, TransformerModel
+from smallmind import GradientDiagnostics
 from smallmind.nn.parameters import Role
-from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model, dead_units, update_ratios
 from smallmind.training.records import HealthRecord, OverflowRecord
+from tests.training.small import small_model, small_training
 
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 NAN, INF = float("nan"), float("inf")
-
-
-def small_training(**settings):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 32, 2, 2, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=4)
-
-
-def small_model(**settings):
-    """A model with the gradients of one batch, and that batch."""
-    training = small_training(**settings)
-    batch = draw(RandomWindows(training.data), 0)[:2]
-    training.model.loss_and_gradients(*batch)
-    return training.model, batch
 
 
 def healthy(shape=(40, 50)):

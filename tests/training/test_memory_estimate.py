@@ -34,6 +34,7 @@ from smallmind.training.memory_estimate import (
     max_micro_batch,
 )
 
+PRECISIONS = ["float32", "float16", "bfloat16"]
 STRATEGIES = [
     {},
     {"use_gradient_checkpointing": True, "checkpoint_strategy": "every_layer"},
@@ -75,52 +76,64 @@ class SmallRun:
 VECTORS = ("weights", "working_weights", "gradients", "moments", "snapshot")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s.get("checkpoint_strategy", len(s)))
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+# Model, batch, micro-batch, tokens of the text, length.
+RUNS = [
+    (ModelConfig(65, 32, 5, 3, 48), 4, None, 5000, {"steps": 1}),
+    (ModelConfig(65, 32, 3, 3, 48), 5, 5, 200, {"steps": 2, "val_every": 0}),
+    (
+        ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False),
+        7,
+        3,
+        300,
+        {"steps": 1, "val_batches": 0},
+    ),
+    (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1, 400, {"steps": 1}),
+    (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
+    (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
+    (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
+]
+
+
 @pytest.mark.parametrize(
-    ("model", "batch_size", "micro_batch_size", "tokens", "length"),
-    [
-        (ModelConfig(65, 32, 5, 3, 48), 4, None, 5000, {"steps": 1}),
-        (ModelConfig(65, 32, 3, 3, 48), 5, 5, 200, {"steps": 2, "val_every": 0}),
-        (
-            ModelConfig(300, 40, 4, 2, 64, dropout=0.1, bias=False),
-            7,
-            3,
-            300,
-            {"steps": 1, "val_batches": 0},
-        ),
-        (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1, 400, {"steps": 1}),
-        (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
-        (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
-        (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
+    ("run", "strategy", "precision"),
+    [  # each run with each strategy, and both with each precision
+        (run, strategy, PRECISIONS[(i + j) % 3])
+        for i, run in enumerate(RUNS)
+        for j, strategy in enumerate(STRATEGIES)
     ],
 )
-def test_the_estimate_is_exactly_what_pool_and_vectors_hold(
-    model, batch_size, micro_batch_size, tokens, length, precision, strategy
-):
+def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, precision):
+    model, batch_size, micro_batch_size, tokens, length = run
     settings = {"val_batches": 1, "val_every": 1, **length, **strategy}
     config = TrainingConfig(precision=precision, micro_batch_size=micro_batch_size, **settings)
     expected = estimate(model, config, batch_size, text=TextSize(tokens, tokens))
-    run = SmallRun(model, config, batch_size, tokens)
-    assert expected.activations == run.held_by_pool
+    trained = SmallRun(model, config, batch_size, tokens)
+    assert expected.activations == trained.held_by_pool
     for name in VECTORS:
-        assert getattr(expected, name) == getattr(run, name), name
+        assert getattr(expected, name) == getattr(trained, name), name
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("top_k", [None, 16, 99])
+# Student, teacher, length.
+LESSONS = [
+    (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128), {"steps": 1}),
+    (
+        ModelConfig(65, 32, 4, 3, 96, dropout=0.1),
+        ModelConfig(65, 64, 2, 1, 32, bias=False),
+        {"epochs": 1},
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("student", "teacher", "length"),
-    [
-        (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128), {"steps": 1}),
-        (
-            ModelConfig(65, 32, 4, 3, 96, dropout=0.1),
-            ModelConfig(65, 64, 2, 1, 32, bias=False),
-            {"epochs": 1},
-        ),
+    ("lesson", "top_k", "precision"),
+    [  # each top k with each precision, and both with each lesson
+        (LESSONS[(i + j) % 2], top_k, precision)
+        for i, top_k in enumerate((None, 16, 99))
+        for j, precision in enumerate(PRECISIONS)
     ],
 )
-def test_a_teacher_is_counted(tmp_path, student, teacher, length, precision, top_k):
+def test_a_teacher_is_counted(tmp_path, lesson, top_k, precision):
+    student, teacher, length = lesson
     config = TrainingConfig(precision=precision, val_batches=1, **length)
     size = TextSize(700, 700)
     expected = estimate(student, config, 4, teacher=Teacher(teacher, top_k), text=size)
@@ -290,14 +303,24 @@ PROCESSES = [
 ]  # fmt: skip
 
 
+PROGRAM_AND_PEAK = """
+import dataclasses
+import sys
+from smallmind.cli import main
+from smallmind.memory.tracker import peak_resident_bytes
+from smallmind.runs import pace
+
+# With --minutes steps are timed too, but as many are trained however busy the machine is.
+pace.fit_steps = lambda config, *_: dataclasses.replace(config, steps=12, warmup_steps=1)
+status = main(sys.argv[1:])
+print("peak", peak_resident_bytes())
+sys.exit(status)
+"""
+
+
 def smallmind(command, *flags):
     """What a command prints, and the peak of its process in bytes."""
-    measure = (
-        "import sys; from smallmind.cli import main; status = main(sys.argv[1:]);"
-        "from smallmind.memory.tracker import peak_resident_bytes;"
-        "print('peak', peak_resident_bytes()); sys.exit(status)"
-    )
-    arguments = [sys.executable, "-c", measure, command, *flags]
+    arguments = [sys.executable, "-c", PROGRAM_AND_PEAK, command, *flags]
     printed = subprocess.run(arguments, check=True, text=True, stdout=subprocess.PIPE).stdout
     return printed, int(re.search(r"peak (\d+)", printed)[1])
 

@@ -105,7 +105,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision):
 
 
 def resume_on_other_threads(directory):
-    """Trains with one thread, and resumes with three from each save. Prints their number."""
+    """Trains with one thread, and resumes with three from its saves. Prints their number."""
     for precision in ("float32", "float16", "bfloat16"):
         settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
         config = TrainingConfig(
@@ -119,7 +119,8 @@ def resume_on_other_threads(directory):
         unbroken = new_training()
         saves = Saves(unbroken)
         records = list(unbroken.steps(config, saver=saves))
-        for step, _ in saves.saved:
+        every = 1 if precision == "float32" else 3
+        for step, _ in saves.saved[::every]:
             set_threads(1)
             first, _, at = run(config, step, tmp_path=directory / f"{precision}-{step}")
             set_threads(3)
@@ -354,8 +355,7 @@ def text(tmp_path):
 
 def losses(out):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss")
-    lines = [line for line in lines if "warning" not in line]  # of damaged metrics
+    keys = ("step", "loss", "lr", "grad_norm", "train_loss", "val_loss", "warning")
     return [{key: line[key] for key in keys if key in line} for line in lines]
 
 
@@ -396,7 +396,12 @@ def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, capsys):
     assert main(["train", "--resume", str(broken)]) == 0
     printed = capsys.readouterr().out
     assert "Resuming after step" in printed
-    assert losses(broken) == losses(whole)
+    learnt = losses(broken)
+    if number == signal.SIGKILL:
+        [warning] = [line for line in learnt if "warning" in line]
+        assert warning["warning"] == "removed damaged lines from metrics.jsonl: 1"
+        learnt.remove(warning)
+    assert learnt == losses(whole)
     assert tensors_of(broken) == tensors_of(whole)
     assert main(["train", "--resume", str(broken)]) == 0
     assert "is finished: 60 steps" in capsys.readouterr().out

@@ -1,0 +1,20 @@
+"""A small model on a short text, for tests that plant faults in it."""
+
+from smallmind import Tokenizer, Training, TransformerModel
+from smallmind.text.samplers import RandomWindows, draw
+
+TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
+
+
+def small_training(**settings):
+    tokenizer = Tokenizer(TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 16, 32, 2, 2, **settings)
+    return Training(model, tokenizer, TEXT, batch_size=4)
+
+
+def small_model(**settings):
+    """A model with the gradients of one batch, and that batch."""
+    training = small_training(**settings)
+    batch = draw(RandomWindows(training.data), 0)[:2]
+    training.model.loss_and_gradients(*batch)
+    return training.model, batch
