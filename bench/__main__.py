@@ -156,7 +156,30 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"some of {', '.join(FAULTS)}; default: all",
     )
 
-    for command in (kernels, step, start, memory, faults):
+    recipe = commands.add_parser("recipe", help="measure how fast recipes learn")
+    recipe.add_argument(
+        "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; default: built-in stories"
+    )
+    recipe.add_argument(
+        "--compare",
+        action="append",
+        metavar="NAME=FLAGS",
+        help="a recipe: flags of smallmind train under a name; may be given several times; "
+        "default: the default recipe",
+    )
+    recipe.add_argument("--flags", default="", metavar="FLAGS", help="flags of all recipes")
+    recipe.add_argument(
+        "--target",
+        type=float,
+        metavar="X",
+        help="end each run at the first evaluation whose held-out loss is at most this",
+    )
+    recipe.add_argument("--seeds", type=_count, default=3, metavar="N", help="runs of each (3)")
+    recipe.add_argument(
+        "--peers", action="store_true", help="nanoGPT's recipe in PyTorch beside them; needs TEXT"
+    )
+
+    for command in (kernels, step, start, memory, faults, recipe):
         command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
@@ -207,7 +230,12 @@ def main() -> None:
         _import_and_bind(threads)
     if options.command == "faults" and not importlib.util.find_spec("hypothesis"):
         sys.exit('faults needs the test packages: python -m pip install -e ".[test]"')
-    from bench import kernels, machine, memory, plot, start, step
+    if options.command == "recipe" and options.peers:
+        if not options.text:
+            sys.exit("--peers needs a TEXT")
+        if not importlib.util.find_spec("torch"):
+            sys.exit("--peers needs PyTorch: python -m pip install torch")
+    from bench import kernels, machine, memory, plot, recipe, start, step
 
     if options.command == "kernels":
         unknown = [name for name in options.names if name not in kernels.KERNELS]
@@ -231,6 +259,7 @@ def main() -> None:
         "step": step.run,
         "start": start.run,
         "memory": memory.run,
+        "recipe": recipe.run,
     }
     if options.command == "faults":
         from bench import faults

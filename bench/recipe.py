@@ -1,0 +1,148 @@
+"""python -m bench recipe: how fast recipes learn, over several seeds.
+
+Each run is a whole `smallmind train`, timed from its start to its end. Runs take turns, a seed at a
+time, so that a machine that slows down does so for all of them. With --target a run ends at the
+first evaluation that reaches that loss; otherwise it trains to its end. Either way the loss is that
+of the whole held-out part.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from bench import CPUS
+from bench.step import ROOT, environment
+
+NANOGPT = "nanoGPT in PyTorch"
+SEED = 1337
+
+
+def variants(options: argparse.Namespace) -> dict[str, list[str]]:
+    """Name -> the flags of each contestant. SystemExit for one that has no name."""
+    base = shlex.split(options.flags)
+    chosen = {}
+    for item in options.compare or []:
+        name, equals, flags = item.partition("=")
+        if not equals or not name:
+            raise SystemExit(f"--compare {item!r}: write name=flags, as in 'fast=--steps 500'")
+        chosen[name] = base + shlex.split(flags)
+    return chosen or {"default": base}
+
+
+def train(text: str | None, flags: Sequence[str], seed: int, threads: int) -> dict[str, Any]:
+    """Runs `smallmind train` once -> seconds, steps, tokens, losses. SystemExit if it fails."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "run"
+        command = [sys.executable, "-m", "smallmind", "train", *([text] if text else [])]
+        command += [*flags, "--seed", str(seed), "--out", str(out)]
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(threads),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if CPUS:
+            os.sched_setaffinity(process.pid, CPUS)
+        output, _ = process.communicate()
+        seconds = time.perf_counter() - start
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed:\n{output[-2000:]}")
+        settings = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return {"seconds": seconds, **summary(settings, [json.loads(line) for line in lines])}
+
+
+def summary(settings: dict[str, Any], records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """config.json, the lines of metrics.jsonl -> what a run took and what it reached."""
+    steps = [record for record in records if "step_ms" in record]
+    evaluations = [record for record in records if "val_loss" in record]
+    final = next(record for record in reversed(records) if "final_loss" in record)
+    run, training, model = settings["run"], settings["training"], settings["model"]
+    per_step = run["batch_size"] * training["grad_accum_steps"] * model["block_size"]
+    return {
+        "training_seconds": steps[-1]["elapsed_seconds"],
+        "steps": final["step"],
+        "tokens": final["step"] * per_step,
+        "loss": final["final_loss"],
+        "evaluations": [[record["step"], record["val_loss"]] for record in evaluations],
+    }
+
+
+def row(name: str, runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The runs of a contestant -> its row: medians, and their spread."""
+    seconds, losses = [run["seconds"] for run in runs], [run["loss"] for run in runs]
+    return [
+        name,
+        f"{statistics.median(seconds):.1f}",
+        f"{min(seconds):.1f}-{max(seconds):.1f}",
+        f"{statistics.median(run['training_seconds'] for run in runs):.1f}",
+        f"{statistics.median(run['steps'] for run in runs):,.0f}",
+        f"{statistics.median(run['tokens'] for run in runs) / 1e6:.2f}",
+        f"{statistics.median(losses):.4f}",
+        f"{min(losses):.4f}-{max(losses):.4f}",
+    ]
+
+
+HEADS = [
+    "",
+    "seconds",
+    "range",
+    "in steps",
+    "steps",
+    "M tokens",
+    "held-out loss",
+    "range",
+]
+
+
+def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+    """Measures and prints; returns the records."""
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
+    contestants = variants(options)
+    if options.target is not None:
+        for flags in contestants.values():
+            flags += ["--target-loss", str(options.target)]
+    threads = int(str(machine["threads"]))
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
+    for flags in contestants.values():  # compiles the kernels, as a user's first start does
+        train(options.text, [*flags, "--steps", "2"], SEED, threads)
+    for number in range(options.seeds):
+        for name, flags in contestants.items():
+            measured = train(options.text, flags, SEED + number, threads)
+            results[name].append({"seed": SEED + number, **measured})
+            print(f"  {name}, seed {SEED + number}: {row('', [measured])[1:]}", flush=True)
+        if options.peers:
+            results.setdefault(NANOGPT, []).append(_nanogpt(options, SEED + number, threads))
+    print(tabulate([row(*item) for item in results.items()], HEADS, disable_numparse=True))
+    return [
+        {"name": name, "flags": contestants.get(name, []), "text": options.text, "runs": runs}
+        for name, runs in results.items()
+    ]
+
+
+def _nanogpt(options: argparse.Namespace, seed: int, threads: int) -> dict[str, Any]:
+    """nanoGPT's recipe for a CPU, in PyTorch, on the same text -> the same figures."""
+    command = [sys.executable, "-m", "bench.peers.nanogpt", options.text, str(seed)]
+    command += [str(options.target or 0)]
+    start = time.perf_counter()
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment(threads), text=True, capture_output=True, check=False
+    )
+    if result.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
+    seconds = time.perf_counter() - start
+    return {"seed": seed, "seconds": seconds, **json.loads(result.stdout.splitlines()[-1])}
