@@ -11,7 +11,15 @@ import pytest
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
 from smallmind.nn.network import declare_parameters
-from smallmind.presets import FIELDS, PRESETS, SECTIONS, SIZES, read_settings, resolve
+from smallmind.presets import (
+    ARCHITECTURES,
+    FIELDS,
+    PRESETS,
+    SECTIONS,
+    SIZES,
+    read_settings,
+    resolve,
+)
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 
@@ -56,7 +64,29 @@ def test_no_two_configs_share_a_field_name():
     assert len(FIELDS) == sum(len(dataclasses.fields(config)) for config in SECTIONS.values())
 
 
-@pytest.mark.parametrize("named", [*SIZES.values(), *PRESETS.values()])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_an_architecture_sets_every_part_and_flags_win(arch):
+    parts = {field.name for field in dataclasses.fields(ModelConfig)} - {
+        "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "dropout", "tie_weights"
+    }  # fmt: skip
+    chosen = {"mlp_width", "n_kv_head", "rope_theta"}  # sizes, whose defaults suit every kind
+    assert ARCHITECTURES[arch].keys() == parts - chosen
+    resolved = resolve("nano", arch=arch, flags={"mlp": "swiglu", "qk_norm": True})
+    assert resolved == {**SIZES["nano"], **ARCHITECTURES[arch], "mlp": "swiglu", "qk_norm": True}
+
+
+def test_architectures_are_those_that_are_published():
+    def name(arch, **flags):
+        return ModelConfig(**{**ARCHITECTURES[arch], **flags}).architecture
+
+    assert name("gpt2") == "GPT-2"
+    assert name("llama") == "Llama"
+    assert name("llama", qk_norm=True) == "Qwen3"
+    assert name("modern") is None
+    assert ModelConfig(**ARCHITECTURES["gpt2"]) == ModelConfig()
+
+
+@pytest.mark.parametrize("named", [*SIZES.values(), *PRESETS.values(), *ARCHITECTURES.values()])
 def test_sizes_and_presets_are_valid(named):
     configure(named)
 

@@ -22,6 +22,7 @@ from smallmind import (
 )
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
@@ -34,6 +35,8 @@ from smallmind.training.memory_estimate import (
     max_micro_batch,
 )
 
+LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
+EVERYTHING = {**ARCHITECTURES["modern"], "logit_softcap": 15.0}
 PRECISIONS = ["float32", "float16", "bfloat16"]
 STRATEGIES = [
     {},
@@ -91,6 +94,8 @@ RUNS = [
     (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
     (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
     (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
+    (ModelConfig(65, 24, 3, 4, 48, **LLAMA), 5, None, 900, {"steps": 1}),
+    (ModelConfig(65, 24, 5, 4, 48, **EVERYTHING), 5, 3, 900, {"steps": 2}),
 ]
 
 
@@ -204,6 +209,8 @@ def test_a_run_by_minutes_copies_its_weights():
         (ModelConfig(65, 16, 2, 2, 128), 40),  # GELU
         (ModelConfig(1000, 16, 1, 1, 32), 40),  # the loss
         (ModelConfig(65, 16, 4, 2, 192), 1),  # AdamW
+        (ModelConfig(65, 16, 2, 4, 128, **LLAMA), 40),  # SwiGLU
+        (ModelConfig(65, 16, 2, 4, 128, **EVERYTHING), 40),
     ],
 )
 @pytest.mark.parametrize("teacher", [False, True])

@@ -21,6 +21,7 @@ from smallmind.training.records import (
     EvaluationRecord,
     SaveFailedRecord,
     StepRecord,
+    TargetRecord,
 )
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
@@ -220,6 +221,19 @@ def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
         EarlyStopRecord(step=10, best_step=10, best_loss=2.44)
     ]
     assert training.progress.step == 10 and saves.saved[-1] == (10, True)
+    assert list(new_training().steps(config, training.state())) == []
+
+
+def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(monkeypatch):
+    config = TrainingConfig(steps=50, val_every=2, target_loss=2.5, save_every=0)
+    losses = iter([3.0, 2.6, 2.5, 2.0])
+    training = new_training()
+    monkeypatch.setattr(
+        training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, next(losses), 1, 1, 0.5)
+    )
+    records = list(training.steps(config))
+    assert records[-1] == TargetRecord(step=6, loss=2.5, target=2.5)
+    assert training.progress.step == 6 and training.progress.ended
     assert list(new_training().steps(config, training.state())) == []
 
 
