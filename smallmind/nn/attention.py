@@ -17,7 +17,7 @@ class Attention:
         self.name = scope.name
         self.n_head = scope.config.n_head
         self.dropout = Dropout(scope)
-        self.qkv_linear = Linear(scope.inner("qkv"), (C, 3 * C))
+        self.qkv_linear = Linear(scope.inner("qkv"), (C, 3 * C), parts=(C, C, C))
         self.projection = Projection(scope.inner("projection"), C)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
