@@ -14,7 +14,10 @@ MLPS = {"gelu": "smallmind.nn.mlp:MLP"}
 
 POSITIONS = {"learned": "smallmind.nn.embedding:Embedding"}
 
-OPTIMIZERS = {"adamw": "smallmind.optim.adamw:AdamW"}
+OPTIMIZERS = {
+    "adamw": "smallmind.optim.adamw:AdamW",
+    "muon": "smallmind.optim.muon:Muon",
+}
 
 SCHEDULES = {
     "constant": "smallmind.optim.schedule:Constant",

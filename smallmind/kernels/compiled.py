@@ -9,6 +9,7 @@ from smallmind.kernels.embedding import embedding, embedding_backward
 from smallmind.kernels.gelu import gelu, gelu_backward
 from smallmind.kernels.layernorm import layernorm, layernorm_backward
 from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
+from smallmind.kernels.muon import muon
 from smallmind.kernels.reduce import column_sum, sum_of_squares
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "matmul_gelu",
     "matmul_transpose_a",
     "matmul_transpose_b",
+    "muon",
     "sum_of_squares",
     "top_k_logits",
 ]

@@ -21,8 +21,10 @@ TEMPORARIES = {
     "dropout": 3,
     "cross_entropy": 2,
     "distillation": 10,
+    "adamw": 4,
+    "sum_of_squares": 2,
 }
-ADAMW = 4  # the same, in sizes of the weights
+MUON = 7  # the same, in sizes of the largest matrix
 CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
 
 
@@ -52,6 +54,9 @@ def _temporaries(name: str, *arguments: Any, **named: Any) -> int:
         return _scores(logsumexp, 3) + max(
             int(dqkv.nbytes), _mask(logsumexp, *arguments[5:], **named)
         )
+    if name == "muon":
+        parameters, blocks = arguments[0], arguments[3]
+        return MUON * int((blocks.rows * blocks.columns).max()) * int(parameters.itemsize)
     # These two write their losses first, a column.
     output = arguments[1 if name in ("cross_entropy", "distillation") else 0]
     return TEMPORARIES.get(name, 0) * int(output.nbytes)
