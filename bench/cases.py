@@ -492,6 +492,29 @@ def sum_of_squares(n: int) -> Case:
     )
 
 
+@kernel("L C", [(3, 128), (4, 192), (6, 384)])
+def muon(L: int, C: int) -> Case:
+    shapes = [(C, 4 * C), (4 * C, C)] * L + [(C, C)] * 4 * L
+    rows, columns = np.array(shapes).T.copy()
+    starts = np.cumsum(rows * columns) - rows * columns
+    n = int((rows * columns).sum())
+    p, g, m = _normal(n), _shifted(n), _normal(n)
+    blocks = reference.MatrixBlocks(starts, rows, columns, columns)
+    coefficients = reference.MuonCoefficients(0.02, 0.95, 0.1, 0.5)
+    gradient = _copy(g)
+    # On the Gram matrix, of whose products one triangle is needed: of C^3, 17 in the iterations,
+    # and for a matrix (C, K) 3 K / C.
+    flops = sum(17 * C**3 + 3 * C**2 * max(shape) for shape in shapes)
+    case = _case("muon", [p, g, m], [blocks, coefficients], 2 * _bytes(p, g, m), flops)
+    case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))
+    if torch:
+        xs = [torch.from_numpy(x.T.copy()).requires_grad_() for x in blocks.of(p)]
+        for x, own in zip(xs, blocks.of(gradient), strict=True):
+            x.grad = torch.from_numpy(own.T.copy())
+        case.torch = Contestant(torch.optim.Muon(xs, lr=0.02).step)
+    return case
+
+
 @kernel("n", _PARAMETERS)
 def adamw(n: int) -> Case:
     p, g, m, v = _normal(n), _shifted(n), _normal(n), np.abs(_normal(n), out=aligned_empty(n))

@@ -62,7 +62,7 @@ def _held(training: smallmind.Training) -> dict[str, int]:
         "weights": flat.data.nbytes,
         "working_weights": 0 if flat.working is None else flat.working.nbytes,
         "gradients": flat.grad.nbytes,
-        "moments": optimizer.m.nbytes + optimizer.v.nbytes,
+        "moments": sum(tensor.nbytes for tensor in optimizer.tensors().values()),
         "snapshot": training.spikes.held_bytes,
         "scratch": scratch_bytes(),
         "peak": peak_resident_bytes(),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
     from smallmind.optim.loss_scaler import LossScaler
+    from smallmind.optim.muon import Muon
     from smallmind.runs.loading import load
     from smallmind.runs.session import Run
     from smallmind.runs.threads import set_threads
@@ -62,6 +63,7 @@ _EXPORTS = {
     "MemoryTracker": "smallmind.memory.tracker",
     "LossScaler": "smallmind.optim.loss_scaler",
     "ModelConfig": "smallmind.config",
+    "Muon": "smallmind.optim.muon",
     "Precision": "smallmind.config",
     "Run": "smallmind.runs.session",
     "RunConfig": "smallmind.config",
@@ -92,6 +94,7 @@ __all__ = [
     "LossScaler",
     "MemoryTracker",
     "ModelConfig",
+    "Muon",
     "Precision",
     "Run",
     "RunConfig",

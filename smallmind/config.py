@@ -182,7 +182,14 @@ class TrainingConfig:
         3, "evaluations without a lower loss before plateau decays", low=1
     )
     optimizer: str = setting("adamw", "update rule", choices=tuple(parts.OPTIMIZERS))
-    weight_decay: float = setting(0.1, "AdamW's weight decay, of matrices only", low=0.0)
+    matrix_learning_rate: float = setting(
+        0.02, "muon's peak learning rate of hidden matrices, by the same schedule", low=0.0
+    )
+    momentum: float = setting(0.95, "muon's decay of the mean gradient", low=0.0, below=1.0)
+    momentum_warmup_steps: int = setting(
+        300, "steps in which muon's momentum rises to that from 0.85", low=0
+    )
+    weight_decay: float = setting(0.1, "decoupled weight decay, of matrices only", low=0.0)
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
     beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; 0: never", low=0.0)

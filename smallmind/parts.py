@@ -25,7 +25,10 @@ POSITIONS = {  # the embeddings; attention itself rotates queries and keys
     "none": "smallmind.nn.embedding:Embedding",
 }
 
-OPTIMIZERS = {"adamw": "smallmind.optim.adamw:AdamW"}
+OPTIMIZERS = {
+    "adamw": "smallmind.optim.adamw:AdamW",
+    "muon": "smallmind.optim.muon:Muon",
+}
 
 SCHEDULES = {
     "constant": "smallmind.optim.schedule:Constant",

@@ -152,4 +152,5 @@ def test_a_setting_with_a_single_choice_has_no_flag(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert "--schedule" in shown and "--norm" not in shown and "--optimizer" not in shown
+    assert "--schedule" in shown and "--norm" not in shown
+    assert "--optimizer {adamw,muon}" in shown and "--matrix-learning-rate X" in shown

@@ -28,6 +28,9 @@ class Role(enum.StrEnum):
     SCALAR = "scalar"
 
 
+GROUPS = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)  # in this order in the vectors; others follow
+
+
 @dataclass(frozen=True)
 class Normal:
     """Independent normal values with mean 0."""
@@ -63,6 +66,7 @@ class ParameterSpec:
     shape: tuple[int, ...]
     initialisation: Normal | Constant
     role: Role
+    parts: tuple[int, ...] = ()  # columns of matrices that stand side by side in this one
 
     @property
     def size(self) -> int:
@@ -91,9 +95,10 @@ NO_PARAMETER = Parameter()  # a bias of a model without biases: kernels take Non
 class Parameters:
     """Layers `declare` parameters while a model is built; `allocate` then gives them memory.
 
-    `data` and `grad` are flat vectors: first all matrices in the order of their declaration, then
-    all vectors, each padded to a cache line. Saving, clipping, updating and hashing are then one
-    line each. `views`, `grad_views` and `compute` map names to parts of the vectors.
+    `data` and `grad` are flat vectors: embeddings, matrices, heads, then all others, each group in
+    the order of declaration, each parameter padded to a cache line. Saving, clipping, updating and
+    hashing are then one line each. `views`, `grad_views` and `compute` map names to parts of the
+    vectors.
 
     Layers read the views in `compute`: those of `data` or, after `store_working_copy`, those of
     `working`, a copy in 16 bits.
@@ -102,6 +107,7 @@ class Parameters:
     data: np.ndarray
     grad: np.ndarray
     working: np.ndarray | None
+    zeros: Callable[[int, Any], np.ndarray]  # makes vectors like these: elements, dtype
     views: Mapping[str, np.ndarray]
     grad_views: Mapping[str, np.ndarray]
     compute: Mapping[str, np.ndarray]
@@ -117,9 +123,14 @@ class Parameters:
         shape: tuple[int, ...],
         initialisation: Normal | Constant,
         role: Role,
+        parts: tuple[int, ...] = (),
     ) -> Parameter:
-        """-> the handle that the layer keeps. Allocates nothing."""
-        self.specs.append(ParameterSpec(name, shape, initialisation, role))
+        """-> the handle that the layer keeps. Allocates nothing.
+
+        parts: the columns of each matrix, if several stand side by side in this one.
+        """
+        assert not parts or sum(parts) == shape[1]
+        self.specs.append(ParameterSpec(name, shape, initialisation, role, parts))
         self._handles.append(Parameter())
         return self._handles[-1]
 
@@ -142,14 +153,14 @@ class Parameters:
         self, dtype: Any = np.float32, zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
     ) -> None:
         """Makes the vectors, filled with zeros, and the views of all declared parameters."""
-        self._zeros = zeros
+        self.zeros = zeros
         self._offsets = [0] * len(self.specs)
         end = 0
-        for i in sorted(range(len(self.specs)), key=lambda i: len(self.specs[i].shape) < 2):
+        for i in sorted(range(len(self.specs)), key=lambda i: _group(self.specs[i].role)):
             self._offsets[i] = end
             end += _padded(self.specs[i].size)
-        self.data = zeros(end, dtype)
-        self.grad = zeros(end, dtype)
+        self.data = self.zeros(end, dtype)
+        self.grad = self.zeros(end, dtype)
         self.views = self._views(self.data)
         self.grad_views = self._views(self.grad)
         for handle, view in zip(self._handles, self.grad_views.values(), strict=True):
@@ -163,11 +174,15 @@ class Parameters:
                 spec.initialisation.fill(self.views[spec.name], seed, stream)
         self.refresh()
 
+    def places(self) -> list[tuple[int, ParameterSpec]]:
+        """Where each parameter begins in the vectors, from their start to their end."""
+        places = zip(self._offsets, self.specs, strict=True)
+        return sorted(places, key=lambda place: place[0])
+
     def ranges(self, *roles: Role) -> list[slice]:
         """The contiguous ranges of the vectors whose parameters have these roles, in order."""
         ranges: list[slice] = []
-        places = zip(self._offsets, self.specs, strict=True)
-        for start, spec in sorted(places, key=lambda place: place[0]):
+        for start, spec in self.places():
             if spec.role not in roles:
                 continue
             stop = start + _padded(spec.size)
@@ -182,7 +197,7 @@ class Parameters:
 
         The optimizer keeps the copy up to date; call `refresh` after writing to `data` by hand.
         """
-        self.working = None if dtype is None else self._zeros(self.data.size, dtype)
+        self.working = None if dtype is None else self.zeros(self.data.size, dtype)
         self.compute = self.views if self.working is None else self._views(self.working)
         for handle, view in zip(self._handles, self.compute.values(), strict=True):
             handle.compute = view
@@ -203,6 +218,11 @@ class Parameters:
                 for offset, spec in zip(self._offsets, self.specs, strict=True)
             }
         )
+
+
+def _group(role: Role) -> int:
+    """The number of the group of roles that are next to each other in the vectors."""
+    return GROUPS.index(role) if role in GROUPS else len(GROUPS)
 
 
 def _padded(size: int) -> int:

@@ -28,10 +28,15 @@ class Scope(NamedTuple):
         return self._replace(name=f"{self.name}.{name}" if self.name else name)
 
     def declare(
-        self, name: str, shape: tuple[int, ...], initialisation: Normal | Constant, role: Role
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initialisation: Normal | Constant,
+        role: Role,
+        parts: tuple[int, ...] = (),
     ) -> Parameter:
         """Declares a parameter of this layer."""
-        return self.parameters.declare(self.inner(name).name, shape, initialisation, role)
+        return self.parameters.declare(self.inner(name).name, shape, initialisation, role, parts)
 
     def declare_bias(self, size: int) -> Parameter:
         """Declares a bias, initially zero -> NO_PARAMETER in a model without biases."""

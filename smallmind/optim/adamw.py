@@ -2,20 +2,20 @@
 
 import math
 import numbers
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import TrainingConfig
-from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import AdamWCoefficients
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.clipping import clipping_factor, gradient_norm
+from smallmind.optim.clipping import Clipping, clip
+from smallmind.optim.optimizer import UpdateSize
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
-MAX_GRADIENT = 1.8e19  # the square of a larger one overflows float32, and so would the moment v
 
 
 class AdamW:
@@ -25,6 +25,12 @@ class AdamW:
     vectors like the model's; `learning_rate` may be set before each step. InputError if a setting
     is out of range.
     """
+
+    roles: ClassVar[tuple[Role, ...]] = tuple(Role)  # of the parameters that have moments
+    update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
+        DECAYED, UpdateSize(1e-3, 1e-1, "learning_rate")
+    )
+    scratch_size: int = 0
 
     def __init__(
         self,
@@ -49,17 +55,22 @@ class AdamW:
         self.eps = eps
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         self.steps = 0
-        # Matrices come first in the flat vector, so those that decay are one range.
-        (decayed,) = model.flat.ranges(*DECAYED)
-        self._decayed = int(decayed.stop)
-        self.m = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
-        self.v = aligned_zeros(model.flat.data.size, model.flat.data.dtype)
+        flat = model.flat
+        # Those that decay come first in the flat vector.
+        self._decayed = flat.ranges(*DECAYED)[0].stop
+        self._ranges = flat.ranges(*self.roles)
+        size = sum(part.stop - part.start for part in self._ranges)
+        self.m = flat.zeros(size, flat.data.dtype)
+        self.v = flat.zeros(size, flat.data.dtype)
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__}: learning_rate={self.learning_rate:g}, betas={self.betas}, "
+            f"<{type(self).__name__}: {self._rates()}, betas={self.betas}, "
             f"weight_decay={self.weight_decay:g}, {self.steps:,} steps>"
         )
+
+    def _rates(self) -> str:
+        return f"learning_rate={self.learning_rate:g}"
 
     @classmethod
     def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "AdamW":
@@ -81,16 +92,17 @@ class AdamW:
         A gradient whose norm exceeds max_grad_norm is scaled down to it (Pascanu et al. 2013);
         then each of its elements is clipped to +-max_grad_value, at most 1.8e19.
         """
-        for name, limit in (("max_grad_norm", max_grad_norm), ("max_grad_value", max_grad_value)):
-            check_type(name, limit, numbers.Real, None)
-            if limit is not None and not limit > 0:
-                raise InputError(f"{name}={limit} must be above 0, or None")
-        check_type("loss_scale", loss_scale, numbers.Real)
-        flat, workspace = self.model.flat, self.model.workspace
-        norm = gradient_norm(self.model, loss_scale)
+        norm, clipping = clip(self.model, max_grad_norm, loss_scale, max_grad_value)
         if not math.isfinite(norm):
             return norm
         self.steps += 1
+        with self.model.workspace.profile("OptimizerStep"):
+            self._update(clipping)
+        return norm
+
+    def _update(self, clipping: Clipping) -> None:
+        """Updates the parameters and clears their gradients."""
+        flat, kernels = self.model.flat, self.model.workspace.kernels
         beta1, beta2 = self.betas
         coefficients = AdamWCoefficients(
             learning_rate=self.learning_rate,
@@ -100,13 +112,18 @@ class AdamW:
             weight_decay=self.weight_decay,
             correction1=1 / (1 - beta1**self.steps),
             correction2=1 / (1 - beta2**self.steps),
-            gradient_scale=clipping_factor(norm, max_grad_norm) / loss_scale,
-            max_gradient=min(max_grad_value or math.inf, MAX_GRADIENT),
+            gradient_scale=clipping.scale,
+            max_gradient=clipping.max_gradient,
         )
-        vectors = flat.data, flat.grad, self.m, self.v
-        with workspace.profile("OptimizerStep"):
-            workspace.kernels.adamw(*vectors, self._decayed, coefficients, flat.working)
-        return norm
+        end = 0
+        for part in self._ranges:
+            start, end = end, end + part.stop - part.start
+            moments = self.m[start:end], self.v[start:end]
+            decayed = max(0, min(part.stop, self._decayed) - part.start)
+            working = None if flat.working is None else flat.working[part]
+            kernels.adamw(
+                flat.data[part], flat.grad[part], *moments, decayed, coefficients, working
+            )
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The arrays that a resumed run needs, by name."""

@@ -16,6 +16,7 @@ from smallmind.checks import InputError
 from smallmind.config import TrainingConfig, micro_batch_sizes
 from smallmind.generation import generate
 from smallmind.nn.transformer import resolve_precision
+from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.training.checkpoint import save
 from smallmind.training.records import StepRecord
@@ -108,7 +109,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         objective(batch, 1.0, 1.0)  # waits for kernels and memory
         learning = _fastest(lambda: objective(batch, 1.0, 1.0)) / windows
         reading = _fastest(lambda: model.losses(batch.ids, batch.targets)) / windows
-        update = _fastest(training.optimizer.step)
+        update = _fastest(make_optimizer(model, config).step)
     model.workspace.pool.trim()  # a run has batches of other sizes
     held_out = 2 * B * data.held_out_batches * reading  # windows overlap by half
     evaluation = 2 * B * config.val_batches * reading if config.val_batches else 1.5 * held_out

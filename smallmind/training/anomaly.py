@@ -12,7 +12,7 @@ from smallmind.kernels.half import to_float32
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 
-OPTIMIZER_KERNELS = ("adamw", "sum_of_squares")  # no layer calls these kernels
+OPTIMIZER_KERNELS = ("adamw", "muon", "sum_of_squares")  # no layer calls these kernels
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
+from smallmind.optim.optimizer import Optimizer, UpdateSize
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import Finding, HealthRecord
@@ -26,9 +27,8 @@ NOT_FINITE = ("nan", "inf")
 SPARSE = 0.9  # share of zeros
 SILENT = 1e-4  # |gelu(x)| of a hidden unit: less than at x = -4
 ACTIVATIONS = ("matmul_gelu", "relu2", "swiglu")  # kernels that first write those of hidden units
-MIN_RATIO, MAX_RATIO = 1e-5, 1e-1  # update to weight; about 1e-3 is normal
+SMALL = 1e-2  # share of the usual ratio of update to weight
 CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
-MATRICES = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
 class GradientDiagnostics:
@@ -179,21 +179,23 @@ def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> 
 
 
 def _check_ratios(
-    ratios: Mapping[str, float], lr_share: float, matrices: set[str]
+    ratios: Mapping[str, float], lr_share: float, sizes: Mapping[str, UpdateSize]
 ) -> list[Finding]:
-    """The matrices that an update changes too much or too little.
+    """The matrices, whose sizes are given, that an update changes too much or too little.
 
     lr_share is the learning rate as a share of its peak: when a schedule is near zero, a weight
     need not move. Vectors are left out: biases start at zero, next to which any update is large.
     """
     findings = []
-    for name, ratio in ratios.items():
-        size = f"an update was {ratio:.2g} of the weight, where 0.001 is usual"
-        if name in matrices and ratio > MAX_RATIO:
-            message = f"{size}: lower the learning rate, or warm up longer"
-            findings.append(Finding(name, "large update", message))
-        elif name in matrices and ratio < MIN_RATIO * lr_share:
-            findings.append(Finding(name, "small update", f"{size}: raise the learning rate"))
+    for name, size in sizes.items():
+        ratio = ratios.get(name, size.usual)
+        message = f"an update was {ratio:.2g} of the weight, where {size.usual} is usual"
+        rate = f"the {size.setting.replace('_', ' ')}"
+        if ratio > size.largest:
+            advice = f"lower {rate}, or warm up longer"
+            findings.append(Finding(name, "large update", f"{message}: {advice}"))
+        elif ratio < SMALL * size.usual * lr_share:
+            findings.append(Finding(name, "small update", f"{message}: raise {rate}"))
     return findings
 
 
@@ -202,7 +204,7 @@ def checked_update(
     model: TransformerModel,
     config: TrainingConfig,
     step: int,
-    learning_rate: float,
+    optimizer: Optimizer,
     batch: tuple[np.ndarray, np.ndarray],
     scaler: LossScaler | None = None,
 ) -> Iterator[list[HealthRecord]]:
@@ -223,8 +225,9 @@ def checked_update(
     if due and not overflowed:
         with profile("CheckHealth"):
             ratios = update_ratios(model, before)
-            matrices = {spec.name for spec in model.flat.specs if spec.role in MATRICES}
-            lr_share = learning_rate / config.learning_rate if config.learning_rate else 0.0
+            rate, sizes = optimizer.learning_rate, optimizer.update_sizes
+            lr_share = rate / config.learning_rate if config.learning_rate else 0.0
+            matrices = {x.name: sizes[x.role] for x in model.flat.specs if x.role in sizes}
             findings += _check_ratios(ratios, lr_share, matrices)
             records.append(HealthRecord(step, tuple(findings), ratios))
 

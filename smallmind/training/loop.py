@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 from smallmind import activity
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
+from smallmind.optim.optimizer import rate_settings
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.checkpoint import Saver
@@ -113,7 +114,8 @@ class Loop:
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
         ids_targets = self.buffers.ids, self.buffers.targets
-        with checked_update(run.model, config, step, rate, ids_targets, run.scaler) as health:
+        optimizer = run.optimizer
+        with checked_update(run.model, config, step, optimizer, ids_targets, run.scaler) as health:
             norm = update(run)
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)
@@ -198,9 +200,11 @@ class Loop:
             good = run.spikes.roll_back(step, loss, is_last=step == run.config.steps)
         except FloatingPointError as error:
             rate, peak = run.schedule.lr(step - 1) * factor, run.config.learning_rate * factor
+            others = rate_settings(run.config)[1:]
+            also = "".join(f", and the {name.replace('_', ' ')}" for name in others)
             raise FloatingPointError(
                 f"{error}: lower the learning rate, which was {rate:.3g} at that step, with a peak "
-                f"of {peak:.3g}"
+                f"of {peak:.3g}{also}"
             ) from None
         run.load(good)
         run.progress.seconds = seconds

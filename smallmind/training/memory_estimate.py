@@ -14,12 +14,13 @@ from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.safetensors import StoredTensor
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
-from smallmind.training.plain_kernels import ADAMW, CACHING, CountedKernels
+from smallmind.training.plain_kernels import CACHING, CountedKernels
 from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 
@@ -116,14 +117,15 @@ def estimate(
         preparation = flat.data.nbytes + working + teacher_weights + _caching(teacher, backend)
     is_plain = backend == "numpy"
     parameters = 4 * declare_parameters(model).count  # in arrays of their own: without padding
+    moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
     return MemoryEstimate(
         weights=flat.data.nbytes,
         working_weights=working,
         gradients=flat.grad.nbytes,
-        moments=2 * flat.data.nbytes,
-        snapshot=parameters + 2 * flat.data.nbytes,
+        moments=moments,
+        snapshot=parameters + moments,
         activations=held,
-        scratch=run.temporaries if is_plain else _scratch(model, threads),
+        scratch=run.temporaries if is_plain else _scratch(model, run.optimizer, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=0 if teacher and teacher.top_k else teacher_weights,
         text=text.nbytes + 4 * text.tokens if text else 0,
@@ -177,6 +179,7 @@ class _DryRun:
         self.pool = backend.pool
         self.model = TransformerModel(config, backend=backend)
         set_up(self.model, training, training.requested_precision)
+        self.optimizer = make_optimizer(self.model, training)
         self.distillation = teacher and _dry_distillation(teacher, config, backend)
 
     @property
@@ -186,9 +189,9 @@ class _DryRun:
 
     @property
     def temporaries(self) -> int:
-        """The most bytes that a kernel of NumPy allocates, AdamW's included."""
+        """The most bytes that a kernel of NumPy allocates."""
         assert isinstance(self.kernels, CountedKernels)
-        return max(self.kernels.nbytes, ADAMW * self.model.flat.data.nbytes)
+        return self.kernels.nbytes
 
     def train(self, data: Dataset) -> None:
         """Trains on a batch of every size that a run on this data has."""
@@ -198,7 +201,10 @@ class _DryRun:
         self.train_batch(sampler.max_batch_size, rest)
 
     def train_batch(self, windows: int, rest: int = 0) -> None:
-        """Trains on a batch of windows and, if rest is not 0, a smaller one in the same buffers."""
+        """Trains on a batch of windows and, if rest is not 0, a smaller one in the same buffers.
+
+        Updates the parameters once.
+        """
         T = self.model.config.block_size
         shape = windows, T
         with self.pool.borrow(shape, np.int32) as ids, self.pool.borrow(shape, np.int32) as targets:
@@ -208,6 +214,7 @@ class _DryRun:
                 for size in set(sizes):
                     self.model.micro_batch_size = size
                     self._pass(Batch(ids[:size], targets[:size], np.zeros(size, np.int64)))
+            self.optimizer.step()
         self.model.micro_batch_size = self.training.micro_batch_size
 
     def _pass(self, batch: Batch) -> None:
@@ -282,9 +289,9 @@ class _WithoutRows(StoredTensor):
         pass
 
 
-def _scratch(model: ModelConfig, threads: int) -> int:
-    """The scratch memory of the kernel with the most: attention's backward pass, or a product."""
+def _scratch(model: ModelConfig, optimizer: Optimizer, threads: int) -> int:
+    """The scratch memory of the kernel with the most: attention's backward pass, or products."""
     T, D = model.block_size, model.n_embd // model.n_head
     attention = 7 * T * D + 96 * T
     product = 200 * 1024
-    return 4 * threads * max(attention, product)
+    return 4 * threads * max(attention, product + optimizer.scratch_size)

@@ -17,24 +17,26 @@ TEMPORARIES = {
     "matmul_transpose_b": 2,
     "layernorm": 3,
     "layernorm_backward": 4,
-    "rmsnorm": 4,
-    "rmsnorm_backward": 6,
-    "rope": 4,
+    "rmsnorm": 2,
+    "rmsnorm_backward": 4,
+    "rope": 2,
     "relu2": 2,
     "relu2_backward": 3,
-    "swiglu": 5,
-    "swiglu_backward": 6,
+    "swiglu": 2,
+    "swiglu_backward": 3,
     "softcap": 2,
     "softcap_backward": 3,
-    "mix": 3,
-    "mix_backward": 2,
+    "mix": 2,
+    "mix_backward": 1,
     "lookup": 2,
     "embedding": 2,
     "dropout": 3,
     "cross_entropy": 2,
     "distillation": 10,
+    "adamw": 4,
+    "sum_of_squares": 2,
 }
-ADAMW = 4  # the same, in sizes of the weights
+MUON = 7  # the same, in sizes of the largest matrix
 CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
 
 
@@ -57,16 +59,26 @@ class CountedKernels(NoKernels):
 
 def _temporaries(name: str, *arguments: Any, **named: Any) -> int:
     if name == "attention":
-        logsumexp = arguments[1]
-        return _scores(logsumexp, 2) + _mask(logsumexp, *arguments[3:], **named)
+        out, logsumexp, qkv = arguments[:3]
+        product = max(0, int(out.nbytes) - _scores(logsumexp, 1))
+        mask = _mask(logsumexp, *arguments[3:], **named)
+        return _scores(logsumexp, 2) + _repeated(out, qkv) + max(product, mask)
     if name == "attention_backward":
-        dqkv, logsumexp = arguments[0], arguments[3]
-        return _scores(logsumexp, 3) + max(
-            int(dqkv.nbytes), _mask(logsumexp, *arguments[5:], **named)
-        )
+        _dqkv, _dout, out, logsumexp, qkv = arguments[:5]
+        mask = _mask(logsumexp, *arguments[5:], **named)
+        gradients = 3 * int(out.nbytes)
+        return _scores(logsumexp, 3) + _repeated(out, qkv) + max(gradients, mask)
+    if name == "muon":
+        parameters, blocks = arguments[0], arguments[3]
+        return MUON * int((blocks.rows * blocks.columns).max()) * int(parameters.itemsize)
     # These two write their losses first, a column.
     output = arguments[1 if name in ("cross_entropy", "distillation") else 0]
     return TEMPORARIES.get(name, 0) * int(output.nbytes)
+
+
+def _repeated(out: np.ndarray, qkv: np.ndarray) -> int:
+    """The bytes of keys and values repeated for each head of queries, if some share them."""
+    return 2 * int(out.nbytes) if qkv.shape[1] < 3 * out.shape[1] else 0
 
 
 def _mask(

@@ -11,7 +11,7 @@ from smallmind.config import ModelConfig, Precision, TrainingConfig
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
-from smallmind.optim.optimizer import make_optimizer
+from smallmind.optim.optimizer import make_optimizer, rate_settings
 from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
@@ -177,6 +177,8 @@ def learns_at_peak(model: TransformerModel, samples: Batch, config: TrainingConf
     if better < rate:
         measured += f", at {better:.1e} to {lower:.3f}"
         advice = f"lower --learning-rate, for example to {better:.0e}"
+        for name in rate_settings(config)[1:]:
+            advice += f", and --{name.replace('_', '-')} in proportion"
     is_lower = loss < MEMORISED or loss < start - MIN_PROGRESS
     return Check(
         f"learning at the peak rate, {rate:.1e}",

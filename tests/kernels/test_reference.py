@@ -94,6 +94,8 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
 
     ids = random.integers(0, V, (B, T)).astype(np.int32)
     coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    momentum = reference.MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
+    matrix = reference.MatrixBlocks(*(np.array([size]) for size in (0, R, C, C)))
     targets, logits = ids.reshape(-1), (x(n, V), x(n, V))
     calls = {
         "matmul": ([out(R, C)], x(R, K), x(K, C), x(C), x(R, C)),
@@ -138,6 +140,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "distillation": ([out(n), out(n, V), out(n)], *logits, targets, 0.5, 2.0, 0.1),
         "top_k_logits": ([out(n, V)], targets[:, None], x(n, 2)),
         "adamw": ([out(C), out(C), out(C), out(C)], C - 1, coefficients),
+        "muon": ([out(R * C), out(R * C), out(R * C)], matrix, momentum),
     }
     # The others assign nothing: one returns a number, one is np.add.at.
     assert set(calls) | {"sum_of_squares", "lookup_backward"} == set(compiled.__all__)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from smallmind import (
-    AdamW,
     Distillation,
     InputError,
     ModelConfig,
@@ -22,6 +21,7 @@ from smallmind import (
 )
 from smallmind.config import CheckpointStrategy
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.optim.optimizer import make_optimizer
 from smallmind.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.stories import built_in_text
@@ -72,7 +72,7 @@ class SmallRun:
         self.weights = flat.data.nbytes
         self.working_weights = 0 if flat.working is None else flat.working.nbytes
         self.gradients = flat.grad.nbytes
-        self.moments = optimizer.m.nbytes + optimizer.v.nbytes
+        self.moments = sum(tensor.nbytes for tensor in optimizer.tensors().values())
         self.snapshot = run.spikes.held_bytes
 
 
@@ -116,6 +116,23 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
     assert expected.activations == trained.held_by_pool
     for name in VECTORS:
         assert getattr(expected, name) == getattr(trained, name), name
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "model",
+    [ModelConfig(65, 32, 3, 3, 48), ModelConfig(11, 17, 1, 3, 33, bias=False, tie_weights=False)],
+)
+def test_the_estimate_is_exact_with_muon(model, precision):
+    config = TrainingConfig(optimizer="muon", precision=precision, steps=2, val_batches=1)
+    expected = estimate(model, config, 4, text=TextSize(900, 900))
+    run = SmallRun(model, config, 4, 900)
+    assert expected.activations == run.held_by_pool
+    for name in VECTORS:
+        assert getattr(expected, name) == getattr(run, name), name
+    with_adamw = estimate(model, dataclasses.replace(config, optimizer="adamw"), 4)
+    assert expected.moments < 0.7 * with_adamw.moments
+    assert expected.scratch > with_adamw.scratch
 
 
 # Student, teacher, length.
@@ -208,14 +225,15 @@ def test_a_run_by_minutes_copies_its_weights():
         (ModelConfig(65, 128, 1, 4, 64, dropout=0.1), 8),
         (ModelConfig(65, 16, 2, 2, 128), 40),  # GELU
         (ModelConfig(1000, 16, 1, 1, 32), 40),  # the loss
-        (ModelConfig(65, 16, 4, 2, 192), 1),  # AdamW
+        (ModelConfig(65, 16, 4, 2, 192), 1),  # the optimizer
         (ModelConfig(65, 16, 2, 4, 128, **LLAMA), 40),  # SwiGLU
         (ModelConfig(65, 16, 2, 4, 128, **EVERYTHING), 40),
     ],
 )
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("teacher", [False, True])
-def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher):
-    config = TrainingConfig(micro_batch_size=batch_size)
+def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher, optimizer):
+    config = TrainingConfig(micro_batch_size=batch_size, optimizer=optimizer)
     taught = Teacher(model) if teacher else None
     expected = estimate(model, config, batch_size, backend="numpy", teacher=taught).scratch
     built = TransformerModel(model, backend="numpy")
@@ -234,14 +252,14 @@ def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher):
 
     ids = np.random.default_rng(0).integers(0, model.vocab_size, (batch_size, model.block_size))
     batch = Batch(ids.astype(np.int32), ids.astype(np.int32), np.zeros(batch_size, np.int64))
-    optimizer = AdamW(built)
+    made = make_optimizer(built, config)
     with built.workspace.wrapped_kernels(wrap):
         if teacher:
             distillation = Distillation(TransformerModel(model, backend="numpy"))
             distillation.loss_and_gradients(built, batch)
         else:
             built.loss_and_gradients(batch.ids, batch.targets)
-        optimizer.step()
+        made.step()
     assert expected == pytest.approx(max(peaks.values()), rel=0.15), peaks
 
 

@@ -107,7 +107,7 @@ class Ahead(NamedTuple):
 @called_jit
 def gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
     """The product on the calling thread. scratch (1, SCRATCH)."""
-    _gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
+    gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
 
 
 @parallel_jit
@@ -116,7 +116,7 @@ def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
     workers = scratch.shape[0]
     for worker in prange(workers):
         own = scratch[worker]
-        _gemm_share(out, activation, a, b, bias, addend, variant, own, np.int64(worker), workers)
+        gemm_share(out, activation, a, b, bias, addend, variant, own, np.int64(worker), workers)
 
 
 @jit
@@ -283,7 +283,7 @@ _SHARE = types.void(
 # Called through its symbol: one thread and many run the same code, compiled once. It comes last
 # because it is compiled when it is defined.
 @native("smallmind_gemm_share", _SHARE)
-def _gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
+def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
     """The worker's share: a rectangle of tiles, from a grid that balances the work."""
     operands = Operands(
         borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant

@@ -1,0 +1,128 @@
+"""Muon: momentum whose update is made orthogonal, for the hidden matrices; AdamW for the rest."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from smallmind.checks import InputError, check_field
+from smallmind.config import TrainingConfig
+from smallmind.kernels.reference import MatrixBlocks, MuonCoefficients
+from smallmind.nn.parameters import Parameters, Role
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.adamw import AdamW
+from smallmind.optim.clipping import Clipping
+from smallmind.optim.optimizer import UpdateSize
+
+# The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
+# and length are those of modded-nanogpt and nanochat.
+FIRST_MOMENTUM = 0.85
+
+
+class Muon(AdamW):
+    """Muon (Jordan et al. 2024) for hidden matrices, AdamW for everything else.
+
+    The update of a matrix is its momentum with all singular values made about 1. Matrices that are
+    stored side by side, like those of queries, keys and values, are updated apart. Their rate is
+    matrix_learning_rate, their weight decay that of AdamW. `learning_rate` may be set before each
+    step; `matrix_learning_rate` follows it in proportion. InputError if a setting is out of range.
+    """
+
+    roles: ClassVar = tuple(role for role in Role if role != Role.MATRIX)
+    # Whatever the gradient, an update has the norm that the rate gives it: beside small initial
+    # weights a large one.
+    update_sizes: ClassVar = {
+        **AdamW.update_sizes,
+        Role.MATRIX: UpdateSize(1e-2, 1.0, "matrix_learning_rate"),
+    }
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        learning_rate: float = 1e-3,
+        matrix_learning_rate: float = 0.02,
+        momentum: float = 0.95,
+        momentum_warmup_steps: int = 300,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+    ) -> None:
+        super().__init__(model, learning_rate, betas, eps, weight_decay)
+        if not self.learning_rate:
+            raise InputError(
+                "learning_rate=0 must be above 0 with Muon, whose matrix_learning_rate follows it"
+            )
+        rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
+        self._matrix_share: float = rate / self.learning_rate
+        self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
+        self.momentum_warmup_steps: int = check_field(
+            TrainingConfig, "momentum_warmup_steps", momentum_warmup_steps
+        )
+        flat = model.flat
+        (self._matrices,) = flat.ranges(Role.MATRIX)
+        self._blocks = matrix_blocks(flat, self._matrices.start)
+        self.scratch_size = self._blocks.scratch_size
+        self.matrix_mean = flat.zeros(self._matrices.stop - self._matrices.start, flat.data.dtype)
+
+    def _rates(self) -> str:
+        return f"{super()._rates()}, matrix_learning_rate={self.matrix_learning_rate:g}"
+
+    @classmethod
+    def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "Muon":
+        """The optimizer that a run with this config uses."""
+        return cls(
+            model,
+            config.learning_rate,
+            config.matrix_learning_rate,
+            config.momentum,
+            config.momentum_warmup_steps,
+            (config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+        )
+
+    @property
+    def matrix_learning_rate(self) -> float:
+        """The learning rate of the hidden matrices, which follows `learning_rate`."""
+        return self.learning_rate * self._matrix_share
+
+    def _update(self, clipping: Clipping) -> None:
+        super()._update(clipping)
+        flat, part = self.model.flat, self._matrices
+        coefficients = MuonCoefficients(
+            learning_rate=self.matrix_learning_rate,
+            momentum=self._momentum(self.steps - 1),
+            weight_decay=self.weight_decay,
+            gradient_scale=clipping.scale,
+            max_gradient=clipping.max_gradient,
+        )
+        vectors = flat.data[part], flat.grad[part], self.matrix_mean
+        working = None if flat.working is None else flat.working[part]
+        self.model.workspace.kernels.muon(*vectors, self._blocks, coefficients, working)
+
+    def _momentum(self, step: int) -> float:
+        """step (from 0) -> the momentum of its update."""
+        if step >= self.momentum_warmup_steps:
+            return self.momentum
+        first = min(FIRST_MOMENTUM, self.momentum)
+        return first + (self.momentum - first) * step / self.momentum_warmup_steps
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The arrays that a resumed run needs, by name."""
+        return {**super().tensors(), "matrix_mean": self.matrix_mean}
+
+
+def matrix_blocks(flat: Parameters, origin: int) -> MatrixBlocks:
+    """The hidden matrices, their parts apart, with places in a vector that begins at `origin`.
+
+    From the largest to the smallest, so that threads that take turns have equal work.
+    """
+    blocks: list[tuple[int, ...]] = []
+    for place, spec in flat.places():
+        if spec.role == Role.MATRIX:
+            rows, stride = spec.shape
+            start = place - origin
+            for columns in spec.parts or (stride,):
+                blocks.append((start, rows, columns, stride))
+                start += columns
+    blocks.sort(key=lambda block: block[1] * block[2], reverse=True)
+    fields: list[Any] = [np.array(field, np.int64) for field in zip(*blocks, strict=True)]
+    return MatrixBlocks(*fields)
