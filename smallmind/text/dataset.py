@@ -108,6 +108,7 @@ class Dataset:
         seed: int = 1337,
     ) -> "Dataset":
         """The dataset of a text. InputError if the tokenizer does not know a character."""
+        check_type("text", text, str)
         check_type("tokenizer", tokenizer, Tokenizer)
         with activity.doing("Encoding the text", usual=len(text) < activity.LARGE):
             tokens = tokenizer.encode(text)

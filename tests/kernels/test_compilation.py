@@ -107,7 +107,7 @@ def test_the_cache_moves_if_home_is_not_a_directory(package):
     (package / "file").touch()
     home = str(package / "file")
     environment = {
-        "SMALLMIND_CACHE_DIR": home,
+        "SMALLMIND_CACHE_DIR": "",
         "XDG_CACHE_HOME": home,
         "HOME": home,
         "TMPDIR": str(package),
