@@ -148,9 +148,9 @@ def test_a_field_that_a_file_lacks_has_the_value_it_had_before():
     assert Changed() == Changed(size=2, rate=3)
 
 
-def test_a_setting_with_a_single_choice_has_no_flag(capsys):
+def test_every_part_has_a_flag_that_lists_its_choices(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert "--schedule" in shown and "--norm" not in shown
+    assert "--norm {layernorm,rmsnorm}" in shown and "--arch {gpt2,llama,modern}" in shown
     assert "--optimizer {adamw,muon}" in shown and "--matrix-learning-rate X" in shown

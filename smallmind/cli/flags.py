@@ -161,8 +161,6 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
-    if len(field.metadata["choices"]) == 1:
-        return
     flag = "--" + field.name.replace("_", "-")
     # Only flags that are given become attributes: a default must not override what a file sets.
     settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
