@@ -16,6 +16,7 @@ from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 
 try:
     import torch
@@ -499,8 +500,8 @@ def muon(L: int, C: int) -> Case:
     starts = np.cumsum(rows * columns) - rows * columns
     n = int((rows * columns).sum())
     p, g, m = _normal(n), _shifted(n), _normal(n)
-    blocks = reference.MatrixBlocks(starts, rows, columns, columns)
-    coefficients = reference.MuonCoefficients(0.02, 0.95, 0.1, 0.5)
+    blocks = MatrixBlocks(starts, rows, columns, columns)
+    coefficients = MuonCoefficients(0.02, 0.95, 0.1, 0.5)
     gradient = _copy(g)
     # On the Gram matrix, of whose products one triangle is needed: of C^3, 17 in the iterations,
     # and for a matrix (C, K) 3 K / C.
@@ -519,7 +520,7 @@ def muon(L: int, C: int) -> Case:
 def adamw(n: int) -> Case:
     p, g, m, v = _normal(n), _shifted(n), _normal(n), np.abs(_normal(n), out=aligned_empty(n))
     decayed = n * 9 // 10
-    coefficients = reference.AdamWCoefficients(1e-3, 0.9, 0.99, 1e-8, 0.1, 1.0, 1.0, 0.5)
+    coefficients = AdamWCoefficients(1e-3, 0.9, 0.99, 1e-8, 0.1, 1.0, 1.0, 0.5)
     gradient = _copy(g)
     case = _case("adamw", [p, g, m, v], [decayed, coefficients], 2 * _bytes(p, g, m, v))
     case.ours = Contestant(case.ours.run, lambda: np.copyto(g, gradient))

@@ -168,7 +168,7 @@ def test_a_loaded_model_knows_its_tokenizer(tmp_path):
 
 def test_objects_print_what_they_are():
     lines = repr(MODEL).splitlines()
-    assert lines[0] == "TransformerModel: float32, backend numpy"
+    assert lines[0] == "TransformerModel: GPT-2, float32, backend numpy"
     assert lines[1].split() == ["token", "embedding", "15", "x", "8", "120"]
     total = sum(value.size for value in MODEL.parameters.values())
     assert lines[-1].split() == ["parameters", f"{total:,}"]

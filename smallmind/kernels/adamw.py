@@ -16,7 +16,7 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.reference import AdamWCoefficients
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 
 _NO_VECTOR = np.empty(0, np.float32)
 

@@ -21,7 +21,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.newton_schulz import PACKING, divided, orthogonalise
-from smallmind.kernels.reference import MIN_NORM, MuonCoefficients
+from smallmind.kernels.reference_optimizers import MIN_NORM, MuonCoefficients
 
 _NO_VECTOR = np.empty(0, np.float32)
 

@@ -33,7 +33,7 @@ from smallmind.kernels.gemm.tile import (
     Strip,
     multiply_panel,
 )
-from smallmind.kernels.reference import CUBIC, ITERATIONS, LINEAR, QUINTIC
+from smallmind.kernels.reference_optimizers import CUBIC, ITERATIONS, LINEAR, QUINTIC
 
 PACKING = SCRATCH  # elements of Scratch.packing
 _A, _B, _C = np.float32(LINEAR), np.float32(CUBIC), np.float32(QUINTIC)

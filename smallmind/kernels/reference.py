@@ -6,11 +6,11 @@ line that it differentiates.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.half import round_to, to_float32
+from smallmind.kernels.half import to_float32
+from smallmind.kernels.reference_optimizers import adamw, muon, sum_of_squares  # noqa: F401
 from smallmind.randomness import hash_words
 
 
@@ -432,120 +432,3 @@ def top_k_logits(logits, indices, log_probabilities):
     log_probabilities = to_float32(log_probabilities)
     logits[...] = log_probabilities[:, -1:]
     np.put_along_axis(logits, indices.astype(np.int64), log_probabilities[:, :-1], axis=1)
-
-
-def sum_of_squares(x):
-    """x (n,) -> the sum of the squares of its elements, as a float."""
-    return float(np.square(x, dtype=np.float64).sum())
-
-
-class AdamWCoefficients(NamedTuple):
-    """What one update of `adamw` needs."""
-
-    learning_rate: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    weight_decay: float
-    correction1: float  # 1 / (1 - beta1**step)
-    correction2: float  # 1 / (1 - beta2**step)
-    gradient_scale: float
-    max_gradient: float = math.inf  # limit for each element of the scaled gradient
-
-
-def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
-    """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
-
-    g = gradient_scale * gradients, each element clipped to +-max_gradient
-    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-    p = p (1 - learning_rate weight_decay)
-        - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
-    Only the first `decayed` parameters decay. gradients become zeros, and working (n,), if it is
-    not None, a copy of the parameters, rounded to its dtype. coefficients: AdamWCoefficients.
-    """
-    c = coefficients
-    g = np.clip(gradients * c.gradient_scale, -c.max_gradient, c.max_gradient)
-    m[...] = c.beta1 * m + (1 - c.beta1) * g
-    v[...] = c.beta2 * v + (1 - c.beta2) * g * g
-    parameters[:decayed] *= 1 - c.learning_rate * c.weight_decay
-    parameters -= c.learning_rate * (m * c.correction1) / (np.sqrt(v * c.correction2) + c.epsilon)
-    gradients[...] = 0
-    if working is not None:
-        working[...] = round_to(parameters, working.dtype)
-
-
-class MatrixBlocks(NamedTuple):
-    """Matrices in a flat vector: the i-th is (rows[i], columns[i]), its first element starts[i].
-
-    From one of its rows to the next are strides[i] elements. Four arrays (n,) of int64.
-    """
-
-    starts: np.ndarray
-    rows: np.ndarray
-    columns: np.ndarray
-    strides: np.ndarray
-
-    @property
-    def scratch_size(self) -> int:
-        """The elements of what the compiled `muon` computes for the largest matrix."""
-        sizes = zip(self.rows.tolist(), self.columns.tolist(), strict=True)
-        return max(2 * M * N + 4 * min(M, N) ** 2 for M, N in sizes)
-
-    def of(self, vector):
-        """Views of the matrices in a vector."""
-        for start, *shape, stride in zip(*self, strict=True):
-            strides = stride * vector.itemsize, vector.itemsize
-            yield np.lib.stride_tricks.as_strided(vector[start:], shape, strides, subok=True)
-
-
-class MuonCoefficients(NamedTuple):
-    """What one update of `muon` needs."""
-
-    learning_rate: float
-    momentum: float
-    weight_decay: float
-    gradient_scale: float
-    max_gradient: float = math.inf  # limit for each element of the scaled gradient
-
-
-# Of the polynomial that `newton_schulz` applies to every singular value, five times.
-LINEAR, CUBIC, QUINTIC, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
-MIN_NORM = 1e-7  # a smaller matrix is divided by this
-
-
-def muon(parameters, gradients, m, blocks, coefficients, working=None):
-    """One update of the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
-
-    g = gradient_scale * gradients, each element clipped to +-max_gradient
-    m = beta m + (1 - beta) g;  u = beta m + (1 - beta) g, with beta the momentum of coefficients
-    p = p (1 - learning_rate weight_decay)
-        - learning_rate sqrt(max(1, columns / rows)) newton_schulz(u)
-    gradients become zeros, and working (n,), if it is not None, a copy of the parameters, rounded
-    to its dtype. blocks: MatrixBlocks, which hold every element; coefficients: MuonCoefficients.
-    """
-    c, beta = coefficients, coefficients.momentum
-    for p, g, mean in zip(*map(blocks.of, (parameters, gradients, m)), strict=True):
-        rows, columns = p.shape
-        clipped = np.clip(g * c.gradient_scale, -c.max_gradient, c.max_gradient)
-        mean[...] = beta * mean + (1 - beta) * clipped
-        update = newton_schulz(beta * mean + (1 - beta) * clipped)
-        p *= 1 - c.learning_rate * c.weight_decay
-        p -= c.learning_rate * math.sqrt(max(1, columns / rows)) * update
-    gradients[...] = 0
-    if working is not None:
-        working[...] = round_to(parameters, working.dtype)
-
-
-def newton_schulz(x):
-    """x (M, N) -> about u v^T of its singular value decomposition u s v^T (Jordan et al. 2024).
-
-    The singular values become 0.7 to 1.2, unless they were less than a thousandth of the norm.
-    """
-    rows, columns = x.shape
-    if rows > columns:
-        return newton_schulz(x.T).T
-    x = x / max(math.sqrt(sum_of_squares(x)), MIN_NORM)
-    for _ in range(ITERATIONS):
-        gram = x @ x.T
-        x = LINEAR * x + (CUBIC * gram + QUINTIC * gram @ gram) @ x
-    return x

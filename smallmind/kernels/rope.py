@@ -35,11 +35,13 @@ def rope(x, theta, T, heads, D, start=0, inverse=False):
     _rope(x, cosines, sines, rotation)
 
 
-@functools.lru_cache(maxsize=16)
-def _tables(positions, D, theta):
+def _make_tables(positions, D, theta):
     """Cosines and sines (positions, D // 2) of the angles."""
     angles = rotary_angles(positions, D, theta)
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+_tables = functools.lru_cache(maxsize=16)(_make_tables)
 
 
 @parallel_jit

@@ -9,7 +9,7 @@ import numpy as np
 
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import TrainingConfig
-from smallmind.kernels.reference import AdamWCoefficients
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping, clip

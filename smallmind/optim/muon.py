@@ -6,7 +6,7 @@ import numpy as np
 
 from smallmind.checks import InputError, check_field
 from smallmind.config import TrainingConfig
-from smallmind.kernels.reference import MatrixBlocks, MuonCoefficients
+from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients
 from smallmind.nn.parameters import Parameters, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW

@@ -12,7 +12,7 @@ import numpy as np
 
 from smallmind.config import TrainingConfig
 from smallmind.kernels.half import to_float32
-from smallmind.kernels.reference import sum_of_squares
+from smallmind.kernels.reference_optimizers import sum_of_squares
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel

@@ -7,6 +7,7 @@ import numpy as np
 
 from smallmind.config import LEARNT_TEMPERATURES
 from smallmind.kernels import reference
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8  # of Adam
 
@@ -52,7 +53,7 @@ class Temperature:
         """One update, if it is learnt. Clears dx."""
         if self.is_learnt:
             self.updates += 1
-            coefficients = reference.AdamWCoefficients(
+            coefficients = AdamWCoefficients(
                 learning_rate=learning_rate,
                 beta1=BETA1,
                 beta2=BETA2,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
 SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
@@ -336,7 +337,7 @@ def test_attention_gradients_are_exact_for_scores_in_the_thousands(random, kerne
 def test_adamw_keeps_precision_for_beta2_close_to_1(random, beta2):
     p, g, m, v = normal(random, 20), normal(random, 20), np.zeros(20, "f"), np.zeros(20, "f")
     bias2 = 1 / (1 - beta2)
-    coefficients = reference.AdamWCoefficients(1e-2, 0.9, beta2, 1e-8, 0.1, 10.0, bias2, 1.0)
+    coefficients = AdamWCoefficients(1e-2, 0.9, beta2, 1e-8, 0.1, 10.0, bias2, 1.0)
     pairs = run_both("adamw", [p, g, m, v], 20, coefficients)
     assert_close(pairs)
     np.testing.assert_allclose(*pairs[3], rtol=1e-6)
@@ -346,7 +347,7 @@ def test_adamw_keeps_precision_for_beta2_close_to_1(random, beta2):
 def test_adamw_matches_the_reference(random, n):
     p, g, m = (normal(random, n) for _ in range(3))
     v = np.abs(normal(random, n))
-    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
     pairs = run_both("adamw", [p, g, m, v], n // 2, coefficients)
     assert_close(pairs)
     assert not pairs[1][0].any()
@@ -358,7 +359,10 @@ def test_adamw_clips_each_element_of_the_scaled_gradient(random, n):
     g, v = 100 * normal(random, n), np.abs(normal(random, n))
     settings = (1e-2, 0.0, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.01)
     pairs = run_both(
-        "adamw", [p, g, m, v], n, reference.AdamWCoefficients(*settings, max_gradient=0.5)
+        "adamw",
+        [p, g, m, v],
+        n,
+        AdamWCoefficients(*settings, max_gradient=0.5),
     )
     assert_close(pairs)
     # With beta1 = 0 the first moment is the clipped gradient itself.

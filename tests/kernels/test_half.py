@@ -12,6 +12,7 @@ from numba import njit
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen import simd
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
 DTYPES = [FLOAT16, BFLOAT16]
@@ -258,7 +259,7 @@ def test_attention_matches_the_reference(dtype, B, H, T, D):
 @pytest.mark.parametrize("n", [1, 16, 37, 1000])
 def test_adamw_rounds_the_parameters_into_the_working_copy(dtype, n):
     random = np.random.default_rng(0)
-    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
     start = [normal(random, n), normal(random, n), normal(random, n), normal(random, n) ** 2]
     plain, copied = ([x.copy() for x in start] for _ in range(2))
     compiled.adamw(*plain, n // 2, coefficients)

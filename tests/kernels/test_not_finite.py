@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, normal
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -110,7 +111,7 @@ def test_non_finite_values_pass_through_vector_kernels(random, n, value):
     for spoilt in range(2):
         vectors = [normal(random, n), normal(random, n), np.ones(n, "f"), np.ones(n, "f")]
         vectors[spoilt][-1] = value
-        coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+        coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
         assert_same_kinds("adamw", [], n, coefficients, added=vectors)
         if np.isnan(value):  # NaN must not be clipped to a number
             clipping = coefficients._replace(max_gradient=0.1)

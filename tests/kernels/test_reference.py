@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from tests.gradcheck import assert_gradients
 
 R, C, K = 5, 6, 4
@@ -93,9 +94,9 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         return np.zeros(shape, dtype).view(Assigned)
 
     ids = random.integers(0, V, (B, T)).astype(np.int32)
-    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
-    momentum = reference.MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
-    matrix = reference.MatrixBlocks(*(np.array([size]) for size in (0, R, C, C)))
+    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    momentum = MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
+    matrix = MatrixBlocks(*(np.array([size]) for size in (0, R, C, C)))
     targets, logits = ids.reshape(-1), (x(n, V), x(n, V))
     calls = {
         "matmul": ([out(R, C)], x(R, K), x(K, C), x(C), x(R, C)),
@@ -319,7 +320,7 @@ def test_a_student_equal_to_its_teacher_has_no_distillation_loss(random):
 def test_adamw_matches_a_calculation_by_hand():
     p, g, m, v = (np.array(x, np.float64) for x in ([1.0, 1.0], [2.0, 2.0], [0, 0], [0, 0]))
     beta1, beta2, rate, decay = 0.9, 0.99, 0.1, 0.5
-    coefficients = reference.AdamWCoefficients(
+    coefficients = AdamWCoefficients(
         rate, beta1, beta2, 1e-8, decay, 1 / (1 - beta1), 1 / (1 - beta2), gradient_scale=0.5
     )
     reference.adamw(p, g, m, v, 1, coefficients)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from smallmind.kernels import reference
+from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
 
 SIZES = range(1, 131)
@@ -85,7 +85,7 @@ def test_attention_of_every_size_matches_the_reference(random, probability):
 
 
 def test_adamw_of_every_size_matches_the_reference(random):
-    coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
     for n in SIZES:
         p, g, m, v = normal(random, n), normal(random, n), normal(random, n), random.random(n, "f")
         assert_close(run_both("adamw", [p, g, m, v], n // 2, coefficients))

@@ -9,6 +9,7 @@ DIGESTS = """
 import hashlib, sys
 import numpy as np
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.kernels.compiled import *
 
@@ -36,9 +37,9 @@ D = 12
 grouped = normal(B * T, 10 * D)
 ids = random.integers(0, V, (B, T)).astype(np.int32)
 p, g, m, v = normal(40000), normal(40000), normal(40000), np.abs(normal(40000))
-coefficients = reference.AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
+coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
 sizes = (0, 17000, 34000, 39000), (68, 250, 33, 40), (250, 68, 120, 25), (250, 68, 120, 25)
-matrices = reference.MatrixBlocks(*(np.array(x) for x in sizes))
+matrices = MatrixBlocks(*(np.array(x) for x in sizes))
 
 
 for count in map(int, sys.argv[1].split(",")):
@@ -93,7 +94,7 @@ for count in map(int, sys.argv[1].split(",")):
     digest("column_sum", [bias.copy()], dy)
     digest("sum_of_squares", [], p)
     digest("adamw", [a.copy() for a in (p, g, m, v)], 30000, coefficients)
-    momentum = reference.MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
+    momentum = MuonCoefficients(1e-2, 0.9, 0.1, 0.5)
     digest("muon", [a.copy() for a in (p, g, m)], matrices, momentum)
     print(count, *shown)
 """

@@ -20,6 +20,7 @@ from smallmind import (
 )
 from smallmind.kernels import reference
 from smallmind.kernels.half import round_to
+from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients, newton_schulz
 from smallmind.nn.parameters import Role
 from smallmind.runs.pace import rough_pace
 from smallmind.training.preflight import distinct_samples, learns_at_peak
@@ -38,7 +39,7 @@ def blocks_of(*shapes, gap=0):
         blocks.append((start, rows, columns, columns + gap))
         start += rows * (columns + gap)
     fields = [np.array(field, np.int64) for field in zip(*blocks, strict=True)]
-    return reference.MatrixBlocks(*fields), start
+    return MatrixBlocks(*fields), start
 
 
 def small_model(**settings):
@@ -114,7 +115,7 @@ def test_the_kernel_matches_the_reference(shape):
     blocks, size = blocks_of(shape, (5, 4), shape, gap=3)
     random = np.random.default_rng(1)
     starts = [random.standard_normal(size).astype(np.float32) for _ in range(3)]
-    coefficients = reference.MuonCoefficients(0.02, 0.9, 0.1, 0.5, max_gradient=0.8)
+    coefficients = MuonCoefficients(0.02, 0.9, 0.1, 0.5, max_gradient=0.8)
     fast = [Guarded((size,), start) for start in starts]
     slow = [start.astype(np.float64) for start in starts]
     compiled.muon(*(guarded.array for guarded in fast), blocks, coefficients)
@@ -148,7 +149,7 @@ def test_the_kernel_is_accurate_for_matrices_of_every_kind(kind, shape):
 
     blocks, size = blocks_of(shape)
     gradient = conditioned(kind, *shape).reshape(-1).astype(np.float32)
-    coefficients = reference.MuonCoefficients(1.0, 0.0, 0.0, 1.0)
+    coefficients = MuonCoefficients(1.0, 0.0, 0.0, 1.0)
     results = []
     for kernels, dtype in ((compiled, np.float32), (reference, np.float64)):
         update = np.zeros(size, dtype)
@@ -163,7 +164,7 @@ def test_newton_schulz_makes_singular_values_about_one():
     for shape in ((5, 9), (9, 5), (24, 24)):
         x = random.standard_normal(shape)
         u, _, v = np.linalg.svd(x, full_matrices=False)
-        values = np.diag(u.T @ reference.newton_schulz(x) @ v.T)
+        values = np.diag(u.T @ newton_schulz(x) @ v.T)
         assert values.min() > 0.6 and values.max() < 1.3
 
 
@@ -177,7 +178,7 @@ def test_parts_of_a_matrix_are_updated_apart():
     update = before - fused.parameters["blocks.0.attention.qkv.weight"]
     gradient = split.gradients["blocks.0.attention.qkv.weight"]
     for part, g in zip(np.split(update, 3, axis=1), np.split(gradient, 3, axis=1), strict=True):
-        expected = 0.02 * reference.newton_schulz(g.astype(np.float64))
+        expected = 0.02 * newton_schulz(g.astype(np.float64))
         np.testing.assert_allclose(part, expected, rtol=0, atol=1e-6)
 
 
