@@ -2,8 +2,8 @@
 
 Each run is a whole `smallmind train`, timed from its start to its end. Runs take turns, a seed at a
 time, so that a machine that slows down does so for all of them. With --target a run ends at the
-first evaluation that reaches that loss; otherwise it trains to its end. Either way the loss is that
-of the whole held-out part.
+first evaluation that reaches that loss; otherwise it trains to its end. Either way the loss shown
+is that of the whole held-out part; that of the peer, of nanoGPT's 20 random batches.
 """
 
 import argparse
@@ -36,8 +36,17 @@ def variants(options: argparse.Namespace) -> dict[str, list[str]]:
         name, equals, flags = item.partition("=")
         if not equals or not name:
             raise SystemExit(f"--compare {item!r}: write name=flags, as in 'fast=--steps 500'")
+        if name in chosen:
+            raise SystemExit(f"--compare: two recipes are named {name!r}; rename one")
         chosen[name] = base + shlex.split(flags)
     return chosen or {"default": base}
+
+
+def without_length(flags: Sequence[str]) -> list[str]:
+    """The flags without those that set the length of a run, and without their values."""
+    lengths = ("--steps", "--epochs", "--minutes", "--target-loss")
+    pairs = zip(["", *flags], flags, strict=False)
+    return [flag for before, flag in pairs if flag not in lengths and before not in lengths]
 
 
 def train(text: str | None, flags: Sequence[str], seed: int, threads: int) -> dict[str, Any]:
@@ -47,20 +56,8 @@ def train(text: str | None, flags: Sequence[str], seed: int, threads: int) -> di
         command = [sys.executable, "-m", "smallmind", "train", *([text] if text else [])]
         command += [*flags, "--seed", str(seed), "--out", str(out)]
         start = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment(threads),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if CPUS:
-            os.sched_setaffinity(process.pid, CPUS)
-        output, _ = process.communicate()
+        _run(command, threads)
         seconds = time.perf_counter() - start
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{output[-2000:]}")
         settings = json.loads((out / "config.json").read_text(encoding="utf-8"))
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return {"seconds": seconds, **summary(settings, [json.loads(line) for line in lines])}
@@ -74,7 +71,8 @@ def summary(settings: dict[str, Any], records: Sequence[dict[str, Any]]) -> dict
     run, training, model = settings["run"], settings["training"], settings["model"]
     per_step = run["batch_size"] * training["grad_accum_steps"] * model["block_size"]
     return {
-        "training_seconds": steps[-1]["elapsed_seconds"],
+        # To the last step, of which not every one is logged.
+        "training_seconds": steps[-1]["elapsed_seconds"] * final["step"] / steps[-1]["step"],
         "steps": final["step"],
         "tokens": final["step"] * per_step,
         "loss": final["final_loss"],
@@ -119,12 +117,12 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     threads = int(str(machine["threads"]))
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
     for flags in contestants.values():  # compiles the kernels, as a user's first start does
-        train(options.text, [*flags, "--steps", "2"], SEED, threads)
+        train(options.text, [*without_length(flags), "--steps", "2"], SEED, threads)
     for number in range(options.seeds):
         for name, flags in contestants.items():
             measured = train(options.text, flags, SEED + number, threads)
             results[name].append({"seed": SEED + number, **measured})
-            print(f"  {name}, seed {SEED + number}: {row('', [measured])[1:]}", flush=True)
+            print(f"  {name}, seed {SEED + number}: loss {measured['loss']:.4f}", flush=True)
         if options.peers:
             results.setdefault(NANOGPT, []).append(_nanogpt(options, SEED + number, threads))
     print(tabulate([row(*item) for item in results.items()], HEADS, disable_numparse=True))
@@ -139,10 +137,24 @@ def _nanogpt(options: argparse.Namespace, seed: int, threads: int) -> dict[str, 
     command = [sys.executable, "-m", "bench.peers.nanogpt", options.text, str(seed)]
     command += [str(options.target or 0)]
     start = time.perf_counter()
-    result = subprocess.run(
-        command, cwd=ROOT, env=environment(threads), text=True, capture_output=True, check=False
-    )
-    if result.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{result.stderr[-2000:]}")
+    output = _run(command, threads)
     seconds = time.perf_counter() - start
-    return {"seed": seed, "seconds": seconds, **json.loads(result.stdout.splitlines()[-1])}
+    return {"seed": seed, "seconds": seconds, **json.loads(output.splitlines()[-1])}
+
+
+def _run(command: Sequence[str], threads: int) -> str:
+    """Runs a program on the CPUs that are measured -> what it prints. SystemExit if it fails."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(threads),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    if CPUS:
+        os.sched_setaffinity(process.pid, CPUS)
+    output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{output[-2000:]}")
+    return output

@@ -87,7 +87,9 @@ class ModelConfig:
         high=2**24,
     )
     zero_init: bool = setting(False, "start with projections into the residual stream at zero")
-    logit_softcap: float = setting(0.0, "keep logits within +- this, by tanh; 0: no limit", low=0.0)
+    logit_softcap: float = setting(
+        0.0, "keep logits within +- this, by tanh; 0: no limit", low=0.0, high=1e3
+    )
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -97,6 +99,8 @@ class ModelConfig:
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
                 f"for example {near}"
             )
+        if 0 < self.logit_softcap < 0.01:
+            raise InputError(f"logit_softcap={self.logit_softcap} must be 0 or at least 0.01")
         if self.n_head % self.kv_heads:
             raise InputError(
                 f"n_kv_head={self.n_kv_head} must be a divisor of n_head={self.n_head}, "
@@ -126,7 +130,7 @@ class ModelConfig:
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
         extensions = self.value_residual, self.x0_scalars, self.bigram_rows, self.logit_softcap
-        if any(extensions):
+        if any(extensions) or (self.position == "rope" and self.head_size % 2):
             return None
         kind = self.norm, self.position, self.mlp, self.bias, self.qk_norm
         if kind == ("layernorm", "learned", "gelu", True, False):
@@ -255,6 +259,16 @@ class TrainingConfig:
             raise InputError(
                 "val_every=0 must be at least 1 with schedule='plateau', which depends on "
                 "evaluations"
+            )
+        if self.target_loss is not None and self.val_every == 0:
+            raise InputError(
+                f"val_every=0 must be at least 1 with target_loss={self.target_loss}, which "
+                "evaluations compare with"
+            )
+        if self.optimizer == "muon" and self.learning_rate == 0:
+            raise InputError(
+                "learning_rate=0 must be above 0 with optimizer='muon', whose "
+                "matrix_learning_rate follows it"
             )
         if self.use_mixed_precision and self.precision not in (None, Precision.FLOAT16):
             raise InputError(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase
 
 from bench import __main__ as program
-from bench import cases, kernels, memory, step, trial
+from bench import cases, kernels, memory, recipe, step, trial
 from bench.__main__ import parse
 from bench.peers.job import Sizes
 
@@ -251,3 +251,33 @@ def test_a_lost_checkpoint_is_counted(monkeypatch, capsys):
     options = parse(["faults", "--only", "flips,fuzzing", "--flips", "20", "--minutes", "0"])
     assert [row["lost"] for row in faults.run(options, {})] == [20, 1]
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_recipes_are_compared_under_their_names():
+    options = parse(
+        ["recipe", "--flags", "--n-layer 2", "--compare", "a=--steps 3", "--compare", "b="]
+    )
+    assert recipe.variants(options) == {
+        "a": ["--n-layer", "2", "--steps", "3"],
+        "b": ["--n-layer", "2"],
+    }
+    for wrong in (["--steps 3"], ["a=", "a="]):
+        options.compare = wrong
+        with pytest.raises(SystemExit, match="--compare"):
+            recipe.variants(options)
+    flags = ["--minutes", "1", "--n-layer", "2", "--target-loss", "1.5", "--bias"]
+    assert recipe.without_length(flags) == ["--n-layer", "2", "--bias"]
+
+
+def test_a_recipe_is_measured_over_seeds(tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 200, encoding="utf-8")
+    flags = "--n-layer 1 --n-embd 8 --n-head 1 --block-size 8 --batch-size 2 --backend numpy"
+    flags += " --steps 6 --val-every 2 --val-batches 1 --warmup-steps 1"
+    arguments = ["recipe", str(text), "--flags", flags, "--seeds", "2", "--target", "9"]
+    (result,) = recipe.run(parse(arguments), {"threads": 1})
+    assert [run["seed"] for run in result["runs"]] == [1337, 1338]
+    for run in result["runs"]:
+        assert run["steps"] == 2  # the first evaluation reached the target
+        assert run["tokens"] == 2 * 2 * 8 and 0 < run["loss"] < 9
+    assert "default" in capsys.readouterr().out

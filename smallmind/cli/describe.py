@@ -34,14 +34,16 @@ def _parts_of(config: ModelConfig) -> str:
     heads = f"{config.n_head} heads"
     if config.kv_heads < config.n_head:
         heads += f", {config.kv_heads} of keys and values"
+    positions = f"{'no' if config.position == 'none' else config.position} positions"
     extras = {
         "queries and keys normalised": config.qk_norm,
-        "value residual": config.value_residual,
-        "x0 scalars": config.x0_scalars,
+        "first values mixed into each block": config.value_residual,
+        "embedding mixed into each block": config.x0_scalars,
+        "pairs of tokens embedded": config.bigram_rows,
         "zero initialisation": config.zero_init,
         "soft cap": config.logit_softcap,
     }
-    parts = [config.norm, f"{config.position} positions", config.mlp, heads]
+    parts = [config.norm, positions, config.mlp, heads]
     parts += [extra for extra, is_on in extras.items() if is_on]
     return name + ", ".join(parts)
 

@@ -126,7 +126,7 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
 
 
 def fields_of(options: argparse.Namespace) -> Fields:
-    """The fields that the flags, --config, --preset and --size set together."""
+    """The fields that the flags, --config, --preset, --arch and --size set together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     return resolve(options.size, options.preset, options.config, flags, options.arch)
 

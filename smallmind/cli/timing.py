@@ -27,7 +27,8 @@ def time_of_run(run: "Run") -> str:
         return about(60 * run.settings.run.minutes)
     total = rough_pace(run.training, config).total(config)
     done = newest.step / max(1, config.steps) if newest else 0.0
-    bound = "at most " if config.early_stopping_patience else ""
+    may_end_early = config.early_stopping_patience or config.target_loss is not None
+    bound = "at most " if may_end_early else ""
     return bound + about(total * (1 - done))
 
 

@@ -11,7 +11,7 @@ columns than rows is multiplied from the left, by p(X X^T).
 
 The squares of singular values are less precise than the values: where these span a factor of 100
 and more, the error is up to 5e-4 of the result in float32, instead of 5e-6. In bfloat16, in which
-others iterate, it is 1e-2 either way of iterating X, and this way would be useless.
+others iterate X itself, their error is 1e-2; squares are too coarse for it.
 """
 
 from typing import Any, NamedTuple

@@ -25,7 +25,7 @@ class Attention:
         self.name = scope.name
         self.n_head = H
         self.dropout = Dropout(scope)
-        self.qkv_linear = Linear(scope.inner("qkv"), (C, C + 2 * G * D), parts=(C, G * D, G * D))
+        self.qkv_linear = Linear(scope.inner("qkv"), (C, C + 2 * G * D), widths=(C, G * D, G * D))
         self.values = (
             ValueResidual(scope.inner("value_residual"), first_values, C + G * D, is_first_block)
             if first_values

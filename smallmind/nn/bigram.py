@@ -18,10 +18,12 @@ class BigramEmbedding:
         config = scope.config
         V = config.vocab_size
         self.workspace = scope.workspace
-        self.name = scope.name
+        self.name = "bigram_embedding"
         self.vocab_size, self.rows = V, min(config.bigram_rows, V * V)
         shape = self.rows, config.n_embd
-        self.weight = scope.declare("weight", shape, ZEROS, Role.EMBEDDING)
+        self.weight = scope.parameters.declare(
+            "bigram_embedding.weight", shape, ZEROS, Role.EMBEDDING
+        )
 
     def forward(self, x: np.ndarray, ids: np.ndarray) -> None:
         """x (B T, C), ids (B, T) -> x + the row of each pair. Writes x; keeps the rows' numbers."""

@@ -11,7 +11,7 @@ from smallmind.nn.scope import Scope
 class Block:
     """[x = a x + b embedding;] x = x + attention(norm(x)); x = x + mlp(norm(x)).
 
-    `embedding` and `first_values` are what it mixes in from the bottom of the network, if anything.
+    `embedding` and `first_values` are what it mixes in from the start of the network, if anything.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Block:
         is_first: bool,
     ) -> None:
         self.workspace = scope.workspace
-        self.shortcut = (
+        self.residual = (
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
         self.attention_norm = build_norm(scope.inner("attention_norm"))
@@ -41,8 +41,8 @@ class Block:
 
     def _attend(self, x: np.ndarray, T: int) -> np.ndarray:
         """x (B T, C) -> what the MLP adds to."""
-        if self.shortcut:
-            x = self.shortcut.forward(x)
+        if self.residual:
+            x = self.residual.forward(x)
         return self.attention.forward(self.attention_norm.forward(x), x, T)
 
     def backward(self, dx: np.ndarray) -> None:
@@ -56,5 +56,5 @@ class Block:
         self.attention_norm.backward(dnormed, dx, residual=dx)
         self.workspace.release(dnormed)
         # forward: x = a x + b embedding
-        if self.shortcut:
-            self.shortcut.backward(dx)
+        if self.residual:
+            self.residual.backward(dx)

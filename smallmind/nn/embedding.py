@@ -20,7 +20,7 @@ class Embedding:
         self.token = self.declare(scope, "token_embedding.weight", config.vocab_size)
         self.declare_position(scope)
         self.dropout = Dropout(scope)
-        self.bigram = BigramEmbedding(scope.inner("bigram")) if config.bigram_rows else None
+        self.bigram = BigramEmbedding(scope) if config.bigram_rows else None
 
     def declare(self, scope: Scope, name: str, rows: int) -> Parameter:
         """A matrix (rows, C)."""

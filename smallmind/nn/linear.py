@@ -11,7 +11,7 @@ INITIAL_DEVIATION = 0.02  # GPT-2's
 class Linear:
     """A matrix (in, out) and, if the model has biases, a vector (out,). Keeps no activations.
 
-    parts: the columns of each matrix, if several stand side by side in this one.
+    widths: the columns of each matrix, if several stand side by side in this one.
     """
 
     def __init__(
@@ -21,13 +21,13 @@ class Linear:
         deviation: float = INITIAL_DEVIATION,
         role: Role = Role.MATRIX,
         bias: bool = True,
-        parts: tuple[int, ...] = (),
+        widths: tuple[int, ...] = (),
     ) -> None:
         self.workspace = scope.workspace
         self.name = scope.name
         self.shape = shape
         initialisation = Normal(deviation) if deviation else ZEROS
-        self.weight = scope.declare("weight", shape, initialisation, role, parts)
+        self.weight = scope.declare("weight", shape, initialisation, role, widths)
         self.bias = scope.declare_bias(shape[1]) if bias else NO_PARAMETER
 
     def forward(self, x: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:

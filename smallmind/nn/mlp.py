@@ -18,8 +18,8 @@ class MLP:
         self.workspace = scope.workspace
         self.name = scope.name
         self.width = W
-        shape, parts = (C, self.inputs * W), (W,) * self.inputs
-        self.expansion = Linear(scope.inner("expansion"), shape, parts=parts)
+        shape, widths = (C, self.inputs * W), (W,) * self.inputs
+        self.expansion = Linear(scope.inner("expansion"), shape, widths=widths)
         self.projection = Projection(scope.inner("projection"), W)
 
     def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:

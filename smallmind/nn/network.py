@@ -21,8 +21,8 @@ class Network:
         scope = Scope(workspace, parameters, config)
         self.workspace = workspace
         self.embedding = build_embedding(scope.inner("embedding"))
-        self.x0 = Source(workspace, "embedding") if config.x0_scalars else None
-        first_values = Source(workspace, "first values") if config.value_residual else None
+        self.x0 = Source(workspace, "embedding_residual") if config.x0_scalars else None
+        first_values = Source(workspace, "first_values") if config.value_residual else None
         self.blocks = [
             Block(scope.inner(f"blocks.{i}"), self.x0, first_values, i == 0)
             for i in range(config.n_layer)

@@ -66,7 +66,7 @@ class ParameterSpec:
     shape: tuple[int, ...]
     initialisation: Normal | Constant
     role: Role
-    parts: tuple[int, ...] = ()  # columns of matrices that stand side by side in this one
+    widths: tuple[int, ...] = ()  # columns of matrices that stand side by side in this one
 
     @property
     def size(self) -> int:
@@ -123,14 +123,14 @@ class Parameters:
         shape: tuple[int, ...],
         initialisation: Normal | Constant,
         role: Role,
-        parts: tuple[int, ...] = (),
+        widths: tuple[int, ...] = (),
     ) -> Parameter:
         """-> the handle that the layer keeps. Allocates nothing.
 
-        parts: the columns of each matrix, if several stand side by side in this one.
+        widths: the columns of each matrix, if several stand side by side in this one.
         """
-        assert not parts or sum(parts) == shape[1]
-        self.specs.append(ParameterSpec(name, shape, initialisation, role, parts))
+        assert not widths or sum(widths) == shape[1]
+        self.specs.append(ParameterSpec(name, shape, initialisation, role, widths))
         self._handles.append(Parameter())
         return self._handles[-1]
 

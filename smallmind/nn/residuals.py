@@ -1,4 +1,4 @@
-"""Shortcuts from the bottom of the network: learned mixtures with the embedding and its values."""
+"""Residual connections from the start of the network: the embedding, the first block's values."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _BOTH = np.ones(2, np.float32)  # the weights of a plain sum
 
 
 class Source:
-    """An activation at the bottom of the network, which later layers mix in.
+    """An activation at the start of the network, which later layers mix in.
 
     It and the sum of the gradients that they return stay until the end of the pass.
     """

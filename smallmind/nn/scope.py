@@ -33,10 +33,10 @@ class Scope(NamedTuple):
         shape: tuple[int, ...],
         initialisation: Normal | Constant,
         role: Role,
-        parts: tuple[int, ...] = (),
+        widths: tuple[int, ...] = (),
     ) -> Parameter:
         """Declares a parameter of this layer."""
-        return self.parameters.declare(self.inner(name).name, shape, initialisation, role, parts)
+        return self.parameters.declare(self.inner(name).name, shape, initialisation, role, widths)
 
     def declare_bias(self, size: int) -> Parameter:
         """Declares a bias, initially zero -> NO_PARAMETER in a model without biases."""

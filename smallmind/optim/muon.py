@@ -52,7 +52,7 @@ class Muon(AdamW):
                 "learning_rate=0 must be above 0 with Muon, whose matrix_learning_rate follows it"
             )
         rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
-        self._matrix_share: float = rate / self.learning_rate
+        self._peak_rates = self.learning_rate, rate
         self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
         self.momentum_warmup_steps: int = check_field(
             TrainingConfig, "momentum_warmup_steps", momentum_warmup_steps
@@ -82,7 +82,8 @@ class Muon(AdamW):
     @property
     def matrix_learning_rate(self) -> float:
         """The learning rate of the hidden matrices, which follows `learning_rate`."""
-        return self.learning_rate * self._matrix_share
+        peak, matrix_peak = self._peak_rates
+        return matrix_peak * (self.learning_rate / peak)
 
     def _update(self, clipping: Clipping) -> None:
         super()._update(clipping)
@@ -111,16 +112,17 @@ class Muon(AdamW):
 
 
 def matrix_blocks(flat: Parameters, origin: int) -> MatrixBlocks:
-    """The hidden matrices, their parts apart, with places in a vector that begins at `origin`.
+    """The hidden matrices, with their places in a vector that begins at `origin`.
 
-    From the largest to the smallest, so that threads that take turns have equal work.
+    Those that stand side by side in one parameter are apart. From the largest to the smallest, so
+    that threads that take turns have equal work.
     """
     blocks: list[tuple[int, ...]] = []
     for place, spec in flat.places():
         if spec.role == Role.MATRIX:
             rows, stride = spec.shape
             start = place - origin
-            for columns in spec.parts or (stride,):
+            for columns in spec.widths or (stride,):
                 blocks.append((start, rows, columns, stride))
                 start += columns
     blocks.sort(key=lambda block: block[1] * block[2], reverse=True)

@@ -13,7 +13,7 @@ import numpy as np
 from smallmind.config import TrainingConfig
 from smallmind.kernels.half import to_float32
 from smallmind.kernels.reference_optimizers import sum_of_squares
-from smallmind.nn.parameters import Role
+from smallmind.nn.parameters import ZEROS, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
@@ -25,8 +25,10 @@ from smallmind.training.records import Finding, HealthRecord
 EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
 SPARSE = 0.9  # share of zeros
-SILENT = 1e-4  # |gelu(x)| of a hidden unit: less than at x = -4
-ACTIVATIONS = ("matmul_gelu", "relu2", "swiglu")  # kernels that first write those of hidden units
+# Kernels that first write the activations of hidden units -> the largest of a silent unit. GELU's
+# is that at x = -4; the square of ReLU is zero for all negative x.
+SILENT = {"matmul_gelu": 1e-4, "relu2": 0.0, "swiglu": 1e-7}
+FROM_ZERO = 100  # steps after which a matrix that started at zero is judged like others
 SMALL = 1e-2  # share of the usual ratio of update to weight
 CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
 
@@ -138,9 +140,10 @@ def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) ->
     Runs one forward pass, without dropout. Keeps one number per unit.
     """
     peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer
+    limits: dict[str, float] = {}
 
     def wrap(name: str, kernel: Kernel) -> Kernel:
-        if name not in ACTIVATIONS:
+        if name not in SILENT:
             return kernel
 
         def measured(activation: np.ndarray, *arguments: Any) -> None:
@@ -149,6 +152,7 @@ def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) ->
             numbers = to_float32(activation)
             peak = np.maximum(numbers.max(axis=0), -numbers.min(axis=0))
             peaks[layer] = np.maximum(peak, peaks.get(layer, 0))
+            limits[layer] = SILENT[name]
 
         return measured
 
@@ -157,7 +161,7 @@ def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) ->
     return [
         Finding(layer, "dead", _dead_message(int(silent), peak.size))
         for layer, peak in peaks.items()
-        if (silent := np.count_nonzero(peak < SILENT))
+        if (silent := np.count_nonzero(peak <= limits[layer]))
     ]
 
 
@@ -218,6 +222,9 @@ def checked_update(
         with profile("CheckHealth"):
             scale = scaler.scale if scaler else 1.0
             findings = [*check_model(model, scale), *dead_units(model, *batch)]
+            if step == 1 and model.config.zero_init:
+                # The first gradients stop at the projections, which are zero.
+                findings = [finding for finding in findings if finding.problem != "zero"]
             overflowed = any(finding.problem in NOT_FINITE for finding in findings)
             # These copies live for one update, and only at the steps that are checked.
             before = {name: value.copy() for name, value in model.parameters.items()}
@@ -227,7 +234,12 @@ def checked_update(
             ratios = update_ratios(model, before)
             rate, sizes = optimizer.learning_rate, optimizer.update_sizes
             lr_share = rate / config.learning_rate if config.learning_rate else 0.0
-            matrices = {x.name: sizes[x.role] for x in model.flat.specs if x.role in sizes}
+            # Any update is large beside a matrix that has just left zero.
+            matrices = {
+                spec.name: sizes[spec.role]
+                for spec in model.flat.specs
+                if spec.role in sizes and (step > FROM_ZERO or spec.initialisation != ZEROS)
+            }
             findings += _check_ratios(ratios, lr_share, matrices)
             records.append(HealthRecord(step, tuple(findings), ratios))
 

@@ -74,7 +74,7 @@ def logits_of(p, ids, config):
         x = x + p["position_embedding.weight"][:T]
     if config.bigram_rows:
         before = F.pad(ids[:, :-1], (1, 0))
-        x = x + p["embedding.bigram.weight"][config.vocab_size * before + ids]
+        x = x + p["bigram_embedding.weight"][config.vocab_size * before + ids]
     x0, first_values = x, None
     for i in range(config.n_layer):
         block = f"blocks.{i}"

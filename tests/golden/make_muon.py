@@ -48,7 +48,7 @@ def make(path):
         tensors[f"parameters/{spec.name}"] = value
         tensors[f"gradients/{spec.name}"] = gradients
         if spec.role == Role.MATRIX:
-            ends = np.cumsum(spec.parts or spec.shape[1:])
+            ends = np.cumsum(spec.widths or spec.shape[1:])
             for part in np.split(np.arange(spec.shape[1]), ends[:-1]):
                 # (out, in), as in torch.nn.Linear: the factor of the learning rate follows from it.
                 matrix = torch.tensor(value[:, part].T.astype(np.float64)).requires_grad_()

@@ -144,7 +144,7 @@ def test_later_tokens_change_no_earlier_logits():
 
 
 def test_pairs_start_without_effect_and_projections_at_zero():
-    pairs = TransformerModel(V, T, 12, 2, 4, bigram_rows=1000).parameters["embedding.bigram.weight"]
+    pairs = TransformerModel(V, T, 12, 2, 4, bigram_rows=1000).parameters["bigram_embedding.weight"]
     assert pairs.shape == (V * V, 12)
     assert not pairs.any()
     zero = TransformerModel(V, T, 12, 2, 4, zero_init=True)
@@ -178,3 +178,14 @@ def test_a_published_architecture_is_named():
 def test_a_part_that_does_not_fit_is_refused(field):
     with pytest.raises(InputError, match=next(iter(field))):
         ModelConfig(n_head=4, n_embd=16, **field)
+
+
+def test_an_odd_head_size_with_rope_is_no_published_architecture():
+    base = {"norm": "rmsnorm", "position": "rope", "bias": False, "mlp": "swiglu"}
+    assert ModelConfig(n_head=4, n_embd=12, **base).architecture is None
+
+
+@pytest.mark.parametrize("cap", [1e-9, 1e9])
+def test_a_soft_cap_that_float32_cannot_compute_is_refused(cap):
+    with pytest.raises(InputError, match="logit_softcap"):
+        ModelConfig(logit_softcap=cap)
