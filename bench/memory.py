@@ -17,7 +17,7 @@ from tabulate import tabulate
 from bench.step import ROOT, environment
 from bench.trial import ALPHABET
 from smallmind.config import ModelConfig, TrainingConfig
-from smallmind.training.memory_estimate import MemoryEstimate, estimate, max_micro_batch
+from smallmind.training.memory_estimate import MemoryEstimate, estimate, largest_batch
 
 Settings = dict[str, Any]
 Record = dict[str, Any]
@@ -167,7 +167,7 @@ def _limit(threads: int, _steps: int) -> list[Record]:
     for precision, strategy in (("float32", "none"), ("float16", "every_layer")):
         settings = training_settings(precision, strategy)
         config = ModelConfig(len(ALPHABET), **EXAMPLE)
-        windows = max_micro_batch(config, TrainingConfig(**settings), LIMIT, threads)
+        windows = largest_batch(config, TrainingConfig(**settings), LIMIT, threads)
         expected = _estimate(EXAMPLE, {**settings, "micro_batch_size": windows}, windows, threads)
         capacity = LIMIT - (expected.total - expected.activations)
         larger = windows * 3 // 2

@@ -135,7 +135,7 @@ def estimate(
     )
 
 
-def max_micro_batch(
+def largest_batch(
     model: ModelConfig,
     training: TrainingConfig,
     memory: int,

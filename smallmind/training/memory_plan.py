@@ -12,7 +12,7 @@ from smallmind.training.memory_estimate import (
     Teacher,
     TextSize,
     estimate,
-    max_micro_batch,
+    largest_batch,
 )
 
 FLOAT16_SETTINGS: dict[str, Any] = {"precision": Precision.FLOAT16.value}
@@ -47,7 +47,7 @@ class Plan:
 
     def largest_batch(self, memory: int) -> int:
         """The largest batch that fits in memory if it goes through the model at once; 0: none."""
-        return max_micro_batch(self.model, self.training, memory, **self._circumstances)
+        return largest_batch(self.model, self.training, memory, **self._circumstances)
 
     @property
     def _circumstances(self) -> dict[str, Any]:

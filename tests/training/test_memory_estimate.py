@@ -32,7 +32,7 @@ from smallmind.training.memory_estimate import (
     Teacher,
     TextSize,
     estimate,
-    max_micro_batch,
+    largest_batch,
 )
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
@@ -266,18 +266,18 @@ def test_the_temporary_arrays_of_numpy_are_counted(model, batch_size, teacher, o
 def test_the_largest_batch_that_fits():
     model, training = ModelConfig(block_size=512), TrainingConfig()
     memory = 400 * 2**20
-    windows = max_micro_batch(model, training, memory)
+    windows = largest_batch(model, training, memory)
 
     def total(windows):
         config = TrainingConfig(micro_batch_size=windows)
         return estimate(model, config, windows).total
 
     assert total(windows) <= memory < total(windows + 1)
-    assert max_micro_batch(model, training, 1) == 0
+    assert largest_batch(model, training, 1) == 0
     small = TrainingConfig(
         precision="float16", use_gradient_checkpointing=True, checkpoint_strategy="every_layer"
     )
-    assert max_micro_batch(model, small, memory) >= 3 * windows
+    assert largest_batch(model, small, memory) >= 3 * windows
 
 
 def test_a_larger_batch_takes_memory_only_for_its_tokens():
