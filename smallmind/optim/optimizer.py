@@ -49,7 +49,7 @@ class Optimizer(Protocol):
 
 
 def rate_settings(config: TrainingConfig) -> list[str]:
-    """The names of the settings that the sizes of updates follow from, learning_rate first."""
+    """The names of the settings that the sizes of updates follow from, in alphabetical order."""
     kind = parts.load(parts.OPTIMIZERS, config.optimizer)
     return sorted({size.setting for size in kind.update_sizes.values()})
 

@@ -189,3 +189,22 @@ def test_an_odd_head_size_with_rope_is_no_published_architecture():
 def test_a_soft_cap_that_float32_cannot_compute_is_refused(cap):
     with pytest.raises(InputError, match="logit_softcap"):
         ModelConfig(logit_softcap=cap)
+
+
+def test_what_later_blocks_mix_in_is_copied_once_also_with_recompute():
+    model = make(**EVERYTHING)
+    model.use_checkpointing(CheckpointManager(1))
+    layers = []
+
+    def wrap(name, kernel):
+        def counted(*arguments, **named):
+            if name == "copy_columns":
+                layers.append(model.workspace.layer)
+            return kernel(*arguments, **named)
+
+        return counted
+
+    with model.workspace.wrapped_kernels(wrap):
+        gradients(model)
+    # Once forward, and once more to add its gradient.
+    assert layers.count("first_values") == layers.count("embedding_residual") == 2
