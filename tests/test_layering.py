@@ -17,7 +17,7 @@ LAYERS = [
     {"checks", "config", "settings", "parts"},
     {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
     {"safetensors", "kernels"},
-    {"memory", "text", "presets"},
+    {"memory", "text", "presets", "sources"},
     {"nn", "linalg"},
     {"optim", "generation"},
     {"training"},

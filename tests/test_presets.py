@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
+from smallmind.config import SCHEDULES
 from smallmind.nn.network import declare_parameters
-from smallmind.presets import (
-    ARCHITECTURES,
-    FIELDS,
-    PRESETS,
-    SECTIONS,
-    SIZES,
-    read_settings,
-    resolve,
-)
+from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
+from smallmind.settings import SECTIONS
+from smallmind.sources import FIELDS, read_settings, resolve
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 
@@ -71,8 +66,9 @@ def test_an_architecture_sets_every_part_and_flags_win(arch):
     }  # fmt: skip
     chosen = {"mlp_width", "n_kv_head", "rope_theta"}  # sizes, whose defaults suit every kind
     assert ARCHITECTURES[arch].keys() == parts - chosen
-    resolved = resolve("nano", arch=arch, flags={"mlp": "swiglu", "qk_norm": True})
-    assert resolved == {**SIZES["nano"], **ARCHITECTURES[arch], "mlp": "swiglu", "qk_norm": True}
+    flags = {"mlp": "swiglu", "qk_norm": True}
+    resolved = resolve("nano", arch=arch, flags=flags, recipe="gpt2")
+    assert resolved == SIZES["nano"] | ARCHITECTURES[arch] | flags
 
 
 def test_architectures_are_those_that_are_published():
@@ -93,6 +89,70 @@ def test_sizes_and_presets_are_valid(named):
 
 def test_tiny_is_the_default():
     assert configure(SIZES["tiny"]) == configure({})
+    for recipe in RECIPES:
+        assert configure(resolve("tiny", recipe=recipe)) == configure(resolve(recipe=recipe))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("arch", [None, *ARCHITECTURES])
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_names_go_together(recipe, size, arch, preset):
+    fields = resolve(size, preset, arch=arch, recipe=recipe)
+    configure(fields)
+    for named in (SIZES[size], ARCHITECTURES.get(arch, {}), PRESETS.get(preset, {})):
+        rest = PRESETS.get(preset, {}) if named is not PRESETS.get(preset) else {}
+        assert fields.items() >= {k: v for k, v in named.items() if k not in rest}.items()
+
+
+def test_the_recipe_of_gpt2_is_that_of_earlier_versions():
+    assert configure(resolve(recipe="gpt2")) == configure({})
+    assert resolve("medium", recipe="gpt2") == SIZES["medium"] | {"learning_rate": 6e-4}
+    assert resolve("small", recipe="gpt2") == SIZES["small"]
+
+
+def test_the_default_recipe_can_be_exported_and_gives_way_to_every_choice(toml):
+    configs = configure(resolve())
+    assert configs["model"].architecture == "Qwen3"
+    assert configs["training"].optimizer == "muon" and configs["training"].precision == "auto"
+    assert configure(resolve(recipe=DEFAULT_RECIPE)) == configs
+    file = toml("[training]\noptimizer = 'adamw'\n[model]\nnorm = 'layernorm'\n")
+    fields = resolve(arch="gpt2", file=file, flags={"learning_rate": 1e-4, "min_lr": 1e-5})
+    assert fields.items() >= (ARCHITECTURES["gpt2"] | {"optimizer": "adamw"}).items()
+    assert fields["learning_rate"] == 1e-4 and fields["min_lr"] == 1e-5
+    for schedule in SCHEDULES:  # each has an end that it can reach
+        training = configure(resolve(flags={"schedule": schedule}))["training"]
+        assert (training.resolved_min_lr == 0) == (
+            schedule in ("cosine", "linear", "one-cycle", "wsd")
+        )
+    assert configure(resolve(flags={"use_mixed_precision": True}))["training"].precision is None
+
+
+def test_the_rates_of_a_recipe_follow_from_what_is_chosen():
+    rates = {name: resolve(flags=flags) for name, flags in {
+        "muon": {}, "adamw": {"optimizer": "adamw"}, "large": {"batch_size": 48},
+        "accumulated": {"grad_accum_steps": 4},
+    }.items()}  # fmt: skip
+    assert rates["adamw"]["learning_rate"] < rates["muon"]["learning_rate"]
+    # The same number of tokens halves the weight of a gradient in the second moment.
+    assert rates["large"]["beta2"] == rates["accumulated"]["beta2"]
+    assert rates["large"]["beta2"] == pytest.approx(rates["muon"]["beta2"] ** 4)
+
+
+def test_a_run_that_starts_from_a_model_keeps_its_parts():
+    fields = resolve(flags={"init_from": "runs/book"})
+    assert not fields.keys() & {field.name for field in dataclasses.fields(ModelConfig)}
+    assert fields["optimizer"] == "muon"
+    assert resolve(flags={"init_from": "runs/book", "dropout": 0.1})["dropout"] == 0.1
+
+
+def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
+    path = saved_run(tmp_path)
+    assert configure(resolve(file=path))["training"] == TrainingConfig(steps=7)
+    with pytest.raises(InputError, match="--recipe modern would change nothing"):
+        resolve(file=path, recipe="modern")
+    with pytest.raises(InputError, match="recipe='gpt3' must be one of gpt2, modern"):
+        resolve(recipe="gpt3")
 
 
 @pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])
@@ -102,7 +162,7 @@ def test_the_readme_lists_sizes_and_presets(kind, known):
     for row, (name, settings) in zip(rows, known.items(), strict=True):
         fields = {heading.strip("`") for heading in row} & FIELDS.keys()
         assert settings.keys() <= fields
-        configs = configure(settings)
+        configs = configure(resolve(**{kind: name}))
         for field in fields:
             config = configs[FIELDS[field][0]]
             value = config.resolved_min_lr if field == "min_lr" else getattr(config, field)
@@ -112,7 +172,7 @@ def test_the_readme_lists_sizes_and_presets(kind, known):
 def test_the_readme_lists_parameters_and_memory_of_sizes():
     vocab_size = len(set(built_in_text()))
     for row, settings in zip(readme_rows("`--size`"), SIZES.values(), strict=True):
-        configs = configure({**settings, "vocab_size": vocab_size})
+        configs = configure(resolve(flags={**settings, "vocab_size": vocab_size}))
         model, training = configs["model"], configs["training"]
         assert row["parameters"] == f"{declare_parameters(model).count:,}"
         memory = estimate(model, training, configs["run"].batch_size, threads=2).total

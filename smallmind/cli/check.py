@@ -17,8 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
-    settings = without_new_cache(settings_of(options))
-
     from smallmind.optim.schedule import too_short
     from smallmind.runs.assembly import (
         build_training,
@@ -34,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     failed = count = 0
     with activity.showing_on(console.activity):
+        settings = without_new_cache(settings_of(options))
         text = read_source(settings.run.text).text
         initial = read_initial(settings.run)
         if initial:

@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the parts of the memory, what fits and the time -> exit status: 0 it fits, 1 not."""
-    settings = settings_of(options)
+    console = Console()
+    with activity.showing_on(console.activity):
+        settings = settings_of(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
     from smallmind.cli.memory import make_plan, show_estimate
@@ -68,7 +70,6 @@ def run(options: argparse.Namespace) -> int:
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
     teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)
-    console = Console()
     status = show_estimate(console, plan, options.memory, options.target_batch)
     if data and tokenizer and plan.estimate.total <= available_bytes():
         with activity.showing_on(console.activity):

@@ -12,12 +12,14 @@ from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.config import OBSERVING, GenerationConfig
-from smallmind.presets import ARCHITECTURES, FIELDS, PRESETS, SIZES, Fields, resolve
+from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
 from smallmind.settings import RENAMED, SECTIONS, Settings
+from smallmind.sources import FIELDS, given_fields, resolve
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 METAVARS = {"init_from": "RUN", "teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
+DEFAULTS = resolve()
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
 
@@ -55,14 +57,18 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_source_flags(parser: argparse.ArgumentParser) -> None:
-    """--size, --arch, --preset and --config."""
+    """--recipe, --size, --arch, --preset and --config."""
     group = parser.add_argument_group(
         "Settings by name or from a file",
-        "--config overrides --preset, which overrides --size and --arch; all other flags override "
-        "these.",
+        "--config overrides --preset, which overrides --size and --arch, and these --recipe; all "
+        "other flags override these.",
     )
     shapes = ", ".join(f"{name} {s['n_layer']}x{s['n_embd']}" for name, s in SIZES.items())
     lengths = ", ".join(f"{name} with {s['steps']} steps" for name, s in PRESETS.items())
+    recipes = "; ".join(f"{name}: {recipe.about}" for name, recipe in RECIPES.items())
+    group.add_argument(
+        "--recipe", choices=RECIPES, help=f"how a model learns ({DEFAULT_RECIPE}). {recipes}"
+    )
     group.add_argument("--size", choices=SIZES, help=f"layers x channels of the model: {shapes}")
     group.add_argument(
         "--arch",
@@ -125,15 +131,37 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
             _add_flag(parser, field)
 
 
-def fields_of(options: argparse.Namespace) -> Fields:
-    """The fields that the flags, --config, --preset, --arch and --size set together."""
+def fields_of(options: argparse.Namespace, **more: Any) -> Fields:
+    """The fields that the flags, --config, --preset, --arch, --size and --recipe set together.
+
+    `more` are fields that override all of them.
+    """
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
-    return resolve(options.size, options.preset, options.config, flags, options.arch)
+    names = options.size, options.preset, options.config
+    return resolve(*names, flags | more, options.arch, options.recipe)
+
+
+def given_of(options: argparse.Namespace) -> Fields:
+    """The same without the recipe: what the user has chosen."""
+    flags = {name: value for name, value in vars(options).items() if name in FIELDS}
+    return given_fields(options.size, options.preset, options.config, flags, options.arch)
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings of a run. InputError for the first one that is wrong."""
-    settings = Settings.from_fields({**fields_of(options), **observing_of(options)})
+    """The settings of a run. InputError for the first one that is wrong.
+
+    With --minutes, what is not given follows from the time: a few passes are timed.
+    """
+    fields, given = fields_of(options), given_of(options)
+    if given.get("minutes") and fields != given:  # a saved run has every setting
+        from smallmind.runs.budget import fit_recipe
+        from smallmind.text.stories import CHARACTERS
+
+        text = given.get("text")
+        # Characters of one byte; another text is missing, and refused when it is read.
+        characters = os.path.getsize(text) if text and os.path.isfile(text) else CHARACTERS
+        fields = fit_recipe(given, characters, options.recipe)
+    settings = Settings.from_fields({**fields, **observing_of(options)})
     training = settings.training
     if training.checkpoint_strategy and not training.use_gradient_checkpointing:
         raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
@@ -185,8 +213,12 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:
-    """The help text with the default."""
-    if field.type is bool:
-        return f"{field.metadata['help']} ({'yes' if field.default else 'no'})"
-    default = "" if field.default is None else f" ({field.default})"
-    return str(field.metadata["help"]) + default
+    """The help text with the default: that of the default recipe and size, if they set it."""
+    help, default = str(field.metadata["help"]), field.default
+    if field.name in DEFAULTS:
+        help, default = help.split("; default:")[0], DEFAULTS[field.name]
+    if default is None:
+        return help
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    return f"{help} ({default:g})" if isinstance(default, float) else f"{help} ({default})"

@@ -1,16 +1,20 @@
 """Show the learning rate over a run, as a table and as a plot."""
 
 import argparse
-import dataclasses
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smallmind.box import can_print, draw
 from smallmind.checks import InputError
 from smallmind.cli.console import WIDTH, Console
-from smallmind.cli.flags import add_config_flags, add_source_flags, check_writable, fields_of
+from smallmind.cli.flags import (
+    add_config_flags,
+    add_source_flags,
+    check_writable,
+    fields_of,
+    given_of,
+)
 from smallmind.config import SCHEDULES, TrainingConfig
 from smallmind.settings import Settings
 
@@ -46,9 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Tables of the schedules side by side, and their plot."""
-    fields = fields_of(options)
-    config = Settings.from_fields(fields).training.with_min_lr()
-    if "steps" not in fields and (config.epochs or fields.get("minutes")):
+    given = given_of(options)
+    names = [str(given["schedule"])] if "schedule" in given else SCHEDULES
+    configs: dict[str, TrainingConfig] = {}
+    errors: dict[str, InputError] = {}
+    for name in names:
+        fields = fields_of(options, schedule=name)
+        try:
+            configs[name] = Settings.from_fields(fields).training.with_min_lr()
+        except InputError as error:
+            errors[name] = error
+    if not configs:
+        raise next(iter(errors.values()))
+    config = next(iter(configs.values()))
+    if "steps" not in given and (config.epochs or given.get("minutes")):
         raise InputError("the number of steps follows from epochs or minutes here: give --steps")
     if not config.steps:
         raise InputError("steps=0 must be at least 1: there is no learning rate to show")
@@ -57,22 +72,21 @@ def run(options: argparse.Namespace) -> int:
 
         check_plot(options.plot)
         check_writable("--plot", options.plot)
-    names = [config.schedule] if "schedule" in fields else SCHEDULES
-    _show(Console(), config, names, options.plot)
+    _show(Console(), configs, errors, options.plot)
     return 0
 
 
 def _show(
-    console: Console, config: TrainingConfig, names: Sequence[str], plot: Path | None
+    console: Console,
+    configs: dict[str, TrainingConfig],
+    errors: dict[str, InputError],
+    plot: Path | None,
 ) -> None:
+    """The tables of the schedules, in place of those with an error its reason, and the plot."""
     from smallmind.optim.schedule import schedule, too_short
 
-    schedules, skipped = {}, []
-    for name in names:
-        try:
-            schedules[name] = schedule(dataclasses.replace(config, schedule=name))
-        except InputError as error:
-            skipped.append(f"{name} is left out: {error}")
+    schedules = {name: schedule(config) for name, config in configs.items()}
+    config = next(iter(configs.values()))
     steps = _steps(schedules, config)
     for names_of_table in _split(list(schedules), config.steps):
         shown = {name: schedules[name] for name in names_of_table}
@@ -81,10 +95,15 @@ def _show(
         console.line(
             "plateau is shown for a held-out loss that keeps falling; "
             f"{config.plateau_patience} evaluations without a lower one multiply the rate by "
-            f"{config.lr_decay_factor:g}, down to {config.min_lr:g}"
+            f"{config.lr_decay_factor:g}, down to {configs['plateau'].min_lr:g}"
         )
-    for reason in skipped:
-        console.line(reason)
+    if config.optimizer == "muon":
+        console.line(
+            f"The rate of muon's matrices follows the same curve, up to "
+            f"{config.matrix_learning_rate:g}"
+        )
+    for name, error in errors.items():
+        console.line(f"{name} is left out: {error}")
     if shortcoming := too_short(config):
         console.warning(shortcoming)
     if plot:

@@ -14,7 +14,7 @@ from smallmind.cli import check
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, check_writable, observing_of, settings_of
 from smallmind.config import OBSERVING
-from smallmind.presets import FIELDS
+from smallmind.sources import FIELDS
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -44,15 +44,14 @@ def run(options: argparse.Namespace) -> int:
         return _resume(options)
     if options.dry_run:
         return check.run(options)
-    settings = settings_of(options)
-    cache = settings.distillation.teacher_cache
-    if cache and not os.path.lexists(cache):
-        check_writable("--teacher-cache", Path(cache))
-
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
+        settings = settings_of(options)
+        cache = settings.distillation.teacher_cache
+        if cache and not os.path.lexists(cache):
+            check_writable("--teacher-cache", Path(cache))
         created = Run.create(settings)
         try:
             _build(console, created)
@@ -67,8 +66,8 @@ def _resume(options: argparse.Namespace) -> int:
     """Continues a run; only its length, the threads and what is observed may change."""
     changeable = ("threads", "steps", "epochs", *OBSERVING)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
-    named = options.size, options.arch, options.preset, options.config, options.dry_run
-    if fixed or any(named):
+    named = options.recipe, options.size, options.arch, options.preset, options.config
+    if fixed or any(named) or options.dry_run:
         raise InputError(
             "--resume takes all settings from the run, except --steps to make it longer; leave out "
             "the other flags"
@@ -134,7 +133,12 @@ def _fit(console: Console, run: "Run", end: float) -> None:
     """Chooses the number of steps of a run with --minutes."""
     with activity.doing("Timing a few steps"):
         pace, left = run.fit_steps(end)
-    config = run.settings.training
+    config, model = run.settings.training, run.settings.model
+    console.line(
+        f"For {run.settings.run.minutes:g} minutes: {model.n_layer} layers of {model.n_embd} "
+        f"channels, {run.settings.run.batch_size} windows of {model.block_size}, dropout "
+        f"{model.dropout:g}"
+    )
     console.line(
         f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
         f"seconds, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "

@@ -23,6 +23,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.config import OBSERVING
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
+from smallmind.runs.budget import fit_recipe
 from smallmind.runs.directory import (
     CONFIG,
     RUNS,
@@ -37,6 +38,7 @@ from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings import Settings
+from smallmind.sources import with_recipe
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
@@ -96,11 +98,13 @@ class Run:
         text: str | PathLike[str] | None = None,
         *,
         out: str | PathLike[str] | None = None,
+        recipe: str | None = None,
         **fields: Any,
     ) -> "Run":
         """A new run, whose directory `out` then holds its resolved settings.
 
-        `fields` override `settings`, as in `Run.create(text="book.txt", n_layer=2, steps=500)`.
+        `fields` override `settings`, or without them those of a recipe, by default that of the
+        command line, as in `Run.create(text="book.txt", n_layer=2, steps=500)`.
         `text` is the path of a UTF-8 file, or the text itself (a string with a line break or of
         more than 1000 characters), which is written to text.txt in the directory; without it the
         model learns from built-in stories. `out` is by default runs/<date>-<text>.
@@ -111,14 +115,22 @@ class Run:
         short, or the directory already holds a run or checkpoints. Then nothing is left behind.
         """
         check_type("settings", settings, Settings, None)
+        check_type("recipe", recipe, str, None)
         check_type("text", text, str, PathLike, None)
         check_type("out", out, str, PathLike, None)
-        settings = (settings or Settings()).replace(**fields)
+        if settings and recipe:
+            raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
+        source = assembly.read_source(settings.run.text if settings and text is None else text)
+        if settings:
+            settings = settings.replace(**fields)
+        elif fields.get("minutes"):
+            settings = Settings.from_fields(fit_recipe(fields, len(source.text), recipe))
+        else:
+            settings = Settings.from_fields(with_recipe(fields, recipe))
         if out is not None:
             settings = settings.replace(out=str(out))
         if text is not None and not assembly.is_literal(text):
             settings = settings.replace(text=str(text))
-        source = assembly.read_source(settings.run.text if text is None else text)
         settings, data, initial_sha256 = assembly.prepare(settings, source.text)
         path = Path(out or settings.run.out or default_directory(source.name))
         if assembly.is_literal(text):

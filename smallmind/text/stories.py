@@ -140,7 +140,10 @@ def story_grammar() -> Grammar:
     return Grammar(RULES)
 
 
-def built_in_text(characters: int = 1_000_000, seed: int = 1) -> str:
+CHARACTERS = 1_000_000  # of the built-in text, at least
+
+
+def built_in_text(characters: int = CHARACTERS, seed: int = 1) -> str:
     """Complete stories with at least this many characters in total.
 
     Each story ends in an empty line. The same seed gives the same text on every machine and

@@ -97,10 +97,10 @@ def test_the_run_directory_is_readable_by_other_programs(run):
         "step-00000030.safetensors",
     }
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    assert config["format"] == 1 and config["training"]["min_lr"] == 1e-4
+    assert config["format"] == 1 and config["training"]["min_lr"] == 0.0
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
     assert config["training"]["enable_diagnostics"] is False
-    assert config["training"]["steps"] == 30 and config["training"]["learning_rate"] == 1e-3
+    assert config["training"]["steps"] == 30 and config["training"]["optimizer"] == "muon"
     assert config["run"]["batch_size"] == 4 and config["run"]["out"] == str(run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "lr" in line]
@@ -337,7 +337,8 @@ HEALTH = ["--check-gradient-health", "--diagnostic-interval", "10"]
 def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, monkeypatch):
     change_initialisation(monkeypatch, "blocks.0.mlp.expansion.bias", ..., -100)
     out = tmp_path / "run"
-    assert main(["train", text, *SMALL, *HEALTH, "--out", str(out)]) == 0
+    flags = [*SMALL, "--recipe", "gpt2", *HEALTH]
+    assert main(["train", text, *flags, "--out", str(out)]) == 0
     printed = flat(capsys.readouterr().out)
     assert printed.count("blocks.0.mlp.expansion: 64 of 64 hidden units are dead") == 1
     # Five parameters get no gradient: three lines, and the number of the others.
@@ -361,7 +362,21 @@ def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, ca
 
 def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
     for number, (flags, count) in enumerate(((HEALTH, 1), ([], 0))):
-        assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / str(number))]) == 0
+        assert (
+            main(
+                [
+                    "train",
+                    text,
+                    *SMALL,
+                    "--recipe",
+                    "gpt2",
+                    *flags,
+                    "--out",
+                    str(tmp_path / str(number)),
+                ]
+            )
+            == 0
+        )
         printed = capsys.readouterr().out
         assert printed.count("Health: 4 checks, no problems") == count
 
@@ -371,7 +386,8 @@ def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(
 ):
     change_initialisation(monkeypatch, "blocks.0.mlp.expansion.weight", (2, 3), math.nan)
     out = tmp_path / "run"
-    assert main(["train", text, *SMALL, "--detect-anomaly", "--out", str(out)]) == 1
+    flags = [*SMALL, "--recipe", "gpt2", "--detect-anomaly"]
+    assert main(["train", text, *flags, "--out", str(out)]) == 1
     assert capsys.readouterr().err == (
         "smallmind: the first NaN is in the forward pass of blocks.0.mlp.expansion (matmul_gelu, "
         "training pass 1): blocks.0.mlp.expansion.weight is not finite itself; go back to weights "
@@ -397,7 +413,7 @@ def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, ca
         "gradient of every",
         "compiled kernels",
         "memorising 8",
-        "learning at the peak rate, 1.0e-03",
+        "learning at the peak rate, 1.0e-02",
         "gradient check",
     )
     assert [line[:8] for line in lines[-7:-1]] == ["ok      "] * 6
@@ -650,8 +666,10 @@ def schedule_table(capsys, *flags):
 
 def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
     flags = ["--schedule", "wsd", "--steps", "30", "--warmup-steps", "5", "--learning-rate", "2e-3"]
+    flags += ["--min-lr", "2e-4"]
     table, notes = schedule_table(capsys, *flags, "--lr-decay-share", "0.5")
-    assert table[0] == ["step", "wsd"] and notes == ""
+    assert table[0] == ["step", "wsd"]
+    assert notes == "The rate of muon's matrices follows the same curve, up to 0.02"
     shown = {int(step): rate for step, rate in table[1:]}
     assert {1, 6, 15, 30} <= set(shown)
     assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
@@ -665,7 +683,7 @@ def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
 
 
 def test_schedule_shows_all_side_by_side(capsys):
-    table, notes = schedule_table(capsys)
+    table, notes = schedule_table(capsys, "--recipe", "gpt2")
     assert table[0] == ["step", *SCHEDULES]
     assert {len(row) for row in table} == {9}
     assert table[-1][0] == "2,000"
@@ -689,7 +707,19 @@ def test_schedule_says_which_one_it_leaves_out(capsys):
     table, notes = schedule_table(capsys, "--min-lr", "0", "--steps", "3")
     assert "exponential" not in table[0] and len(table[0]) == 8
     assert [row[0] for row in table[1:]] == ["1", "2", "3"]
-    assert "down to 0 exponential is left out: min_lr=0.0 must be above 0" in notes
+    assert "down to 0 The rate of muon's matrices follows the same curve, up to 0.02 " in notes
+    assert "exponential is left out: min_lr=0.0 must be above 0" in notes
+
+
+def test_schedules_are_those_that_train_would_take(capsys):
+    table, _ = schedule_table(capsys)
+    ends = dict(zip(table[0][1:], table[-1][1:], strict=True))
+    assert list(ends) == list(SCHEDULES)
+    # To zero where a schedule can reach it, else to a tenth of the peak.
+    assert float(ends["linear"]) < 1e-5 and ends["exponential"] == "1.0e-03"
+    for name, end in ends.items():
+        alone, _ = schedule_table(capsys, "--schedule", name)
+        assert alone[-1] == ["2,000", end]
 
 
 def test_schedule_in_ascii():
@@ -706,7 +736,7 @@ def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     for flags, message in [
         (["--steps", "0"], "steps=0 must be at least 1"),
-        (["--min-lr", "1"], "min_lr=1.0 must be at most learning_rate=0.001"),
+        (["--min-lr", "1"], "min_lr=1.0 must be at most learning_rate=0.01"),
         (["--schedule", "exponential", "--min-lr", "0"], "min_lr=0.0 must be above 0"),
         (["--plot", str(tmp_path / "curve.txt")], "must end in .png, .pdf, .svg"),
         (["--plot", str(tmp_path / "no" / "curve.png")], "cannot write"),
@@ -788,6 +818,7 @@ def test_schedule_takes_sizes_presets_and_files(tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("[training]\nschedule = 'wsd'\n", encoding="utf-8")
     sources = ["--size", "medium", "--preset", "production", "--config", str(file)]
+    sources += ["--recipe", "gpt2"]
     table, _ = schedule_table(capsys, *sources)
     assert table[0] == ["step", "wsd"] and table[-1] == ["5,000", "2.2e-06"]
     assert max(float(row[1]) for row in table[1:]) == 6e-4
@@ -991,7 +1022,7 @@ def test_train_refuses_what_does_not_fit_before_it_starts(
 
     monkeypatch.setattr("smallmind.nn.transformer.open_backend", open_backend)
     out = tmp_path / "run"
-    flags = [text, "--block-size", "256", "--out", str(out)]
+    flags = [text, "--recipe", "gpt2", "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
         (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
         (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),

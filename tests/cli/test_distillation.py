@@ -80,7 +80,7 @@ def test_a_run_does_not_resume_with_another_teacher(root, tmp_path, capsys):
     assert main(["train", *given, "--out", str(whole)]) == 0
     without_the_end(whole, out)
     tensors, metadata = safetensors.read(file)
-    tensors["final_norm.bias"][0] += 1
+    tensors["final_norm.weight"][0] += 1
     safetensors.write(file, tensors, metadata)
     capsys.readouterr()
     assert main(["train", "--resume", str(out)]) == 2

@@ -30,7 +30,22 @@ def drawn(monkeypatch):
 
 def test_every_curve_gets_a_panel_and_the_file_is_a_picture(tmp_path, drawn, capsys):
     file = tmp_path / "curves.png"
-    assert main(["schedule", "--min-lr", "0", "--steps", "5000", "--plot", str(file)]) == 0
+    assert (
+        main(
+            [
+                "schedule",
+                "--recipe",
+                "gpt2",
+                "--min-lr",
+                "0",
+                "--steps",
+                "5000",
+                "--plot",
+                str(file),
+            ]
+        )
+        == 0
+    )
     assert file.read_bytes().startswith(b"\x89PNG")
     assert f"Wrote the plot to {file}" in " ".join(capsys.readouterr().out.split())
     names = ["constant", "cosine", "one-cycle", "linear", "step", "wsd", "plateau"]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, TransformerModel
 from smallmind.cli.console import Console, error_line
-from smallmind.presets import FIELDS, read_settings
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.metrics import read_metrics
 from smallmind.settings import SECTIONS
+from smallmind.sources import FIELDS, read_settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import newest, save
 from smallmind.training.state import RunState

@@ -16,6 +16,7 @@ import smallmind
 from smallmind import InputError, Run, Settings
 from smallmind.runs import ending, pace
 from smallmind.runs.pace import Pace
+from smallmind.sources import with_recipe
 from smallmind.training.records import StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
@@ -82,7 +83,7 @@ def test_a_sample_has_400_tokens(finished):
 def test_settings_are_resolved_and_saved(finished):
     run, _ = finished
     assert run.settings.model.vocab_size == len(set(TEXT))
-    assert run.settings.training.min_lr == 1e-4 and run.settings.run.threads >= 1
+    assert run.settings.training.min_lr == 0.0 and run.settings.run.threads >= 1
     saved = json.loads((run.path / "config.json").read_text(encoding="utf-8"))
     assert Settings.from_dict(saved) == run.settings == Run.open(run.path).settings
     assert (run.path / "text.txt").read_text(encoding="utf-8") == TEXT
@@ -91,7 +92,10 @@ def test_settings_are_resolved_and_saved(finished):
 def test_settings_can_come_as_one_object_and_the_text_as_a_path(finished, tmp_path):
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
-    run = Run.create(Settings().replace(**FIELDS), text, out=str(tmp_path / "run"))
+    settings = Settings.from_fields(with_recipe(FIELDS))
+    with pytest.raises(InputError, match="recipe='gpt2' would change nothing"):
+        Run.create(settings, text, out=tmp_path / "run", recipe="gpt2")
+    run = Run.create(settings, text, out=str(tmp_path / "run"))
     assert run.name == "cats" and run.settings.run.text == str(text)
     run.train()
     assert outcome(run) == outcome(finished[0])

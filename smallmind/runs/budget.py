@@ -1,0 +1,132 @@
+"""The model and the batch that learn most in a given time: what `--minutes` chooses.
+
+In C operations a model of P parameters sees D = C / 6P tokens (Kaplan et al. 2020). A smaller one
+has too few parameters, a larger one sees too little text: the loss is lowest at a certain D / P
+(Hoffmann et al. 2022). The constants are measured, see `bench/LOG.md`.
+"""
+
+import dataclasses
+import statistics
+from typing import NamedTuple
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.activity import clock
+from smallmind.checks import InputError
+from smallmind.config import ModelConfig
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.transformer import TransformerModel, resolve_precision
+from smallmind.presets import DEFAULT_RECIPE, RECIPES, Fields
+from smallmind.runs.threads import use_threads
+from smallmind.settings import Settings
+from smallmind.sources import with_recipe
+
+OPERATIONS = 6  # per parameter and token of a training pass
+PASSES = 5  # that are timed, after one that waits for kernels and memory
+LEARNING = 0.85  # share of the time spent in training passes; the rest updates and evaluates
+TOKENS_PER_PARAMETER = 3.0  # where the loss is lowest for the time
+UPDATES = 1500  # that a batch is made for: fewer of a larger batch learn less from as many tokens
+MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
+# Passes over the text -> dropout that such a run needs at least.
+DROPOUT = ((16, 0.2), (4, 0.1), (0, 0.0))
+
+
+class Shape(NamedTuple):
+    """The size of a model, and how much text it looks at."""
+
+    n_layer: int
+    n_embd: int
+    block_size: int
+
+
+HEAD = 32  # channels
+# From the smallest to the largest.
+SHAPES = [
+    Shape(1, 64, 32),
+    Shape(2, 64, 64),
+    Shape(2, 96, 64),
+    Shape(2, 128, 64),
+    Shape(3, 128, 64),
+    Shape(4, 128, 64),
+    Shape(4, 160, 64),
+    Shape(4, 192, 128),
+    Shape(6, 192, 128),
+    Shape(6, 256, 128),
+    Shape(6, 320, 256),
+    Shape(8, 384, 256),
+    Shape(8, 512, 256),
+    Shape(12, 512, 256),
+]
+
+
+CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
+
+
+def fit_recipe(given: Fields, characters: int, recipe: str | None = None) -> Fields:
+    """given, settings with `minutes` -> all settings of a run of that length.
+
+    Chooses the size of the model, its block size, batch and dropout, as far as they are not given,
+    for a text of `characters` and for this machine, of which a few passes are timed. Recipes that
+    choose nothing, and runs that start from a model, keep their own. InputError for a setting that
+    is out of range.
+    """
+    fields = with_recipe(given, recipe)
+    settings = Settings.from_fields(fields)
+    fits = RECIPES[recipe or DEFAULT_RECIPE].fits
+    if not fits or settings.run.init_from or given.keys() >= set(CHOSEN):
+        return fields
+    operations = LEARNING * 60 * given["minutes"] * operations_per_second(settings)
+    return with_recipe(choose(given, fields, operations, characters), recipe)
+
+
+def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:
+    """given, and what `fields` lacks for training passes of so many operations on such a text."""
+    # A window fits into the text many times, also into its held-out part.
+    longest = max(8, characters // 40)
+    shapes = [shape._replace(block_size=min(shape.block_size, longest)) for shape in SHAPES]
+    candidates = [_fields(shape) | given for shape in shapes]
+    chosen, size = candidates[0], parameters(fields | candidates[0]) or 1
+    for candidate in candidates:
+        count = parameters(fields | candidate)
+        if count and operations / (OPERATIONS * count) >= TOKENS_PER_PARAMETER * count:
+            chosen, size = candidate, count
+    tokens = operations / (OPERATIONS * size)
+    batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
+    passes = tokens / characters
+    dropout = next(share for least, share in DROPOUT if passes >= least)
+    windows = max(1, round(batch / chosen["block_size"]))
+    return {"batch_size": windows, "dropout": dropout} | chosen
+
+
+def _fields(shape: Shape) -> Fields:
+    return {**shape._asdict(), "n_head": shape.n_embd // HEAD}
+
+
+def parameters(fields: Fields) -> int | None:
+    """The parameters of the model that has these fields; None if there is no such model."""
+    names = {field.name for field in dataclasses.fields(ModelConfig)} & fields.keys()
+    try:
+        config = ModelConfig(**{name: fields[name] for name in names})
+    except InputError:
+        return None
+    return declare_parameters(config).count
+
+
+def operations_per_second(settings: Settings) -> float:
+    """How fast this machine trains a model like that of the settings: a few passes are timed."""
+    config, run = settings.model, settings.run
+    precision = resolve_precision(settings.training.requested_precision, run.backend)
+    with activity.doing("Timing a few passes", usual=True):
+        use_threads(run)
+        model = TransformerModel(**dataclasses.asdict(config), backend=run.backend)
+        model.use_precision(precision)
+        ids = np.zeros((run.batch_size, config.block_size), np.int32)
+        seconds = []
+        for _ in range(1 + PASSES):
+            start = clock()
+            model.loss_and_gradients(ids, ids)
+            seconds.append(clock() - start)
+    model.workspace.pool.trim()  # the run has batches of other sizes
+    per_pass = OPERATIONS * model.flat.data.size * ids.size
+    return float(per_pass / statistics.median(seconds[1:]))

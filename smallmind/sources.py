@@ -1,0 +1,205 @@
+"""Where the settings of a run come from: a recipe, names, a file, and flags.
+
+All are dictionaries from field to value, as no two of the four configs share a field name.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from smallmind.checks import InputError, check
+from smallmind.config import ModelConfig
+from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
+from smallmind.settings import SECTIONS, check_format, current_names, from_saved
+
+FIELDS = {
+    field.name: (section, field)
+    for section, config in SECTIONS.items()
+    for field in dataclasses.fields(config)
+}
+# Not reused from a saved run: these depend on its text, its directory or its machine.
+RUN_SPECIFIC = ("vocab_size", "out", "threads", "minutes")
+MAX_BYTES = 1_000_000  # of a file of settings
+# The length of a run: setting one of them overrides all three.
+LENGTHS = ("steps", "epochs", "minutes")
+MODEL_FIELDS = {field.name for field in dataclasses.fields(ModelConfig)}
+
+
+def resolve(
+    size: str | None = None,
+    preset: str | None = None,
+    file: Path | None = None,
+    flags: Fields | None = None,
+    arch: str | None = None,
+    recipe: str | None = None,
+) -> Fields:
+    """The fields that a recipe, size, arch, preset, file and flags set; later ones win.
+
+    Without a recipe it is DEFAULT_RECIPE, and for the config.json of a run its own settings. Fields
+    that none of them sets are absent. InputError for an invalid file, or one that sets everything
+    that a name would.
+    """
+    given = given_fields(size, preset, file, flags, arch)
+    if file and _is_saved_run(file):
+        if recipe:
+            raise InputError(_changes_nothing(f"--recipe {recipe}", file))
+        return given
+    return with_recipe(given, recipe, size)
+
+
+def given_fields(
+    size: str | None = None,
+    preset: str | None = None,
+    file: Path | None = None,
+    flags: Fields | None = None,
+    arch: str | None = None,
+) -> Fields:
+    """The same without a recipe: what the user has chosen."""
+    named = {
+        f"--size {size}": SIZES[size] if size else {},
+        f"--arch {arch}": ARCHITECTURES[arch] if arch else {},
+        f"--preset {preset}": PRESETS[preset] if preset else {},
+    }
+    from_file = read_settings(file) if file else {}
+    for flag, settings in named.items():
+        if file and settings and settings.keys() <= from_file.keys():
+            raise InputError(_changes_nothing(flag, file))
+    flags = flags or {}
+    if len(chosen := [name for name in LENGTHS if flags.get(name)]) > 1:
+        raise InputError(
+            f"--{chosen[0]} and --{chosen[1]} both set the length of the run; give only one"
+        )
+    given: Fields = {}
+    for source in (*named.values(), from_file, flags):
+        given = _override(given, source)
+    return given
+
+
+def with_recipe(given: Fields, recipe: str | None = None, size: str | None = None) -> Fields:
+    """What the user has chosen, and the settings of a recipe for the rest."""
+    name = recipe or DEFAULT_RECIPE
+    if name not in RECIPES:
+        raise InputError(f"recipe={name!r} must be one of {', '.join(RECIPES)}")
+    chosen = RECIPES[name]
+    settings = chosen.settings
+    if given.get("init_from"):  # the model is that of the file
+        settings = {name: value for name, value in settings.items() if name not in MODEL_FIELDS}
+    fields = _override(settings | chosen.sizes.get(size or "", {}), given)
+    return chosen.follow(fields) | fields
+
+
+def _override(fields: Fields, source: Fields) -> Fields:
+    """The fields with those of source; a length in source replaces all lengths."""
+    if any(name in source for name in LENGTHS):
+        fields = {name: value for name, value in fields.items() if name not in LENGTHS}
+    return fields | source
+
+
+def _changes_nothing(flag: str, file: Path) -> str:
+    return f"{flag} would change nothing: {file} sets everything it does; leave out one of the two"
+
+
+def read_settings(file: Path) -> Fields:
+    """The fields in a TOML file with the SECTIONS, or in the config.json of a run.
+
+    InputError names the file, the key and its value, and for an unknown key the most similar one.
+    """
+    settings: Fields = {}
+    for section, keys in _sections(file).items():
+        try:
+            settings |= _checked(section, keys)
+        except InputError as error:
+            raise InputError(f"{file}: {error}") from None
+    return settings
+
+
+def _is_saved_run(file: Path) -> bool:
+    return file.suffix == ".json"
+
+
+def _sections(file: Path) -> dict[str, Any]:
+    content = _read(file)
+    try:
+        if len(content) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+        return _reusable_sections(json.loads(text)) if _is_saved_run(file) else tomllib.loads(text)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    except (RecursionError, TypeError, ValueError) as error:
+        kind = "the config.json of a run" if _is_saved_run(file) else "TOML in UTF-8"
+        raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
+
+
+def _reason(error: Exception, file: Path, content: bytes) -> str:
+    """Why a file of settings cannot be read, and what to do if it has another encoding."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        from smallmind.text.encoding import advice  # takes milliseconds to import
+
+        return advice(str(file), content, file.suffix)
+    return str(error)
+
+
+def _read(file: Path) -> bytes:
+    """The start of a file, as long as settings may be and one byte more."""
+    from smallmind import durable  # takes milliseconds to import
+
+    try:
+        with durable.open_regular(file) as opened:
+            return opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"cannot read {file}: {error}") from None
+
+
+def _reusable_sections(config: Any) -> dict[str, Any]:
+    """config, as saved by any version -> its sections, without what is specific to that run."""
+    if not isinstance(config, dict) or not config.keys() & SECTIONS.keys():
+        raise ValueError("it has no section 'model'")
+    check_format(config)
+    sections = {}
+    for section in SECTIONS:
+        fields = config.get(section, {})
+        if not isinstance(fields, dict):
+            raise ValueError(f"its {section!r} is not a JSON object")
+        sections[section] = {
+            key: value
+            for key, value in vars(from_saved(SECTIONS[section], fields)).items()
+            if key not in RUN_SPECIFIC and value is not None
+        }
+    return sections
+
+
+def _checked(section: str, keys: Any) -> Fields:
+    """The fields of a section; InputError for the first that is unknown or invalid."""
+    if section in SECTIONS and not isinstance(keys, dict):
+        raise InputError(f"{section}={keys!r} must be a section, [{section}]")
+    if not isinstance(keys, dict):
+        raise InputError(f"{section}={keys!r} is outside any section; {_nearest_key(section)}")
+    if section not in SECTIONS:
+        nearest = _nearest(section, SECTIONS)
+        raise InputError(f"unknown section [{section}]; did you mean [{nearest}]?")
+    settings = {}
+    for key, value in current_names(keys).items():
+        owner, field = FIELDS.get(key, ("", None))
+        if field is None or owner != section:
+            raise InputError(f"unknown key {key} in [{section}]; {_nearest_key(key)}")
+        if key == "vocab_size":
+            raise InputError(f"vocab_size={value!r} follows from the text; leave it out")
+        settings[key] = check(field, value)
+    return settings
+
+
+def _nearest_key(word: str) -> str:
+    key = _nearest(word, FIELDS)
+    return f"did you mean {key} in [{FIELDS[key][0]}]?"
+
+
+def _nearest(word: str, known: dict[str, Any]) -> str:
+    return difflib.get_close_matches(word, known, n=1, cutoff=0)[0]
