@@ -12,6 +12,8 @@ from tests.runs.small import TEXT, create
 
 MODERN = {
     **ARCHITECTURES["modern"],
+    "x0_scalars": True,
+    "zero_init": True,
     "n_layer": 3,
     "n_kv_head": 1,
     "logit_softcap": 15.0,

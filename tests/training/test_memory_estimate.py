@@ -36,7 +36,12 @@ from smallmind.training.memory_estimate import (
 )
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
-EVERYTHING = {**ARCHITECTURES["modern"], "logit_softcap": 15.0}
+EVERYTHING = {
+    **ARCHITECTURES["modern"],
+    "x0_scalars": True,
+    "zero_init": True,
+    "logit_softcap": 15.0,
+}
 PRECISIONS = ["float32", "float16", "bfloat16"]
 STRATEGIES = [
     {},

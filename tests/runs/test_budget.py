@@ -1,0 +1,122 @@
+"""What --minutes chooses: a model and a batch for the time, the machine and the text."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given as examples
+from hypothesis import strategies as st
+
+from smallmind import InputError, Run
+from smallmind.cli import main
+from smallmind.runs import budget, pace
+from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit_recipe
+from smallmind.runs.pace import Pace
+from smallmind.settings import Settings
+from smallmind.sources import with_recipe
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+BOOK = 1_000_000  # characters
+
+
+def chosen(operations, characters=BOOK, **given):
+    """The settings of a run of so many operations."""
+    fields = with_recipe(given)
+    return Settings.from_fields(with_recipe(choose(given, fields, operations, characters)))
+
+
+def tokens_of(settings, operations):
+    return operations / (OPERATIONS * budget.parameters(dataclasses.asdict(settings.model)))
+
+
+def test_more_time_makes_larger_models_that_see_more_text():
+    before, sizes = 0, []
+    for power in range(9, 18):
+        settings = chosen(10.0**power)
+        count = budget.parameters(dataclasses.asdict(settings.model))
+        sizes.append(count)
+        tokens = tokens_of(settings, 10.0**power)
+        assert tokens > before
+        before = tokens
+        # Enough text for its parameters, but for the smallest model.
+        assert tokens >= TOKENS_PER_PARAMETER * count or count == sizes[0]
+        batch = settings.run.batch_size * settings.model.block_size
+        assert budget.MIN_BATCH <= batch <= budget.MAX_BATCH
+    assert sizes == sorted(sizes) and sizes[-1] > 100 * sizes[0]
+
+
+@examples(
+    operations=st.floats(1e6, 1e18),
+    characters=st.integers(100, 10**9),
+    given=st.fixed_dictionaries(
+        {},
+        optional={
+            "n_layer": st.integers(1, 12),
+            "n_embd": st.sampled_from([16, 48, 130, 512]),
+            "n_head": st.sampled_from([1, 2, 5]),
+            "block_size": st.integers(1, 300),
+            "batch_size": st.integers(1, 64),
+            "dropout": st.floats(0, 0.5),
+            "n_kv_head": st.just(1),
+        },
+    ),
+)
+def test_what_is_given_stays(operations, characters, given):
+    if given.get("n_embd", 130) % given.get("n_head", 1):
+        return
+    if "n_embd" in given and "n_head" not in given:
+        given["n_head"] = 2
+    settings = chosen(operations, characters, **given)
+    values = vars(settings.model) | vars(settings.run)
+    assert {name: values[name] for name in given} == given
+    if "block_size" not in given:
+        # A window fits into the held-out tenth.
+        assert settings.model.block_size <= max(8, characters // 10)
+
+
+def test_small_texts_need_dropout():
+    shares = [chosen(1e14, characters).model.dropout for characters in (10**8, 10**6, 10**5)]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
+
+
+def test_only_what_is_missing_is_chosen(monkeypatch):
+    def timed(_):
+        raise AssertionError("passes were timed")
+
+    monkeypatch.setattr(budget, "operations_per_second", timed)
+    for given, recipe in [
+        ({}, "gpt2"),
+        ({"init_from": "runs/book"}, None),
+        (dict.fromkeys(CHOSEN, 8) | {"dropout": 0.1}, None),
+    ]:
+        given["minutes"] = 1.0
+        assert fit_recipe(given, BOOK, recipe) == with_recipe(given, recipe)
+    with pytest.raises(InputError, match="n_layer=0 must be at least 1"):
+        fit_recipe({"minutes": 1.0, "n_layer": 0}, BOOK)
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_the_speed_of_the_machine_is_measured(backend):
+    small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 8, "batch_size": 2}
+    settings = Settings.from_fields(with_recipe({**small, "backend": backend}))
+    assert budget.operations_per_second(settings) > 0
+
+
+def test_the_command_line_and_the_library_choose_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(budget, "operations_per_second", lambda _: 2e6)
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(100.0, 0.0, 0.0, 0.0))  # for few steps
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    run = Run.create(text=text, out=tmp_path / "library", minutes=10)
+    expected = choose({"minutes": 10}, with_recipe({}), 2e6 * 600 * budget.LEARNING, len(TEXT))
+    model = run.settings.model
+    assert {name: expected[name] for name in ("n_layer", "n_embd")} == {
+        "n_layer": model.n_layer,
+        "n_embd": model.n_embd,
+    }
+    flags = ["--minutes", "10", "--batch-size", "4", "--out", str(tmp_path / "run")]
+    assert main(["train", str(text), *flags]) == 0
+    saved = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert saved["model"] == dataclasses.asdict(model) and saved["run"]["batch_size"] == 4
+    shape = f"{model.n_layer} layers of {model.n_embd} channels, 4 windows of {model.block_size}"
+    assert f"For 10 minutes: {shape}" in " ".join(capsys.readouterr().out.split())
