@@ -85,7 +85,7 @@ def choose(given: Fields, fields: Fields, operations: float, characters: int) ->
     # A window fits into the text many times, also into its held-out part.
     longest = max(8, characters // 40)
     shapes = [shape._replace(block_size=min(shape.block_size, longest)) for shape in SHAPES]
-    candidates = [_fields(shape) | given for shape in shapes]
+    candidates = [_fields(shape, given) | given for shape in shapes]
     chosen, size = candidates[0], parameters(fields | candidates[0]) or 1
     for candidate in candidates:
         count = parameters(fields | candidate)
@@ -99,8 +99,11 @@ def choose(given: Fields, fields: Fields, operations: float, characters: int) ->
     return {"batch_size": windows, "dropout": dropout} | chosen
 
 
-def _fields(shape: Shape) -> Fields:
-    return {**shape._asdict(), "n_head": shape.n_embd // HEAD}
+def _fields(shape: Shape, given: Fields) -> Fields:
+    """The fields of a shape, with heads that divide its channels whichever of the two is given."""
+    C = given.get("n_embd", shape.n_embd)
+    n_head = given.get("n_head") or next(h for h in range(max(1, C // HEAD), 0, -1) if C % h == 0)
+    return {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
 
 
 def parameters(fields: Fields) -> int | None:
