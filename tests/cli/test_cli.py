@@ -405,7 +405,7 @@ def unwrapped(printed):
 def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    flags = [text, *SMALL, "--out", "run", "--n-embd", "32"]
+    flags = [text, *SMALL, "--out", "run", "--n-embd", "32", "--mlp", "gelu"]
     assert main([*command, *flags]) == 0
     lines = unwrapped(capsys.readouterr().out)
     names = (
