@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import unicodedata
 from typing import TextIO
 
 # Terminals that wrap a line again when they become narrower, by a variable that each of them sets.
@@ -16,10 +17,14 @@ REWRAPPING = (
     "WT_SESSION",
     "TMUX",
 )
+TAB = 8  # columns
 
 
 class LiveLine:
-    """Shows one line on a stream; `is_live` says whether the stream can show such a line."""
+    """Shows one line on a stream; `is_live` says whether the stream can show such a line.
+
+    It begins at `column`: behind the text on that row, if that has not ended.
+    """
 
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
@@ -29,6 +34,7 @@ class LiveLine:
         dumb = os.name == "nt" or os.environ.get("TERM") in (None, "", "dumb")
         self._has_escapes = is_terminal and not dumb
         self._width = 0  # of what is shown
+        self.column = 0
 
     @property
     def is_shown(self) -> bool:
@@ -38,7 +44,7 @@ class LiveLine:
     def show(self, *variants: str) -> None:
         """Shows the first variant that fits, or as many words of the last one as do."""
         columns = shutil.get_terminal_size().columns
-        text = fit(variants, max(1, columns - 1))
+        text = fit(variants, max(0 if self.column else 1, columns - self.column - 1))
         self.write(self.erasing(columns) + text)
         self._width = len(text)
 
@@ -53,12 +59,19 @@ class LiveLine:
         columns = columns or shutil.get_terminal_size().columns
         if not self.is_live:
             return ""
+        if self.column:
+            back = "\b" * self._width
+            return back + " " * self._width + back
         if not self._has_escapes:
             return "\r" + " " * min(self._width, columns - 1) + "\r" if self._width else "\r"
         rows = -(-self._width // columns)
         if rows > 1 and any(name in os.environ for name in REWRAPPING):
             return f"\x1b[{rows - 1}A\r\x1b[J"
         return "\r\x1b[K"
+
+    def follow(self, text: str) -> None:
+        """Says what has been printed: the line begins where that ends."""
+        self.column = column_after(text, self.column, shutil.get_terminal_size().columns)
 
     def forget(self) -> None:
         """Says that something else has replaced the line."""
@@ -82,3 +95,18 @@ def fit(variants: tuple[str, ...], width: int) -> str:
     text = variants[-1]
     end = text.rfind(" ", 0, width + 1)
     return text[: end if end > 0 else width].rstrip()
+
+
+def column_after(text: str, column: int, columns: int) -> int:
+    """Where the cursor is after a text that begins at a column: at `columns` if the row is full."""
+    start = text.rfind("\n") + 1
+    column = 0 if start else column
+    for char in text[start:]:
+        if char == "\t":
+            column = min(column - column % TAB + TAB, columns - 1)
+            continue
+        if unicodedata.category(char) in ("Mn", "Me", "Cf"):  # drawn over the one before
+            continue
+        width = 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        column = width if column + width > columns else column + width
+    return column

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 import sys
 import threading
 import time
@@ -110,14 +111,49 @@ def test_the_progress_line_changes_within_a_step(slow, monkeypatch):
     assert "step   12/2000 (33%, 0:" in terminal.getvalue()
 
 
-def test_a_first_token_that_takes_long_is_announced(slow, monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def model_file(tmp_path):
     training = new_training()
     new_directory(tmp_path).save_model(training.model, training.tokenizer, 1)
-    file = tmp_path / "run" / "model.safetensors"
+    return tmp_path / "run" / "model.safetensors"
+
+
+def generating(file):
+    return main(["generate", str(file), "--prompt", "the ", "--max-tokens", "20"])
+
+
+def test_a_first_token_that_takes_long_is_announced(slow, monkeypatch, capsys, model_file):
+    """Later ones are not, since the output may be a pipe that leads to the terminal."""
     terminal = standard_error(monkeypatch)
-    assert main(["generate", str(file), "--prompt", "the ", "--max-tokens", "3"]) == 0
-    assert "Generating: 0:" in terminal.getvalue()
-    assert len(capsys.readouterr().out) == len("the ") + 3 + 1
+    assert generating(model_file) == 0
+    assert "Generating: 0:" in terminal.getvalue() and "%" not in terminal.getvalue()
+    assert len(capsys.readouterr().out) == len("the ") + 20 + 1
+
+
+def test_a_text_on_a_terminal_says_how_far_it_is_between_tokens(slow, monkeypatch, model_file):
+    terminal = standard_error(monkeypatch)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert generating(model_file) == 0
+    shown = re.findall(r" \[Generating: (\d+)%, [\d:]+ \.\.\.\]", terminal.getvalue())
+    assert list(map(int, dict.fromkeys(shown))) == list(range(5, 100, 5))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_text_in_a_file_says_how_far_it_is_elsewhere(
+    slow, monkeypatch, tmp_path, model_file, together
+):
+    terminal = standard_error(monkeypatch)
+    with open(tmp_path / "text", "w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        if together:  # > text 2>&1
+            monkeypatch.setattr(sys, "stderr", file)
+        else:
+            monkeypatch.setattr(terminal, "fileno", sys.__stderr__.fileno)
+        assert generating(model_file) == 0
+    text = (tmp_path / "text").read_text(encoding="utf-8")
+    notes, _, generated = text.rpartition("the ")
+    assert len(generated) == 20 + 1 and ("Using" in notes) == together
+    assert ("Generating: 5%" in terminal.getvalue()) == (not together)
 
 
 @pytest.mark.parametrize("batches", [3, 0])

@@ -15,11 +15,12 @@ from typing import TextIO
 
 from smallmind import activity
 from smallmind.box import can_print
-from smallmind.live_line import LiveLine
+from smallmind.live_line import LiveLine, fit
 
 WIDTH = 80
 INDENT = "  "  # of the second and later lines of a long one
 MARGIN = "  | "  # of quoted text
+SILENT = 60.0  # seconds after which a file gets a line about work that lasts
 
 
 class Console:
@@ -42,6 +43,7 @@ class Console:
         self._live = LiveLine(self.stream)
         self._live.write = self._emit  # type: ignore[method-assign]
         self._announced = -activity.QUIET
+        self._printed = time.monotonic()  # the time of the last output
 
     def check(self) -> None:
         """Raises the deferred OSError, if something could not be printed."""
@@ -76,16 +78,27 @@ class Console:
         self._write(" \\\n".join(lines) + "\n")
 
     def live(self, *variants: str) -> None:
-        """A line that the next one replaces: the first variant that fits the terminal."""
-        self._live.show(*map(_printable, variants))
+        """A line that the next one replaces: the first variant that fits the terminal.
+
+        Behind an unfinished text, if that does not go on by itself. In a file it is a line of its
+        own, and only after a minute without output.
+        """
+        silent = time.monotonic() - self._printed
+        if not self.is_terminal:
+            if silent >= SILENT:
+                self.line(fit(variants, line_width()))
+        elif not self._live.column:
+            self._live.show(*map(_printable, variants))
+        elif silent >= activity.REFRESH:
+            self._live.show(*(f" [{_printable(text)}]" for text in variants), " ...")
 
     def activity(self, text: str | None, usual: bool) -> None:
         """What is being done now, for the activity hook; a line of its own if not on a terminal."""
-        if self.is_terminal and text:
-            self.live(f"{text} ...")
-        elif self.is_terminal:
+        if not text:
             self._clear()
-        elif text and not usual and time.monotonic() - self._announced >= activity.QUIET:
+        elif self.is_terminal or usual or time.monotonic() - self._announced < activity.QUIET:
+            self.live(f"{text} ...")
+        else:
             self._announced = time.monotonic()
             self.line(f"{text} ...")
 
@@ -135,7 +148,11 @@ class Console:
 
     def _write(self, text: str) -> None:
         """Text from anywhere: none of its control characters reaches a terminal."""
-        self._emit(_printable(text) if self.is_terminal else text)
+        if self.is_terminal:
+            text = _printable(text)
+            self._live.follow(text)
+        self._emit(text)
+        self._printed = time.monotonic()
 
     def _emit(self, text: str) -> None:
         if not self.has_reader:

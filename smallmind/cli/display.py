@@ -36,7 +36,8 @@ MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """The progress of a run: one live line on a terminal, a line every few records elsewhere."""
+    """The progress of a run: one live line on a terminal; elsewhere a line every few records, or
+    every minute if they take longer."""
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
@@ -61,16 +62,16 @@ class ProgressDisplay:
     def show_step(self, record: StepRecord) -> None:
         """Loss, learning rate, speed and the time that is left."""
         variants = self.progress.update(record)
-        if self.console.is_terminal:
-            self.console.live(*variants)
-        elif self.step_records % PLAIN_EVERY == 0 or record.step == self.steps:
+        is_tenth = self.step_records % PLAIN_EVERY == 0
+        if not self.console.is_terminal and (is_tenth or record.step == self.steps):
             self.console.line(variants[0])
+        else:
+            self.console.live(*variants)
         self.step_records += 1
 
     def during_step(self, step: int, so_far: str) -> None:
-        """Shows on a terminal how far a step is."""
-        if self.console.is_terminal:
-            self.console.live(*self.progress.line(step, so_far))
+        """Shows how far a step is."""
+        self.console.live(*self.progress.line(step, so_far))
 
     def show_evaluation(self, record: EvaluationRecord) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""
@@ -163,7 +164,7 @@ def show_costs(console: Console, training: "Training") -> None:
     """The share of time in evaluations and of clipped gradients, with advice if it is large."""
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
-    if evaluating:
+    if progress.evaluated:
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
         if share > MAX_EVALUATING and evaluating > MIN_SECONDS:

@@ -261,7 +261,7 @@ def test_the_share_of_clipped_gradients_is_shown(text, tmp_path, capsys, norm, s
 def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
     """Advice only where there is time to save."""
     training = types.SimpleNamespace(
-        progress=RunProgress(seconds={"total": total, "evaluations": evaluating}),
+        progress=RunProgress(evaluated=250, seconds={"total": total, "evaluations": evaluating}),
         config=TrainingConfig(max_grad_norm=0),
     )
     show_costs(Console(), training)
@@ -270,6 +270,13 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
     assert share in printed
     advice = ": evaluate less often (--val-every) or on less text (--val-batches)"
     assert (share + advice in printed) == advised
+
+
+def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, tmp_path, capsys):
+    flags = ["--steps", "3", "--val-every", "0", "--out", str(tmp_path / "run")]
+    assert main(["train", text, *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "of the gradients were clipped" in printed and "Evaluations took" not in printed
 
 
 @pytest.mark.parametrize(

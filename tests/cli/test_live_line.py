@@ -3,6 +3,7 @@
 import io
 import os
 
+import numpy as np
 import pyte
 import pytest
 
@@ -124,6 +125,88 @@ def test_tables_are_no_wider_than_a_narrow_terminal(monkeypatch):
     assert {len(line) for line in lines[1:]} == {len(lines[1])}
     for word in ("shakespeare", "tokens,", "schedule"):
         assert any(word in line for line in lines)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds that time.monotonic says have passed: clock[0]."""
+    seconds = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr(activity, "_state", activity._State())
+    return seconds
+
+
+def test_a_file_gets_a_line_per_minute_of_a_long_step(monkeypatch, clock):
+    monkeypatch.setenv("COLUMNS", "80")
+    file = io.StringIO()
+    display = ProgressDisplay(Console(file), STEPS)
+    display.show(record(1))
+    with activity.refreshing(lambda so_far: display.during_step(2, so_far)):
+        for _ in activity.parts(range(100)):
+            clock[0] += 2.5
+    assert file.getvalue().splitlines()[1:] == [
+        f"step      2/100000 ({so_far})  loss 2.3457  lr 1.0e-03"
+        for so_far in ("24%, 1:00", "48%, 2:00", "72%, 3:00", "96%, 4:00")
+    ]
+
+
+def test_a_file_gets_every_tenth_record_and_one_per_minute(clock):
+    file = io.StringIO()
+    display = ProgressDisplay(Console(file), STEPS)
+    for number in range(21):
+        display.show(record(number + 1))
+        clock[0] += 25 if number < 10 else 0
+    steps = [int(line.split()[1].partition("/")[0]) for line in file.getvalue().splitlines()]
+    assert steps == [1, 4, 7, 10, 11, 21]
+
+
+def test_a_file_gets_a_line_per_minute_of_an_evaluation(clock):
+    file = io.StringIO()
+    with activity.showing_on(Console(file).activity), activity.doing("Evaluating", usual=True):
+        for _ in activity.parts(range(130)):
+            clock[0] += 1
+    assert file.getvalue().splitlines() == [
+        "Evaluating: 46%, 1:00 ...",
+        "Evaluating: 92%, 2:00 ...",
+    ]
+
+
+PIECES = ["the cat ", "漢字", "é", "e\u0301", "\t", "\n", "on a very long mat", "."]
+
+
+@pytest.mark.parametrize("columns", [40, 41])
+def test_what_is_shown_behind_an_unfinished_text_leaves_no_trace(monkeypatch, clock, columns):
+    terminals = [Terminal(monkeypatch, columns) for _ in range(2)]
+    consoles = [Console(terminal) for terminal in terminals]
+    random = np.random.default_rng(columns)
+    seen = set()
+    for piece in random.choice(PIECES, 60):
+        for console in consoles:
+            console.piece(piece)
+        row = terminals[1].screen.cursor.y
+        before = terminals[1].screen.display
+        for so_far in ("3%, 0:41", "3%, 0:42"):
+            clock[0] += 1
+            consoles[0].activity(f"Generating: {so_far}", usual=True)
+            shown = terminals[0].screen.display
+            assert shown[:row] == before[:row] and shown[row + 1 :] == before[row + 1 :]
+            assert shown[row].startswith(before[row].rstrip())
+            seen.add(shown[row].removeprefix(before[row].rstrip()).strip())
+    whole = {f"[Generating: 3%, 0:{second} ...]" for second in (41, 42)}
+    assert whole | {"..."} <= seen
+    consoles[0].activity(None, usual=False)
+    assert terminals[0].lines() == terminals[1].lines()
+    assert terminals[0].screen.cursor.x == terminals[1].screen.cursor.x
+
+
+def test_a_text_that_goes_on_is_not_followed_by_anything(monkeypatch, clock):
+    terminal = Terminal(monkeypatch, 80)
+    console = Console(terminal)
+    for _ in range(20):
+        console.piece("a")
+        clock[0] += 0.9
+        console.activity("Generating: 3%, 0:41", usual=True)
+        assert "Generating" not in terminal.lines()[0]
 
 
 def test_a_line_is_cut_between_words():
