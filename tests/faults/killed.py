@@ -21,6 +21,11 @@ from smallmind.runs import ending
 from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, newest, save
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
 
+RECIPES = (  # of whole runs
+    (),
+    (*("--arch", "modern", "--n-kv-head", "1", "--logit-softcap", "15"), "--optimizer", "muon"),
+)
+
 
 def start(work, *arguments):
     """Forks a child that does the work -> its number."""
@@ -103,7 +108,10 @@ def at_random_moments(root, kills):
 
 
 def of_whole_runs(root, kills):
-    """Kills and resumes each run until it finishes, with the outcome of an undisturbed one."""
+    """Kills and resumes each run until it finishes, with the outcome of an undisturbed one.
+
+    Each recipe has every second run.
+    """
     # Children use the parent's kernels, which this threading layer allows after a fork.
     os.environ |= {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "3"}
     from tests.faults.runs import STEPS_BETWEEN_SAVES, ended, status, train
@@ -111,23 +119,26 @@ def of_whole_runs(root, kills):
     ending.SAMPLE_TOKENS = 20  # or most kills would come while the sample is written
     moments, done = random.Random(2), 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-    for _ in range(2):  # the first one compiles
-        shutil.rmtree(root / "whole", ignore_errors=True)
-        begin = time.perf_counter()
-        assert quietly(train, root, name="whole") == 0
-    duration, expected = time.perf_counter() - begin, ended(root / "whole")
 
-    def start_or_resume(run, threads):
+    def undisturbed(flags):
+        for _ in range(2):  # the first one compiles
+            shutil.rmtree(root / "whole", ignore_errors=True)
+            begin = time.perf_counter()
+            assert quietly(train, root, *flags, name="whole") == 0
+        return flags, time.perf_counter() - begin, ended(root / "whole")
+
+    def start_or_resume(run, flags, threads):
         if (run / "config.json").exists():
             assert quietly(status, "train", "--resume", run, "--threads", threads) == 0
         else:  # it was killed before it wrote anything
             shutil.rmtree(run, ignore_errors=True)
-            assert quietly(train, root, "--threads", threads, name=run.name) == 0
+            assert quietly(train, root, *flags, "--threads", threads, name=run.name) == 0
 
-    for number in itertools.count():
+    recipes = [undisturbed(flags) for flags in RECIPES]
+    for number, (flags, duration, expected) in enumerate(itertools.cycle(recipes), 1):
         run, died, deaths = root / str(number), True, 0
         while died:
-            child = start(start_or_resume, run, moments.randint(1, 3))
+            child = start(start_or_resume, run, flags, moments.randint(1, 3))
             # Longer after each death: on a disk that has become slow no run would end otherwise.
             time.sleep(moments.uniform(0, 1.2 * duration * (1 + deaths / 10)))
             os.kill(child, signal.SIGKILL)
@@ -142,7 +153,7 @@ def of_whole_runs(root, kills):
                 assert lost < 2 * STEPS_BETWEEN_SAVES and not skipped, (lost, skipped)
         assert ended(run) == expected
         shutil.rmtree(run)
-        if done >= kills:
+        if done >= kills and number >= len(recipes):
             return done
 
 
