@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console
 from smallmind.cli.timing import time_of_run
-from smallmind.config import CheckpointStrategy, ModelConfig
+from smallmind.config import CheckpointStrategy, ModelConfig, TrainingConfig
 from smallmind.nn.sizes import size_rows
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def describe(console: Console, run: "Run") -> None:
         _describe_teacher(console, run.training.distillation)
     _describe_run(console, run)
     console.line(f"Directory: {run.path}")
-    if shortcoming := too_short(run.settings.training):
+    if shortcoming := too_short(run.settings.training, has_begun=run.newest() is not None):
         console.warning(shortcoming)
 
 
@@ -84,6 +84,7 @@ def _describe_run(console: Console, run: "Run") -> None:
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
         ["tokens per step", f"{windows * block_size:,} ({windows} windows of {block_size})"],
+        ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
     if training.recompute != CheckpointStrategy.NONE:
@@ -101,6 +102,15 @@ def _describe_run(console: Console, run: "Run") -> None:
         rows.append(["kernels", "plain NumPy"])
     rows.append(["time", time_of_run(run)])
     console.table("Run", rows)
+
+
+def _optimizer_of(config: TrainingConfig) -> str:
+    """Its name, and the rates that it has besides the learning rate."""
+    from smallmind.optim.optimizer import rate_settings
+
+    others = [name for name in rate_settings(config) if name != "learning_rate"]
+    rates = [f"{name.replace('_', ' ')} {getattr(config, name):g}" for name in others]
+    return ", ".join([config.optimizer, *rates])
 
 
 def shorten(name: str, width: int = 40) -> str:

@@ -92,7 +92,9 @@ class _Parser(argparse.ArgumentParser):
         if flag:
             name = flag.partition("=")[0]
             known = [word for action in self._actions for word in action.option_strings]
-            self.error(f"unknown flag {name}; did you mean {_nearest(name, known)}?")
+            nearest = _nearest(name, known, cutoff=0.7)  # the dashes alone are rather similar
+            advice = f"did you mean {nearest}?" if nearest else f"see {self.prog} --help"
+            self.error(f"unknown flag {name}; {advice}")
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
         return options, unknown
@@ -129,7 +131,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2)
 
 
-def _nearest(word: str, known: Sequence[str], cutoff: float = 0.0) -> str | None:
+def _nearest(word: str, known: Sequence[str], cutoff: float) -> str | None:
     """The most similar word, if its similarity is above cutoff."""
     import difflib  # takes milliseconds to import
 

@@ -45,7 +45,9 @@ def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer"
         return None
     config = resolved.training
     pace = rough_pace(build_training(resolved, data, tokenizer), config)
-    return f"{about(pace.total(config))}, {config.steps:,} steps of {1000 * pace.step:,.3g} ms"
+    milliseconds = 1000 * pace.step
+    step = f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
+    return f"{about(pace.total(config))}, {config.steps:,} steps of {step} ms"
 
 
 def without_new_cache(settings: Settings) -> Settings:

@@ -17,17 +17,21 @@ def schedule(config: TrainingConfig) -> "Schedule":
     return named
 
 
-def too_short(config: TrainingConfig) -> str | None:
-    """Why a run with this config ends before it learns at full rate, and what to do; else None."""
+def too_short(config: TrainingConfig, has_begun: bool = False) -> str | None:
+    """Why a run with this config ends before it learns at full rate, and what to do; else None.
+
+    Of a run that has begun only the number of steps can be changed.
+    """
     if not config.steps:
         return "steps=0 trains nothing: the model stays as it is initialised"
     planned = schedule(config)
     if config.steps > planned.warmup:
         return None
+    shorter = "" if has_begun else f"--warmup-steps {config.steps // WARMUP_SHARE}, or "
     return (
         f"The run ends inside its warmup of {planned.warmup} steps, at a learning rate of "
-        f"{planned.lr(config.steps - 1):.1e} instead of {planned.peak:.1e}: use --warmup-steps "
-        f"{config.steps // WARMUP_SHARE} or more steps"
+        f"{planned.lr(config.steps - 1):.1e} instead of {planned.peak:.1e}: use {shorter}more "
+        "--steps"
     )
 
 

@@ -367,6 +367,31 @@ def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, ca
         assert capsys.readouterr().out.count("TRAINING PERFORMANCE REPORT") == count
 
 
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        ([], "adamw"),
+        (["--optimizer", "muon"], "muon, matrix learning rate 0.02"),
+    ],
+)
+def test_the_optimizer_and_its_rates_are_shown(text, tmp_path, capsys, flags, shown):
+    flags = [*flags, "--steps", "6", "--warmup-steps", "10", "--out", str(tmp_path / "run")]
+    assert main(["train", text, *SMALL, *flags]) == 0
+    cells = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines()]
+    assert [row[1].strip() for row in cells if row[0].strip() == "optimizer"] == [shown]
+
+
+def test_a_resumed_run_is_told_what_it_can_change(text, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    flags = ["--steps", "2", "--warmup-steps", "10", "--out", run]
+    assert main(["train", text, *SMALL, *flags]) == 0
+    assert "use --warmup-steps 0, or more --steps" in flat(capsys.readouterr().out)
+    assert main(["train", "--resume", run, "--steps", "4"]) == 0
+    assert ": use more --steps" in flat(capsys.readouterr().out)
+    assert main(["train", "--resume", run, "--steps", "11"]) == 0
+    assert "inside its warmup" not in flat(capsys.readouterr().out)
+
+
 def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
     for number, (flags, count) in enumerate(((HEALTH, 1), ([], 0))):
         assert (
@@ -913,6 +938,15 @@ def test_estimate_adds_up(text, capsys):
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
     assert f"It fits: {total} MB needed, 1,000.0 MB allowed." in lines
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0195, "19.5 ms"), (4.8312, "4,831 ms")])
+def test_estimate_says_how_long_a_step_takes(text, capsys, monkeypatch, seconds, shown):
+    from smallmind.runs import pace
+
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: pace.Pace(seconds, 0.01, 0.0, 0.01))
+    assert main(["estimate", text, *SMALL]) == 0
+    assert f"30 steps of {shown}." in flat(capsys.readouterr().out)
 
 
 def test_estimate_uses_the_vocabulary_of_the_text_unless_given(text, capsys):

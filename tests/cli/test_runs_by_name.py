@@ -151,6 +151,8 @@ def test_every_loader_reads_checkpoints(finished):
         ("estimate --target-batch x", "error: --target-batch x must be a whole number"),
         ("train --no-bais", "unknown flag --no-bais; did you mean --no-bias?"),
         ("generate --temprature 1", "unknown flag --temprature; did you mean --temperature?"),
+        ("schedule --optimizer muon", "unknown flag --optimizer; see smallmind schedule --help"),
+        ("train --bogus", "unknown flag --bogus; see smallmind train --help"),
         ("--verson", "unknown flag --verson; did you mean --version?"),
         ("trian", "unknown command 'trian'; did you mean train? Choose from train, check,"),
         ("", "give a command: train, check,"),

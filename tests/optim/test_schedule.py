@@ -254,9 +254,9 @@ def test_schedules_of_two_runs_are_independent():
     [
         ({"steps": 101}, None),
         ({"steps": 100}, "ends inside its warmup of 100 steps, at a learning rate of 9.9e-04"),
-        ({"steps": 30}, "use --warmup-steps 3 or more steps"),
+        ({"steps": 30}, "use --warmup-steps 3, or more --steps"),
         ({"steps": 30, "schedule": "one-cycle"}, None),
-        ({"steps": 5, "warmup_steps": 10**9}, "use --warmup-steps 0 or more steps"),
+        ({"steps": 5, "warmup_steps": 10**9}, "use --warmup-steps 0, or more --steps"),
         ({"steps": 1, "warmup_steps": 0}, None),
         ({"steps": 0}, "steps=0 trains nothing"),
     ],
@@ -266,5 +266,7 @@ def test_a_run_too_short_for_its_schedule_is_noticed(settings, words):
     said = too_short(config)
     assert words in said if words else said is None
     if words and "use --warmup-steps" in said:  # the advice helps
-        warmup = int(said.split("--warmup-steps ")[1].split()[0])
+        warmup = int(said.split("--warmup-steps ")[1].split(",")[0])
         assert too_short(dataclasses.replace(config, warmup_steps=warmup)) is None
+        # Which a run that has begun cannot do.
+        assert too_short(config, has_begun=True).endswith(": use more --steps")
