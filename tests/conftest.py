@@ -1,8 +1,27 @@
-"""What all tests have in common: their runs start and end quickly."""
+"""What all tests have in common: two processes, and runs that start and end quickly."""
+
+from pathlib import Path
 
 import pytest
 
 from smallmind.runs import ending, pace
+
+# On any number of cores: each process runs its kernels on all of them. Two are enough to use them
+# while one starts a process, waits for a disk or runs plain Python.
+PROCESSES = 2
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Directories are tested in PROCESSES, if pytest-xdist is there; files in this one, at once.
+
+    A file stays in one process, which trains only once what its tests share. -n 0 turns it off.
+    """
+    is_chosen = getattr(config.option, "numprocesses", 0) is not None  # or there is no xdist
+    if is_chosen or config.option.usepdb or hasattr(config, "workerinput"):
+        return
+    if all(Path(argument).is_dir() for argument in config.args):
+        config.option.numprocesses, config.option.dist = PROCESSES, "loadfile"
 
 
 @pytest.fixture(autouse=True)

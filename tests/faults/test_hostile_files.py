@@ -214,7 +214,7 @@ def test_commands_refuse_malformed_files_and_write_nothing(tmp_path, capsys, nam
         capsys.readouterr()
         assert status(*arguments) == 2
         error = capsys.readouterr().err
-        assert error.count("\n") == 1 and len(error) < 400 + len(str(run))
+        assert error.count("\n") == 1 and len(error.replace(str(tmp_path), "")) < 400
     assert status("verify", run) == 1
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
