@@ -22,7 +22,7 @@ from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, ne
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
 
 RECIPES = (  # of whole runs
-    (),
+    ("--recipe", "gpt2"),
     (*("--arch", "modern", "--n-kv-head", "1", "--logit-softcap", "15"), "--optimizer", "muon"),
 )
 
