@@ -41,7 +41,7 @@ def edit_config(run, edit):
 
 
 def assert_resumes_to_the_same_weights(run, weights, loss):
-    """weights, loss: how far they may be from those of 0.1.0."""
+    """weights, loss: how far they may be from those of the earlier version."""
     old, before = safetensors.read(run / "model.safetensors")[0], losses(run)
     truncate(run, step=8)
     assert main(["train", "--resume", str(run)]) == 0
@@ -78,6 +78,11 @@ def test_an_old_run_resumes_to_the_same_weights(run, missing, capsys):
     # To rounding: another CPU may add in another order.
     assert_resumes_to_the_same_weights(run, weights=2e-4, loss=1e-2)
     assert "Dropout" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("run", ["muon"], indirect=True)
+def test_an_old_run_with_muon_resumes_to_the_same_weights(run):
+    assert_resumes_to_the_same_weights(run, weights=2e-4, loss=1e-2)
 
 
 @pytest.mark.parametrize("run", ["dropout"], indirect=True)

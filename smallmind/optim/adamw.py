@@ -1,9 +1,8 @@
 """AdamW over the flat parameter vector."""
 
-import math
 import numbers
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,25 +11,23 @@ from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.clipping import Clipping, clip
-from smallmind.optim.optimizer import UpdateSize
+from smallmind.optim.clipping import Clipping
+from smallmind.optim.optimizer import Optimizer, UpdateSize
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
-class AdamW:
+class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
-    Matrices decay, embeddings included; biases and norms do not. The moments `m` and `v` are flat
-    vectors like the model's; `learning_rate` may be set before each step. InputError if a setting
-    is out of range.
+    Matrices decay, embeddings included; biases and norms do not. `learning_rate` may be set before
+    each step. Updates the parameters with these roles; their moments `m` and `v` are flat vectors
+    like the model's. InputError if a setting is out of range.
     """
 
-    roles: ClassVar[tuple[Role, ...]] = tuple(Role)  # of the parameters that have moments
     update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
         DECAYED, UpdateSize(1e-3, 1e-1, "learning_rate")
     )
-    scratch_size: int = 0
 
     def __init__(
         self,
@@ -39,38 +36,33 @@ class AdamW:
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        roles: tuple[Role, ...] = tuple(Role),
     ) -> None:
-        check_type("model", model, TransformerModel)
+        super().__init__(model, learning_rate)
         if len(check_type("betas", betas, tuple, list)) != 2:
             raise InputError(f"betas={betas} must be two numbers")
         beta1, beta2 = betas
         if not check_type("eps", eps, numbers.Real) >= 0:
             raise InputError(f"eps={eps} must be at least 0")
-        self.model = model
-        self.learning_rate: float = check_field(TrainingConfig, "learning_rate", learning_rate)
         self.betas = (
             check_field(TrainingConfig, "beta1", beta1),
             check_field(TrainingConfig, "beta2", beta2),
         )
         self.eps = eps
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
-        self.steps = 0
         flat = model.flat
         # Those that decay come first in the flat vector.
         self._decayed = flat.ranges(*DECAYED)[0].stop
-        self._ranges = flat.ranges(*self.roles)
+        self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
         self.m = flat.zeros(size, flat.data.dtype)
         self.v = flat.zeros(size, flat.data.dtype)
 
     def __repr__(self) -> str:
         return (
-            f"<{type(self).__name__}: {self._rates()}, betas={self.betas}, "
+            f"<AdamW: learning_rate={self.learning_rate:g}, betas={self.betas}, "
             f"weight_decay={self.weight_decay:g}, {self.steps:,} steps>"
         )
-
-    def _rates(self) -> str:
-        return f"learning_rate={self.learning_rate:g}"
 
     @classmethod
     def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "AdamW":
@@ -78,30 +70,8 @@ class AdamW:
         betas = config.beta1, config.beta2
         return cls(model, config.learning_rate, betas, weight_decay=config.weight_decay)
 
-    def step(
-        self,
-        max_grad_norm: float | None = None,
-        loss_scale: float = 1.0,
-        max_grad_value: float | None = None,
-    ) -> float:
-        """One update from the model's gradients -> their norm before clipping. Clears them.
-
-        The gradients are those of loss_scale times the loss. If their norm is not finite, nothing
-        changes, the gradients included: the caller decides what to do.
-
-        A gradient whose norm exceeds max_grad_norm is scaled down to it (Pascanu et al. 2013);
-        then each of its elements is clipped to +-max_grad_value, at most 1.8e19.
-        """
-        norm, clipping = clip(self.model, max_grad_norm, loss_scale, max_grad_value)
-        if not math.isfinite(norm):
-            return norm
-        self.steps += 1
-        with self.model.workspace.profile("OptimizerStep"):
-            self._update(clipping)
-        return norm
-
-    def _update(self, clipping: Clipping) -> None:
-        """Updates the parameters and clears their gradients."""
+    def update(self, clipping: Clipping) -> None:
+        """Updates the parameters with its roles and clears their gradients."""
         flat, kernels = self.model.flat, self.model.workspace.kernels
         beta1, beta2 = self.betas
         coefficients = AdamWCoefficients(
@@ -126,13 +96,5 @@ class AdamW:
             )
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name."""
+        """The moments, by name."""
         return {"m": self.m, "v": self.v}
-
-    def state(self) -> dict[str, Any]:
-        """The rest of what a resumed run needs, JSON-able."""
-        return {"steps": self.steps}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what state() returned."""
-        self.steps = int(state["steps"])

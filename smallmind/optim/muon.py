@@ -11,14 +11,15 @@ from smallmind.nn.parameters import Parameters, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import UpdateSize
+from smallmind.optim.optimizer import Optimizer, UpdateSize
 
 # The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
 # and length are those of modded-nanogpt and nanochat.
 FIRST_MOMENTUM = 0.85
+OTHERS = tuple(role for role in Role if role != Role.MATRIX)
 
 
-class Muon(AdamW):
+class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for hidden matrices, AdamW for everything else.
 
     The update of a matrix is its momentum with all singular values made about 1. Matrices that are
@@ -27,7 +28,6 @@ class Muon(AdamW):
     step; `matrix_learning_rate` follows it in proportion. InputError if a setting is out of range.
     """
 
-    roles: ClassVar = tuple(role for role in Role if role != Role.MATRIX)
     # Whatever the gradient, an update has the norm that the rate gives it: beside small initial
     # weights a large one.
     update_sizes: ClassVar = {
@@ -46,12 +46,13 @@ class Muon(AdamW):
         eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
-        super().__init__(model, learning_rate, betas, eps, weight_decay)
+        super().__init__(model, learning_rate)
         if not self.learning_rate:
             raise InputError(
                 "learning_rate=0 must be above 0 with Muon, whose matrix_learning_rate follows it"
             )
         rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
+        self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHERS)
         self._peak_rates = self.learning_rate, rate
         self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
         self.momentum_warmup_steps: int = check_field(
@@ -63,8 +64,13 @@ class Muon(AdamW):
         self.scratch_size = self._blocks.scratch_size
         self.matrix_mean = flat.zeros(self._matrices.stop - self._matrices.start, flat.data.dtype)
 
-    def _rates(self) -> str:
-        return f"{super()._rates()}, matrix_learning_rate={self.matrix_learning_rate:g}"
+    def __repr__(self) -> str:
+        others = self.others
+        return (
+            f"<Muon: learning_rate={self.learning_rate:g}, "
+            f"matrix_learning_rate={self.matrix_learning_rate:g}, betas={others.betas}, "
+            f"weight_decay={others.weight_decay:g}, {self.steps:,} steps>"
+        )
 
     @classmethod
     def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "Muon":
@@ -85,13 +91,15 @@ class Muon(AdamW):
         peak, matrix_peak = self._peak_rates
         return matrix_peak * (self.learning_rate / peak)
 
-    def _update(self, clipping: Clipping) -> None:
-        super()._update(clipping)
+    def update(self, clipping: Clipping) -> None:
+        """Updates all parameters and clears their gradients."""
+        self.others.learning_rate, self.others.steps = self.learning_rate, self.steps
+        self.others.update(clipping)
         flat, part = self.model.flat, self._matrices
         coefficients = MuonCoefficients(
             learning_rate=self.matrix_learning_rate,
             momentum=self._momentum(self.steps - 1),
-            weight_decay=self.weight_decay,
+            weight_decay=self.others.weight_decay,
             gradient_scale=clipping.scale,
             max_gradient=clipping.max_gradient,
         )
@@ -107,8 +115,8 @@ class Muon(AdamW):
         return first + (self.momentum - first) * step / self.momentum_warmup_steps
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name."""
-        return {**super().tensors(), "matrix_mean": self.matrix_mean}
+        """The momentum of the hidden matrices and the moments of the others, by name."""
+        return {**self.others.tensors(), "matrix_mean": self.matrix_mean}
 
 
 def matrix_blocks(flat: Parameters, origin: int) -> MatrixBlocks:

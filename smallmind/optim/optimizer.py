@@ -1,14 +1,17 @@
-"""What a run needs from its optimizer."""
+"""What all optimizers have in common, and the one that a run uses."""
 
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from smallmind import parts
+from smallmind.checks import check_field, check_type
 from smallmind.config import TrainingConfig
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.clipping import Clipping, clip
 
 
 class UpdateSize(NamedTuple):
@@ -19,13 +22,17 @@ class UpdateSize(NamedTuple):
     setting: str
 
 
-class Optimizer(Protocol):
-    """Updates a model's parameters from its gradients."""
+class Optimizer:
+    """Updates a model's parameters from its gradients. Subclasses say how, in `update`."""
 
-    learning_rate: float  # may be set before each step; other rates follow it in proportion
-    steps: int  # updates so far
-    update_sizes: Mapping[Role, UpdateSize]  # of matrices
-    scratch_size: int  # elements per thread that its kernels need, besides those of a product
+    update_sizes: ClassVar[Mapping[Role, UpdateSize]]  # of matrices
+    scratch_size: int = 0  # elements per thread that its kernels need, besides those of a product
+
+    def __init__(self, model: TransformerModel, learning_rate: float) -> None:
+        self.model = check_type("model", model, TransformerModel)
+        # May be set before each step; other rates follow it in proportion.
+        self.learning_rate: float = check_field(TrainingConfig, "learning_rate", learning_rate)
+        self.steps = 0  # updates so far
 
     def step(
         self,
@@ -33,19 +40,37 @@ class Optimizer(Protocol):
         loss_scale: float = 1.0,
         max_grad_value: float | None = None,
     ) -> float:
-        """One update -> the norm of the gradient before clipping; clears the gradients.
+        """One update from the model's gradients -> their norm before clipping. Clears them.
 
-        If the norm is not finite, nothing changes.
+        The gradients are those of loss_scale times the loss. If their norm is not finite, nothing
+        changes, the gradients included: the caller decides what to do.
+
+        A gradient whose norm exceeds max_grad_norm is scaled down to it (Pascanu et al. 2013);
+        then each of its elements is clipped to +-max_grad_value, at most 1.8e19.
         """
+        norm, clipping = clip(self.model, max_grad_norm, loss_scale, max_grad_value)
+        if not math.isfinite(norm):
+            return norm
+        self.steps += 1
+        with self.model.workspace.profile("OptimizerStep"):
+            self.update(clipping)
+        return norm
+
+    def update(self, clipping: Clipping) -> None:
+        """Update number `steps`, from 1, of the parameters. Clears their gradients."""
+        raise NotImplementedError
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The arrays that a resumed run needs, by name; `step` updates them in place."""
+        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""
+        return {"steps": self.steps}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what state() returned."""
+        self.steps = int(state["steps"])
 
 
 def rate_settings(config: TrainingConfig) -> list[str]:

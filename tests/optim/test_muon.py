@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from smallmind import (
+    AdamW,
     InputError,
     Muon,
     Run,
@@ -194,8 +195,6 @@ def test_wide_matrices_get_larger_updates():
 
 
 def test_everything_but_hidden_matrices_is_updated_by_adamw():
-    from smallmind import AdamW
-
     models = [with_gradients(small_model(tie_weights=False)) for _ in range(2)]
     for model, kind in zip(models, (AdamW, Muon), strict=True):
         kind(model, 3e-3, weight_decay=0.5).step(max_grad_norm=1.0)
@@ -216,13 +215,20 @@ def test_the_rates_keep_their_proportion():
     assert optimizer.matrix_learning_rate == 0
 
 
+def test_it_is_no_adamw_but_has_one():
+    optimizer = Muon(small_model(), betas=(0.8, 0.9), weight_decay=0.5)
+    assert not isinstance(optimizer, AdamW) and isinstance(optimizer.others, AdamW)
+    assert optimizer.others.betas == (0.8, 0.9) and optimizer.others.weight_decay == 0.5
+
+
 def test_there_are_no_moments_of_hidden_matrices():
     model = small_model()
     optimizer = Muon(model)
     matrices = sum(value.size for value in model.parameters.values() if value.size >= 24 * 24)
     assert optimizer.matrix_mean.size == matrices
-    assert optimizer.m.size == optimizer.v.size == model.flat.data.size - matrices
     held = optimizer.tensors()
+    assert list(held) == ["m", "v", "matrix_mean"]
+    assert held["m"].size == held["v"].size == model.flat.data.size - matrices
     with_gradients(model)
     optimizer.step()
     assert all(held[name] is tensor for name, tensor in optimizer.tensors().items())
