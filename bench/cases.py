@@ -425,7 +425,7 @@ def embedding(B: int, T: int, C: int) -> Case:
     return _case(
         "embedding",
         [out],
-        [token, position, ids],
+        [token, ids, position],
         _bytes(out, token, position, ids),
         torch=_torch(lambda: look_up(it, tt) + look_up(steps, pt)),
     )

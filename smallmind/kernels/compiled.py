@@ -3,15 +3,11 @@
 from smallmind.kernels.adamw import adamw
 from smallmind.kernels.attention import attention
 from smallmind.kernels.attention_backward import attention_backward
+from smallmind.kernels.bigrams import bigrams
 from smallmind.kernels.cross_entropy import cross_entropy
 from smallmind.kernels.distillation import distillation, top_k_logits
 from smallmind.kernels.dropout import dropout
-from smallmind.kernels.embedding import (
-    embedding,
-    embedding_backward,
-    lookup,
-    lookup_backward,
-)
+from smallmind.kernels.embedding import embedding, embedding_backward
 from smallmind.kernels.gelu import gelu, gelu_backward
 from smallmind.kernels.layernorm import layernorm, layernorm_backward
 from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
@@ -28,6 +24,7 @@ __all__ = [
     "adamw",
     "attention",
     "attention_backward",
+    "bigrams",
     "column_sum",
     "copy_columns",
     "cross_entropy",
@@ -39,8 +36,6 @@ __all__ = [
     "gelu_backward",
     "layernorm",
     "layernorm_backward",
-    "lookup",
-    "lookup_backward",
     "matmul",
     "matmul_gelu",
     "matmul_transpose_a",

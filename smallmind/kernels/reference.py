@@ -308,32 +308,37 @@ def _causal_softmax(q, k):
     return p, (top + np.log(sums))[..., 0]
 
 
-def embedding(out, token_weight, position_weight, ids, start=0):
-    """ids (B, T), token_weight (V, C), position_weight (P, C) -> out (B T, C). Writes out.
+def embedding(out, weight, ids, addend=None):
+    """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
-    out[b, t] = token_weight[ids[b, t]] + position_weight[start + t].
+    addend is (B T, C), and may be out, or (T, C), the same for every sequence.
     """
-    T = ids.shape[1]
-    out[...] = (token_weight[ids] + position_weight[start : start + T]).reshape(out.shape)
+    if addend is not None:
+        addend = addend.reshape(-1, ids.shape[1], weight.shape[1])
+    out[...] = _add(weight[ids], addend).reshape(out.shape)
 
 
-def embedding_backward(dtoken_weight, dposition_weight, dout, ids):
-    """dout (B T, C), ids (B, T) -> adds to dtoken_weight (V, C) and dposition_weight (P, C)."""
-    # forward: out[b, t] = token_weight[ids[b, t]] + position_weight[t]
-    B, T = ids.shape
-    lookup_backward(dtoken_weight, dout, ids)
-    dposition_weight[:T] += dout.reshape(B, T, -1).sum(axis=0)
-
-
-def lookup(out, weight, ids, addend=None):
-    """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend (B T, C), may be out]."""
-    out[...] = _add(weight[ids].reshape(out.shape), addend)
-
-
-def lookup_backward(dweight, dout, ids):
-    """dout (B T, C), ids (B, T) -> adds to dweight (V, C)."""
-    # forward: out = weight[ids]
+def embedding_backward(dweight, daddend, dout, ids):
+    """dout (B T, C), ids (B, T) -> adds to dweight (V, C) and, unless None, daddend (T, C)."""
+    # forward: out = weight[ids] + addend
     np.add.at(dweight, ids.reshape(-1), dout)
+    if daddend is not None:
+        daddend[...] += dout.reshape(-1, *daddend.shape).sum(axis=0)
+
+
+BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
+
+
+def bigrams(rows, ids, vocab_size, count):
+    """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
+
+    Before the first token comes token 0. Row V previous + token or, of fewer rows, a hash of that.
+    """
+    pairs = ids.astype(np.int64)
+    pairs[:, 1:] += vocab_size * ids[:, :-1].astype(np.int64)
+    if count < vocab_size**2:
+        pairs = (pairs * BIGRAM_FACTOR % 2**32) * count >> 32
+    rows[...] = pairs
 
 
 def dropout(out, x, key, probability, addend=None, first_row=0):

@@ -48,7 +48,7 @@ class Embedding:
 
     def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
         """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
-        self.workspace.kernels_for(self.name).lookup(x, self.token.compute, ids)
+        self.workspace.kernels_for(self.name).embedding(x, self.token.compute, ids)
 
     def backward(self, dx: np.ndarray) -> None:
         """dx (B T, C) -> adds to the gradients of all matrices. Overwrites dx."""
@@ -63,7 +63,7 @@ class Embedding:
         """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""
         # forward: x = token[ids]
         kernels = self.workspace.kernels_for(self.name)
-        kernels.lookup_backward(self.token.grad, dx, self.ids)
+        kernels.embedding_backward(self.token.grad, None, dx, self.ids)
 
 
 class PositionEmbedding(Embedding):
@@ -77,10 +77,11 @@ class PositionEmbedding(Embedding):
     def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
         """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
         kernels = self.workspace.kernels_for(self.name)
-        kernels.embedding(x, self.token.compute, self.position.compute, ids)
+        kernels.embedding(x, self.token.compute, ids, self.position.compute[: ids.shape[1]])
 
     def look_up_backward(self, dx: np.ndarray) -> None:
         """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""
         # forward: x = token[ids] + position
         kernels = self.workspace.kernels_for(self.name)
-        kernels.embedding_backward(self.token.grad, self.position.grad, dx, self.ids)
+        position = self.position.grad[: self.ids.shape[1]]
+        kernels.embedding_backward(self.token.grad, position, dx, self.ids)

@@ -5,6 +5,12 @@ import numpy as np
 from smallmind.nn.scope import Scope
 
 
+def table_bytes(T: int, D: int) -> int:
+    """The size of the cosines and sines that the compiled kernel keeps for windows of T tokens."""
+    positions = 2 ** (T - 1).bit_length()
+    return 2 * 4 * positions * (D // 2)
+
+
 class RotaryEmbedding:
     """Rotates the first `heads` heads of each row by an angle that grows with its position."""
 

@@ -63,6 +63,10 @@ class Workspace:
         """The same for what is never rounded to 16 bits: sums, losses, logits."""
         return self._rent(shape, self.dtype)
 
+    def rent_ids(self, *shape: int) -> np.ndarray:
+        """The same for int32 numbers of tokens or rows."""
+        return self._rent(shape, np.int32)
+
     def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         array = self.pool.rent(math.prod(shape), dtype, self._busy).reshape(shape)
         self._rented[id(array)] = array

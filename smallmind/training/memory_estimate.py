@@ -13,6 +13,7 @@ from smallmind.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.network import declare_parameters
+from smallmind.nn.rope import table_bytes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.safetensors import StoredTensor
@@ -62,7 +63,7 @@ class MemoryEstimate:
     moments: int
     snapshot: int  # of weights and moments: for rollbacks, and for saving in the background
     activations: int  # everything in the pool: kept for the backward pass, gradients, batches
-    scratch: int  # of kernels: all threads, or NumPy's temporary arrays
+    scratch: int  # of kernels: all threads and rotary tables, or NumPy's temporary arrays
     teacher: int = 0  # its weights; its activations are in the pool
     text: int = 0  # the text and its tokens
     program: int = PROGRAM
@@ -290,8 +291,9 @@ class _WithoutRows(StoredTensor):
 
 
 def _scratch(model: ModelConfig, optimizer: Optimizer, threads: int) -> int:
-    """The scratch memory of the kernel with the most: attention's backward pass, or products."""
-    T, D = model.block_size, model.n_embd // model.n_head
+    """What kernels keep: the scratch of attention's backward pass or of products, and tables."""
+    T, D = model.block_size, model.head_size
     attention = 7 * T * D + 96 * T
     product = 200 * 1024
-    return 4 * threads * max(attention, product + optimizer.scratch_size)
+    tables = table_bytes(T, D) if model.position == "rope" else 0
+    return 4 * threads * max(attention, product + optimizer.scratch_size) + tables

@@ -293,10 +293,11 @@ def test_cross_entropy_is_exact_for_huge_logits(random):
 def test_embedding_matches_the_reference(random, B, T, C):
     V = 11
     ids = random.integers(0, V, (B, T)).astype(np.int32)
-    token, position = normal(random, V, C), normal(random, T + 3, C)
-    assert_close(run_both("embedding", [(B * T, C)], token, position, ids))
-    assert_close(run_both("embedding", [(B * T, C)], token, position, ids, 3))
-    assert_close(run_both("embedding_backward", [token, position], normal(random, B * T, C), ids))
+    weight, position, dout = normal(random, V, C), normal(random, T, C), normal(random, B * T, C)
+    for addend in (None, position, normal(random, B * T, C)):
+        assert_close(run_both("embedding", [(B * T, C)], weight, ids, addend))
+    assert_close(run_both("embedding_backward", [weight, position], dout, ids), 1e-5)
+    assert_close(run_both("embedding_backward", [weight], None, dout, ids), 1e-5)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])

@@ -225,11 +225,13 @@ def test_embedding_matches_the_reference(dtype):
     random = np.random.default_rng(0)
     B, T, C, V = 3, 7, 19, 11
     ids = random.integers(0, V, (B, T)).astype(np.int32)
-    token, position = half(normal(random, V, C), dtype), half(normal(random, T + 2, C), dtype)
-    assert_half_close("embedding", [((B * T, C), dtype)], token, position, ids)
+    weight, position = half(normal(random, V, C), dtype), half(normal(random, T, C), dtype)
+    for addend in (None, position, half(normal(random, B * T, C), dtype)):
+        assert_half_close("embedding", [((B * T, C), dtype)], weight, ids, addend)
     dout = half(normal(random, B * T, C), dtype)
-    sums = [normal(random, V, C), normal(random, T + 2, C)]
+    sums = [normal(random, V, C), normal(random, T, C)]
     assert_half_close("embedding_backward", sums, dout, ids)
+    assert_half_close("embedding_backward", sums[:1], None, dout, ids, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -86,12 +86,19 @@ def test_activations_and_sums_match_the_reference(random, R, C):
         )
 
 
-@pytest.mark.parametrize("C", [1, 5, 16, 65])
-def test_lookup_matches_the_reference(random, C):
-    ids, weight = random.integers(0, 7, (3, 43)).astype(np.int32), normal(random, 7, C)
-    for addend in (normal(random, 129, C), None):
-        assert_close(run_both("lookup", [(129, C)], weight, ids, addend))
-    assert_close(run_both("lookup_backward", [weight], normal(random, 129, C), ids), 1e-5)
+@pytest.mark.parametrize(("V", "count"), [(1, 1), (5, 25), (7, 48), (300, 2**14), (2**24, 2**24)])
+def test_bigrams_match_the_reference(random, V, count):
+    ids = random.integers(0, V, (3, 43)).astype(np.int32)
+    ids[0, :2] = V - 1
+    fast, slow = np.full(ids.shape, -1, np.int32), np.full(ids.shape, -1, np.int32)
+    compiled.bigrams(fast, ids, V, count)
+    reference.bigrams(slow, ids, V, count)
+    np.testing.assert_array_equal(fast, slow)
+    assert fast.min() >= 0 and fast.max() < count
+    if count == V**2:
+        np.testing.assert_array_equal(fast[:, 1:], V * ids[:, :-1] + ids[:, 1:])
+    elif V > 7:
+        assert len(set(fast.flat)) > 0.9 * ids.size  # hardly any share a row
 
 
 def test_what_may_be_overwritten_gives_the_same_bits(random):
@@ -129,8 +136,8 @@ def test_what_may_be_overwritten_gives_the_same_bits(random):
         compiled.rmsnorm_backward(in_place, np.zeros(C, np.float32), *inputs)
         np.testing.assert_array_equal(in_place, dx)
     out, in_place = np.empty_like(x), x.copy()
-    compiled.lookup(out, dy, ids, x)
-    compiled.lookup(in_place, dy, ids, in_place)
+    compiled.embedding(out, dy, ids, x)
+    compiled.embedding(in_place, dy, ids, in_place)
     np.testing.assert_array_equal(in_place, out)
 
 
@@ -180,9 +187,6 @@ def test_kernels_in_16_bits_match_the_reference(dtype, R, C):
     assert_half_close("swiglu_backward", [((R, 2 * C), dtype), out], dy, wide)
     assert_half_close("copy_columns", [out], wide, C)
     assert_half_close("mix", [out], x, dy, half(normal(random, 2), dtype))
-    ids = random.integers(0, R, (1, R)).astype(np.int32)
-    assert_half_close("lookup", [out], x, ids, dy)
-    assert_half_close("lookup_backward", [normal(random, R, C)], dy, ids, tolerance=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -273,15 +277,6 @@ def test_gradient_of_rope_matches_finite_differences(random, D):
     dx = u.copy()
     reference.rope(dx, *arguments, inverse=True)
     assert_gradients(f, [dx], [x])
-
-
-def test_gradient_of_lookup_matches_finite_differences(random):
-    ids = np.array([[0, 2, 2], [1, 0, 2]], np.int32)
-    weight, u = random.standard_normal((4, 5)), random.standard_normal((6, 5))
-    dweight = np.zeros_like(weight)
-    reference.lookup_backward(dweight, u, ids)
-    f = lambda weight: float((output("lookup", (6, 5), weight, ids)[0] * u).sum())  # noqa: E731
-    assert_gradients(f, [dweight], [weight])
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.4])

@@ -72,10 +72,10 @@ for count in map(int, sys.argv[1].split(",")):
     digest("distillation", outputs, y, ids.reshape(-1), 0.4, 2.0, 1 / R)
     digest("top_k_logits", [empty(R, C)], ids.reshape(R, 1), dy[:, :2].copy())
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
-    digest("embedding", [empty(R, C)], *tables, ids)
+    digest("embedding", [empty(R, C)], tables[0], ids, tables[1])
     digest("embedding_backward", [table.copy() for table in tables], x, ids)
-    digest("lookup", [empty(R, C)], tables[0], ids, y)
-    digest("lookup_backward", [tables[0].copy()], x, ids)
+    digest("embedding", [empty(R, C)], tables[0], ids, y)
+    digest("embedding_backward", [tables[0].copy()], None, x, ids)
     heads, sums = digest("attention", [empty(B * T, 6 * D), empty(B, 6, T)], grouped, KEY, 0.2)
     arguments = heads, heads, sums, grouped, KEY, 0.2
     digest("attention_backward", [empty(B * T, 10 * D)], *arguments)

@@ -10,6 +10,7 @@ import pytest
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.scratch import scratch, scratch_bytes
+from smallmind.presets import ARCHITECTURES
 from tests.programs import output_of
 
 KERNELS = Path(compiled.__file__).parent
@@ -36,9 +37,10 @@ for count in map(int, sys.argv[1].split(",")):
 """
 
 
-def small_training(backend="numba", dropout=0.1, batch_size=4):
+def small_training(backend="numba", dropout=0.1, batch_size=4, **parts):
     tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 24, 48, 2, 3, dropout=dropout, backend=backend)
+    shape = {"block_size": 24, "n_embd": 48, "n_layer": 2, "n_head": 3, "dropout": dropout}
+    model = TransformerModel(tokenizer.vocab_size, **shape, backend=backend, **parts)
     return Training(model, tokenizer, TEXT, batch_size=batch_size, seed=5)
 
 
@@ -93,9 +95,15 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
     assert training.model.flat.data.tobytes() == expected.model.flat.data.tobytes()
 
 
-def test_python_allocates_no_array_after_the_first_step():
-    training = small_training(batch_size=1024)  # larger than anything else Python allocates
-    config = TrainingConfig(steps=12, log_every=1, val_every=0)
+@pytest.mark.parametrize(
+    ("arch", "optimizer"), [("gpt2", "adamw"), ("llama", "adamw"), ("modern", "muon")]
+)
+def test_python_allocates_no_array_after_the_first_step(arch, optimizer):
+    # Of a batch that is larger than anything else Python allocates.
+    training = small_training(batch_size=1024, **ARCHITECTURES[arch])
+    config = TrainingConfig(
+        steps=12, log_every=1, val_every=0, optimizer=optimizer, micro_batch_size=256
+    )
     steps = training.steps(config)
     for _ in range(3):
         next(steps)
