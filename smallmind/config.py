@@ -102,9 +102,11 @@ class ModelConfig:
         if 0 < self.logit_softcap < 0.01:
             raise InputError(f"logit_softcap={self.logit_softcap} must be 0 or at least 0.01")
         if self.n_head % self.kv_heads:
+            divisors = [n for n in range(1, self.n_head + 1) if self.n_head % n == 0]
+            nearest = min(divisors, key=lambda n: abs(n - self.kv_heads))
             raise InputError(
                 f"n_kv_head={self.n_kv_head} must be a divisor of n_head={self.n_head}, "
-                f"for example {math.gcd(self.n_head, self.kv_heads)}"
+                f"for example {nearest}"
             )
 
     @property

@@ -34,6 +34,16 @@ def test_defaults_are_valid_and_frozen(config):
             {"n_embd": 130},
             "n_embd=130 must be a multiple of n_head=4, for example 128",
         ),
+        (
+            ModelConfig,
+            {"n_head": 12, "n_embd": 48, "n_kv_head": 5},
+            "n_kv_head=5 must be a divisor of n_head=12, for example 4",
+        ),
+        (
+            ModelConfig,
+            {"n_head": 12, "n_embd": 48, "n_kv_head": 99},
+            "n_kv_head=99 must be a divisor of n_head=12, for example 12",
+        ),
         (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
         (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0 and below 1"),
         (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),
