@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from smallmind.nn.parameters import ONES, Role
+from smallmind.nn.parameters import Constant, Role
 from smallmind.nn.scope import Scope
 
 
 class LayerNorm:
     """A gain (C,) and, if the model has biases, a shift (C,)."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         C = scope.config.n_embd
         self.workspace = scope.workspace
         self.name = scope.name
-        self.weight = scope.declare("weight", (C,), ONES, Role.GAIN)
+        self.weight = scope.declare("weight", (C,), Constant(gain), Role.GAIN)
         self.bias = scope.declare_bias(C)
 
     def forward(self, x: np.ndarray) -> np.ndarray:

@@ -42,9 +42,9 @@ def build_embedding(scope: Scope) -> Embedding:
     return embedding
 
 
-def build_norm(scope: Scope) -> Norm:
-    """The norm before attention, MLP and head."""
-    norm: Norm = parts.load(parts.NORMS, scope.config.norm)(scope)
+def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
+    """The norm before attention, MLP and head. All its gains start at `gain`."""
+    norm: Norm = parts.load(parts.NORMS, scope.config.norm)(scope, gain)
     return norm
 
 

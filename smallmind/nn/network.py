@@ -5,6 +5,7 @@ import numpy as np
 from smallmind.config import ModelConfig
 from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
+from smallmind.nn.head import initial_gain
 from smallmind.nn.layers import build_embedding, build_head, build_norm
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
@@ -27,7 +28,7 @@ class Network:
             Block(scope.inner(f"blocks.{i}"), self.x0, first_values, i == 0)
             for i in range(config.n_layer)
         ]
-        self.final_norm = build_norm(scope.inner("final_norm"))
+        self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
         self.head = build_head(scope.inner("head"), self.embedding)
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
         self.use_recompute(RecomputePlan(enabled=False))

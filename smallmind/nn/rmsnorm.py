@@ -2,17 +2,18 @@
 
 import numpy as np
 
-from smallmind.nn.parameters import ONES, Role
+from smallmind.nn.parameters import ONES, Constant, Role
 from smallmind.nn.scope import Scope
 
 
 class RMSNorm:
     """A gain (C,)."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         self.workspace = scope.workspace
         self.name = scope.name
-        self.weight = scope.declare("weight", (scope.config.n_embd,), ONES, Role.GAIN)
+        shape = (scope.config.n_embd,)
+        self.weight = scope.declare("weight", shape, Constant(gain), Role.GAIN)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> y (R, C); keeps x, y and 1 / the root mean square of each row."""

@@ -98,7 +98,7 @@ class TransformerModel:
     the token embedding as output matrix; `bias=False` leaves biases out of linear layers and norms.
     `backend` is "numba" (compiled, float32) or "numpy" (plain, `dtype` float32 or float64). `seed`
     determines the weights: normal with deviation 0.02, projections into the residual stream
-    0.02 / sqrt(2 n_layer), biases 0, gains 1.
+    0.02 / sqrt(2 n_layer) or, with zero_init, 0, biases 0, gains 1 or `initial_gain`.
 
     A ModelConfig may replace its fields: `TransformerModel(config, seed=1)`.
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import CheckpointManager, InputError, ModelConfig, Precision, TransformerModel
+from smallmind.presets import ARCHITECTURES
 from smallmind.training.preflight import gradient_errors
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
@@ -208,3 +209,31 @@ def test_what_later_blocks_mix_in_is_copied_once_also_with_recompute():
         gradients(model)
     # Once forward, and once more to add its gradient.
     assert layers.count("first_values") == layers.count("embedding_residual") == 2
+
+
+@pytest.mark.parametrize(("V", "C"), [(65, 64), (65, 128), (65, 256), (65, 1024), (11, 256)])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_a_tied_head_starts_close_to_guessing(norm, V, C):
+    parts = {**ARCHITECTURES["modern"], "zero_init": True, "norm": norm, "mlp_width": 4}
+    model = TransformerModel(V, 32, C, 1, C // 32, **parts, backend="numpy")
+    ids, targets = np.random.default_rng(0).integers(0, V, (2, 8, 32))
+    assert model.loss(ids, targets) == pytest.approx(np.log(V), abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("arch", "settings", "is_one"),
+    [
+        ("gpt2", {}, True),
+        ("llama", {}, True),
+        ("modern", {}, True),
+        ("modern", {"zero_init": True, "tie_weights": False}, True),
+        ("modern", {"zero_init": True, "n_embd": 128}, True),
+        ("modern", {"zero_init": True}, False),
+    ],
+)
+def test_the_final_gain_starts_at_one_unless_a_tied_head_needs_less(arch, settings, is_one):
+    shape = {"n_embd": 512, "n_layer": 1, "n_head": 8, "block_size": 8, "mlp_width": 4}
+    fields = {**ARCHITECTURES[arch], **shape, **settings}
+    gain = TransformerModel(ModelConfig(65, **fields), backend="numpy").parameters
+    assert ((gain["final_norm.weight"] == 1).all()) == is_one
+    assert (gain["blocks.0.mlp_norm.weight"] == 1).all()
