@@ -61,7 +61,7 @@ def embedding_backward(dweight, daddend, dout, ids):
 
     Each iteration owns a range of channels and visits all rows, so equal ids never collide.
     """
-    _embedding_backward(dweight, _NO_MATRIX if daddend is None else daddend, dout, ids.reshape(-1))
+    _embedding_backward(dweight, _NO_MATRIX if daddend is None else daddend, dout, ids)
 
 
 @parallel_jit
@@ -72,14 +72,15 @@ def _embedding_backward(dweight, daddend, dout, ids):
 
 @jit
 def _embedding_backward_channels(dweight, daddend, dout, ids, c):
-    # forward: out = weight[ids] + addend
+    # forward: out[b, t] = weight[ids[b, t]] + addend[t]
+    B, T = ids.shape
     C = dout.shape[1]
     count = min(LANES, C - c)
-    other, end = c, c + daddend.size
-    for r in range(ids.size):
-        row = np.int64(ids[r]) * C + c
-        d = load_up_to(dout, r * C + c, count)
-        store_up_to(dweight, row, load_up_to(dweight, row, count) + d, count)
-        if daddend.size:
-            store_up_to(daddend, other, load_up_to(daddend, other, count) + d, count)
-            other = other + C if other + C < end else c
+    adds = daddend.size > 0
+    for b in range(B):
+        for t in range(T):
+            row, place = np.int64(ids[b, t]) * C + c, t * C + c
+            d = load_up_to(dout, (b * T + t) * C + c, count)
+            store_up_to(dweight, row, load_up_to(dweight, row, count) + d, count)
+            if adds:
+                store_up_to(daddend, place, load_up_to(daddend, place, count) + d, count)
