@@ -99,7 +99,7 @@ def test_the_command_line_checks_estimates_and_shows_it(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     small = ["--n-layer", "1", "--n-embd", "16", "--n-head", "2", "--block-size", "8"]
-    flags = [str(text), "--arch", "modern", "--optimizer", "muon", *small]
+    flags = [str(text), "--arch", "modern", "--mlp", "relu2", *small]
     assert main(["check", *flags]) == 0
     assert main(["estimate", *flags]) == 0
     assert main(["train", *flags, "--steps", "2", "--out", str(tmp_path / "run")]) == 0

@@ -29,10 +29,11 @@ class Muon(Optimizer):
     """
 
     # Whatever the gradient, an update has the norm that the rate gives it: beside small initial
-    # weights a large one.
+    # weights a large one. Embeddings learn fastest at rates that make their updates as large.
     update_sizes: ClassVar = {
-        **AdamW.update_sizes,
+        Role.EMBEDDING: UpdateSize(1e-2, 1.0, "learning_rate"),
         Role.MATRIX: UpdateSize(1e-2, 1.0, "matrix_learning_rate"),
+        Role.HEAD: UpdateSize(1e-2, 1.0, "learning_rate"),
     }
 
     def __init__(
