@@ -20,7 +20,7 @@ from typing import Any
 from tabulate import tabulate
 
 from bench import CPUS
-from bench.peers import job, ours
+from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import TransformerModel
 from smallmind.nn.parameters import Role
@@ -118,7 +118,7 @@ def multiplied_parameters(model: TransformerModel) -> int:
 
 def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
     """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
-    model = ours.new_model(sizes, arch)
+    model = TransformerModel(job.model_config(sizes, arch))
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "job.npz")
         job.write(path, sizes, arch, dict(model.parameters), built_in_text().encode())

@@ -15,6 +15,7 @@ from bench import cases, kernels, memory, recipe, step, trial
 from bench.__main__ import parse
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
+from smallmind import TransformerModel
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -164,7 +165,7 @@ def test_architectures_are_measured_one_after_another(monkeypatch, capsys):
 def test_pytorch_has_the_same_model(arch, tmp_path):
     torch_step = pytest.importorskip("bench.peers.torch_step", exc_type=ImportError)
     sizes = Sizes(B=2, T=8, n_embd=16, n_layer=2, n_head=2)
-    model = ours.new_model(sizes, arch)
+    model = TransformerModel(job.model_config(sizes, arch))
     job.write(tmp_path / "job.npz", sizes, arch, dict(model.parameters), b"to be or not " * 9)
     work = Job(tmp_path / "job.npz")
     step_of_ours, theirs = ours.build(work), torch_step.build(work, compiled=False, bfloat16=False)
@@ -206,8 +207,8 @@ def test_the_operations_of_a_step_are_counted():
     # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
     assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
     # q, k, v, projection, expansion to 28 and back; the head. The table of pairs is looked up.
-    hidden = 2 * (4 * 7 * 7 + 2 * 7 * 28)
-    assert step.multiplied_parameters(ours.new_model(sizes, "modern")) == hidden + 65 * 7
+    model = TransformerModel(65, 5, 7, 2, 1, mlp="relu2", bigram_rows=9)
+    assert step.multiplied_parameters(model) == 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
 
 
 def test_shapes_are_parsed():

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from smallmind.config import ModelConfig
+from smallmind.presets import ARCHITECTURES
+
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.99)
 EPSILON = 1e-8
@@ -30,6 +33,18 @@ class Sizes:
     @property
     def name(self) -> str:
         return f"B{self.B} T{self.T} {self.n_layer}x{self.n_embd} {self.n_head} heads"
+
+
+def model_config(sizes: Sizes, arch: str) -> ModelConfig:
+    """What the model of these sizes is made of."""
+    return ModelConfig(
+        vocab_size=sizes.V,
+        block_size=sizes.T,
+        n_embd=sizes.n_embd,
+        n_layer=sizes.n_layer,
+        n_head=sizes.n_head,
+        **ARCHITECTURES[arch],
+    )
 
 
 class Job:

@@ -6,16 +6,9 @@ from typing import Any
 import smallmind
 from bench.ceilings import multiply_add
 from bench.peers import job
-from bench.peers.job import Job, Sizes, Step
+from bench.peers.job import Job, Step
 from bench.timing import Contestant, take_in_turn
 from smallmind import LossScaler, Precision
-from smallmind.presets import ARCHITECTURES
-
-
-def new_model(sizes: Sizes, arch: str) -> smallmind.TransformerModel:
-    """A model of these sizes with tied weights."""
-    numbers = sizes.V, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head
-    return smallmind.TransformerModel(*numbers, tie_weights=True, **ARCHITECTURES[arch])
 
 
 def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
@@ -56,7 +49,7 @@ def _step(work: Job, model: smallmind.TransformerModel, optimizer: smallmind.Ada
 
 
 def _prepare(work: Job) -> tuple[smallmind.TransformerModel, smallmind.AdamW]:
-    model = new_model(work.sizes, work.arch)
+    model = smallmind.TransformerModel(job.model_config(work.sizes, work.arch))
     for name, value in work.weights.items():
         model.parameters[name][...] = value
     optimizer = smallmind.AdamW(model, job.LEARNING_RATE, job.BETAS, job.EPSILON, job.WEIGHT_DECAY)

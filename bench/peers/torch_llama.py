@@ -1,21 +1,21 @@
-"""Llama in PyTorch, as its users write it, and its extension `modern`."""
+"""Llama in PyTorch, as its users write it, and what `modern` adds to it."""
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.peers.job import Sizes
+from smallmind.config import ModelConfig
 
 EPSILON = 1e-5
-THETA = 1e4
 
 
 class Rotary(nn.Module):
     """Rotates queries and keys (B, H, T, D) by their positions."""
 
-    def __init__(self, T: int, D: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        angles = torch.outer(torch.arange(T), THETA ** (-torch.arange(0, D, 2) / D))
+        T, D = config.block_size, config.head_size
+        angles = torch.outer(torch.arange(T), config.rope_theta ** (-torch.arange(0, D, 2) / D))
         angles = torch.cat((angles, angles), dim=-1)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -40,19 +40,18 @@ class Mix(nn.Module):
 
 
 class Attention(nn.Module):
-    """`modern` normalises queries and keys, and mixes the first block's values into the others."""
+    """Causal, with rotary positions; may mix the first block's values into those of the others."""
 
-    def __init__(self, sizes: Sizes, rotary: Rotary, is_modern: bool, is_first: bool) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        C, self.n_head = sizes.n_embd, sizes.n_head
+        C, D, self.n_head = config.n_embd, config.head_size, config.n_head
         self.rotary = rotary
         self.qkv = nn.Linear(C, 3 * C, bias=False)
         self.projection = nn.Linear(C, C, bias=False)
         self.query_norm = self.key_norm = nn.Identity()
-        if is_modern:
-            self.query_norm = nn.RMSNorm(C // self.n_head, eps=EPSILON)
-            self.key_norm = nn.RMSNorm(C // self.n_head, eps=EPSILON)
-        self.value_residual = Mix() if is_modern and not is_first else None
+        if config.qk_norm:
+            self.query_norm, self.key_norm = nn.RMSNorm(D, eps=EPSILON), nn.RMSNorm(D, eps=EPSILON)
+        self.value_residual = Mix() if config.value_residual and not is_first else None
 
     def forward(
         self, x: torch.Tensor, first_values: torch.Tensor | None
@@ -70,9 +69,9 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, C: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        W = -(-8 * C // 3 // 32) * 32
+        C, W = config.n_embd, config.hidden_size
         self.expansion = nn.Linear(C, 2 * W, bias=False)
         self.projection = nn.Linear(W, C, bias=False)
 
@@ -81,50 +80,32 @@ class SwiGLU(nn.Module):
         return self.projection(functional.silu(gate) * up)
 
 
-class SquaredReLU(nn.Module):
-    def __init__(self, C: int) -> None:
-        super().__init__()
-        self.expansion = nn.Linear(C, 4 * C, bias=False)
-        self.projection = nn.Linear(4 * C, C, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.projection(functional.relu(self.expansion(x)).square())
-
-
 class Block(nn.Module):
-    """`modern` mixes the embedding into its input."""
-
-    def __init__(self, sizes: Sizes, rotary: Rotary, is_modern: bool, is_first: bool) -> None:
+    def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        C = sizes.n_embd
-        self.embedding_residual = Mix() if is_modern else None
-        self.attention_norm = nn.RMSNorm(C, eps=EPSILON)
-        self.attention = Attention(sizes, rotary, is_modern, is_first)
-        self.mlp_norm = nn.RMSNorm(C, eps=EPSILON)
-        self.mlp = SquaredReLU(C) if is_modern else SwiGLU(C)
+        self.attention_norm = nn.RMSNorm(config.n_embd, eps=EPSILON)
+        self.attention = Attention(config, rotary, is_first)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=EPSILON)
+        self.mlp = SwiGLU(config)
 
     def forward(
-        self, x: torch.Tensor, embedding: torch.Tensor, first_values: torch.Tensor | None
+        self, x: torch.Tensor, first_values: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.embedding_residual is not None:
-            x = self.embedding_residual(x, embedding)
         y, values = self.attention(self.attention_norm(x), first_values)
         x = x + y
         return x + self.mlp(self.mlp_norm(x)), values
 
 
 class Model(nn.Module):
-    """`modern` adds an embedding of the last two tokens to that of each token."""
+    """May add an embedding of the last two tokens to that of each token."""
 
-    def __init__(self, sizes: Sizes, is_modern: bool) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        V, C = sizes.V, sizes.n_embd
+        V, C = config.vocab_size, config.n_embd
         self.token_embedding = nn.Embedding(V, C)
-        self.bigram_embedding = nn.Embedding(V * V, C) if is_modern else None
-        rotary = Rotary(sizes.T, C // sizes.n_head)
-        self.blocks = nn.ModuleList(
-            Block(sizes, rotary, is_modern, i == 0) for i in range(sizes.n_layer)
-        )
+        self.bigram_embedding = nn.Embedding(V * V, C) if config.bigram_rows else None
+        rotary = Rotary(config)
+        self.blocks = nn.ModuleList(Block(config, rotary, i == 0) for i in range(config.n_layer))
         self.final_norm = nn.RMSNorm(C, eps=EPSILON)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -132,9 +113,9 @@ class Model(nn.Module):
         if self.bigram_embedding is not None:
             before = functional.pad(ids[:, :-1], (1, 0))
             x = x + self.bigram_embedding(before * self.token_embedding.num_embeddings + ids)
-        embedding, first_values = x, None
+        first_values = None
         for block in self.blocks:
-            x, values = block(x, embedding, first_values)
+            x, values = block(x, first_values)
             first_values = values if first_values is None else first_values
         logits = functional.linear(self.final_norm(x), self.token_embedding.weight)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -10,7 +10,7 @@ from bench.peers.job import Job, Step
 def _model(work: Job) -> nn.Module:
     if work.arch == "gpt2":
         return torch_gpt2.Model(work.sizes)
-    return torch_llama.Model(work.sizes, is_modern=work.arch == "modern")
+    return torch_llama.Model(job.model_config(work.sizes, work.arch))
 
 
 @torch.no_grad()
