@@ -40,6 +40,7 @@ ISAS = {
     },
 }
 
+ARCHS = ("gpt2", "llama", "modern")
 FAULTS = (
     "operations",
     "saves",
@@ -103,6 +104,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=lambda text: [word for word in text.split(",") if word],
         metavar="P,P",
         help="such as torch,jax; default: torch, torch compile and jax, if installed",
+    )
+    step.add_argument(
+        "--arch",
+        type=lambda text: text.split(","),
+        default=["gpt2"],
+        metavar="A,A",
+        help=f"some of {', '.join(ARCHS)}; default: gpt2",
     )
     step.add_argument("--steps", type=_count, default=60, metavar="N", help="steps to time (60)")
 
@@ -249,6 +257,8 @@ def main() -> None:
         for shape in options.shapes or []:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
+        if unknown := [name for name in options.arch if name not in ARCHS]:
+            sys.exit(f"--arch: no architecture named {unknown[0]!r}; there are {', '.join(ARCHS)}")
     parts = {"memory": list(memory.PARTS), "faults": list(FAULTS)}.get(options.command, [])
     unknown = [name for name in getattr(options, "only", None) or [] if name not in parts]
     if unknown:

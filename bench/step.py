@@ -6,6 +6,7 @@ batches. They take turns of a few steps.
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -18,10 +19,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-import smallmind
 from bench import CPUS
 from bench.peers import job
 from bench.peers.job import Sizes
+from smallmind import TransformerModel
+from smallmind.nn.parameters import Role
 from smallmind.text.stories import built_in_text
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,7 @@ PEERS = {
     "ours bfloat16": "smallmind",
     "torch compile bfloat16": "torch",
 }
+GPT2_ONLY = ("jax",)
 COMPARED = 20  # first steps, in which losses must agree
 AGREEMENT = 1e-3  # nats
 AGREEMENT_16_BITS = 2e-2
@@ -101,20 +104,24 @@ def _is_16_bit(name: str) -> bool:
     return name.endswith("float16")
 
 
-def operations(sizes: Sizes, parameters: int) -> int:
-    """Operations per step: 6 per parameter and token, and attention's causal products."""
+def operations(sizes: Sizes, multiplied: int) -> int:
+    """Operations per step: 6 per multiplied parameter and token; attention's causal products."""
     tokens = sizes.B * sizes.T
-    return 6 * parameters * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
+    return 6 * multiplied * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
 
 
-def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
+def multiplied_parameters(model: TransformerModel) -> int:
+    """The elements of hidden matrices and of the token embedding, which is also the head."""
+    hidden = sum(spec.size for spec in model.flat.specs if spec.role == Role.MATRIX)
+    return hidden + model.config.vocab_size * model.config.n_embd
+
+
+def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
     """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
-    model = smallmind.TransformerModel(
-        sizes.V, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, tie_weights=True
-    )
+    model = TransformerModel(job.model_config(sizes, arch))
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "job.npz")
-        job.write(path, sizes, dict(model.parameters), built_in_text().encode())
+        job.write(path, sizes, arch, dict(model.parameters), built_in_text().encode())
         # A separate process compiles the kernels, as a user's first start does.
         first_start = _Process("ours", path, threads)
         first_start.ask(run=[0, 1])
@@ -122,9 +129,12 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
         processes = {name: _Process(name, path, threads) for name in ["ours", *peers]}
         first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in processes}
+        processor: dict[str, list[float]] = {name: [] for name in processes}
         for start in range(COMPARED, COMPARED + steps, TURN):
             for name, process in processes.items():
-                seconds[name] += process.ask(run=[start, TURN])["seconds"]
+                turn = process.ask(run=[start, TURN])
+                seconds[name] += turn["seconds"]
+                processor[name] += turn["processor_seconds"]
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
         python, ceiling = processes["ours"].ask(python=True), processes["ours"].ask(ceiling=True)
         for process in processes.values():
@@ -132,13 +142,15 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
     quarters = {name: statistics.quantiles(values, n=4) for name, values in seconds.items()}
     return {
         "sizes": asdict(sizes),
+        "arch": arch,
         "parameters": model.flat.count,
-        "operations": operations(sizes, model.flat.count),
+        "operations": operations(sizes, multiplied_parameters(model)),
         "multiply_add_per_second": ceiling,
         "python_seconds": python,
         "contestants": {
             name: {
                 "seconds": quarters[name][1],
+                "processor_seconds": statistics.median(processor[name]),
                 "spread": (quarters[name][2] - quarters[name][0]) / quarters[name][1],
                 "peak_bytes": memory[name],
                 "losses": first[name],
@@ -153,7 +165,7 @@ def measure(sizes: Sizes, peers: list[str], steps: int, threads: int) -> dict[st
 
 def show(record: dict[str, Any]) -> None:
     """Prints the record as a table."""
-    sizes, ours = Sizes(**record["sizes"]), record["contestants"]["ours"]
+    sizes, own = Sizes(**record["sizes"]), record["contestants"]["ours"]
     rows = []
     for name, result in record["contestants"].items():
         rate = record["operations"] / result["seconds"]
@@ -162,12 +174,14 @@ def show(record: dict[str, Any]) -> None:
                 name,
                 f"{result['seconds'] * 1e3:.2f}",
                 f"{result['spread'] * 100:.0f} %",
+                f"{result['processor_seconds'] * 1e3:.2f}",
                 f"{sizes.B * sizes.T / result['seconds']:,.0f}",
                 f"{rate / 1e9:.0f}",
                 f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
-                f"{result['seconds'] / ours['seconds']:.2f}",
+                f"{result['seconds'] / own['seconds']:.2f}",
+                f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
                 f"{result['peak_bytes'] / 1e6:.0f}",
-                f"{ours['peak_bytes'] / result['peak_bytes']:.2f}",
+                f"{own['peak_bytes'] / result['peak_bytes']:.2f}",
                 f"{result['losses'][-1]:.5f}",
                 f"{result['worst_difference']:.0e}" if name != "ours" else "",
             ]
@@ -176,17 +190,19 @@ def show(record: dict[str, Any]) -> None:
         "",
         "ms",
         "spread",
+        "CPU ms",
         "tokens/s",
         "GFLOP/s",
         "of FMA",
         "time / ours",
+        "CPU / ours",
         "peak MB",
         "ours / this",
         f"loss after {COMPARED}",
         "differs",
     ]
-    share = record["python_seconds"] / ours["seconds"]
-    print(f"\n{sizes.name}, {record['parameters']:,} parameters")
+    share = record["python_seconds"] / own["seconds"]
+    print(f"\n{record['arch']}, {sizes.name}, {record['parameters']:,} parameters")
     print(tabulate(rows, heads, stralign="right", disable_numparse=True))
     print(f"Python takes {record['python_seconds'] * 1e3:.2f} ms of our step, {share * 100:.1f} %")
 
@@ -200,9 +216,10 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     if missing:
         raise SystemExit(f"--peers: {missing[0]} is not installed; choose from {installed()}")
     records = []
-    for sizes in options.shapes or SIZES:
-        sizes = sizes if isinstance(sizes, Sizes) else Sizes(*sizes)
-        record = measure(sizes, peers, options.steps, int(str(machine["threads"])))
+    shapes = [Sizes(*shape) for shape in options.shapes] if options.shapes else SIZES
+    for sizes, arch in itertools.product(shapes, options.arch):
+        able = [name for name in peers if arch == "gpt2" or name not in GPT2_ONLY]
+        record = measure(sizes, arch, able, options.steps, int(str(machine["threads"])))
         records.append(record)
         show(record)
     return records
@@ -211,7 +228,7 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
 def disagreements(records: list[dict[str, Any]]) -> list[str]:
     """A line for every contestant whose losses differ from ours: its speed does not count."""
     return [
-        f"{Sizes(**record['sizes']).name}: {name}'s losses differ by "
+        f"{record['arch']}, {Sizes(**record['sizes']).name}: {name}'s losses differ by "
         f"{result['worst_difference']:.1e} from ours"
         for record in records
         for name, result in record["contestants"].items()

@@ -13,7 +13,9 @@ from hypothesis import Phase
 from bench import __main__ as program
 from bench import cases, kernels, memory, recipe, step, trial
 from bench.__main__ import parse
-from bench.peers.job import Sizes
+from bench.peers import job, ours
+from bench.peers.job import Job, Sizes
+from smallmind import TransformerModel
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -106,6 +108,7 @@ def test_wrong_arguments_are_refused_without_a_traceback():
         (["kernels", "matmul", "--isa", "z80"], "invalid choice: 'z80'"),
         (["step", "--shapes", "2x8x16"], "--shapes needs B, T, C, layers and heads"),
         (["step", "--peers", "keras"], "--peers: keras is not installed"),
+        (["step", "--arch", "gpt2,bert"], "no architecture named 'bert'; there are gpt2, llama"),
         (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
     ],
 )
@@ -139,8 +142,43 @@ def test_a_step_is_compared_with_each_peer(tmp_path):
     assert losses[-1] < losses[0]
 
 
+def test_architectures_are_measured_one_after_another(monkeypatch, capsys):
+    measured = []
+
+    def measure(sizes, arch, peers, steps, threads):
+        measured.append((sizes.T, arch, peers, steps, threads))
+
+    monkeypatch.setattr(step, "measure", measure)
+    monkeypatch.setattr(step, "show", lambda _: None)
+    monkeypatch.setattr(step, "installed", lambda: ["torch", "jax"])
+    options = parse(["step", "--shapes", "2x8x16x2x2,2x9x16x2x2", "--arch", "gpt2,modern"])
+    step.run(options, {"threads": 3})
+    assert measured == [
+        (8, "gpt2", ["torch", "jax"], 60, 3),
+        (8, "modern", ["torch"], 60, 3),  # JAX's page is GPT-2 alone
+        (9, "gpt2", ["torch", "jax"], 60, 3),
+        (9, "modern", ["torch"], 60, 3),
+    ]
+
+
+@pytest.mark.parametrize("arch", program.ARCHS)
+def test_pytorch_has_the_same_model(arch, tmp_path):
+    torch_step = pytest.importorskip("bench.peers.torch_step", exc_type=ImportError)
+    sizes = Sizes(B=2, T=8, n_embd=16, n_layer=2, n_head=2)
+    model = TransformerModel(job.model_config(sizes, arch))
+    job.write(tmp_path / "job.npz", sizes, arch, dict(model.parameters), b"to be or not " * 9)
+    work = Job(tmp_path / "job.npz")
+    step_of_ours, theirs = ours.build(work), torch_step.build(work, compiled=False, bfloat16=False)
+    losses = [step_of_ours(i) for i in range(3)]
+    assert losses == pytest.approx([theirs(i) for i in range(3)], abs=1e-4)
+    del work.weights["final_norm.weight"]
+    with pytest.raises(ValueError, match=r"final_norm\.weight"):
+        torch_step.build(work, compiled=False, bfloat16=False)
+
+
 def test_peers_whose_losses_differ_are_named():
     record = {
+        "arch": "llama",
         "sizes": {"B": 3, "T": 5, "n_embd": 8, "n_layer": 2, "n_head": 1},
         "contestants": {
             name: {"worst_difference": difference}
@@ -155,7 +193,7 @@ def test_peers_whose_losses_differ_are_named():
         },
     }
     assert step.disagreements([record]) == [
-        f"B3 T5 2x8 1 heads: {name}'s losses differ by {difference} from ours"
+        f"llama, B3 T5 2x8 1 heads: {name}'s losses differ by {difference} from ours"
         for name, difference in (
             ("torch", "1.1e-03"),
             ("torch compile bfloat16", "2.1e-02"),
@@ -168,6 +206,9 @@ def test_the_operations_of_a_step_are_counted():
     sizes = Sizes(B=3, T=5, n_embd=7, n_layer=2, n_head=1)
     # By hand: 6 per parameter and token; QK^T and PV forward, twice that backward, half of T x T.
     assert step.operations(sizes, 100) == 6 * 100 * 15 + 3 * 2 * (2 * 3 * 5 * 5 * 7 * 2) // 2
+    # q, k, v, projection, expansion to 28 and back; the head. The table of pairs is looked up.
+    model = TransformerModel(65, 5, 7, 2, 1, mlp="relu2", bigram_rows=9)
+    assert step.multiplied_parameters(model) == 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
 
 
 def test_shapes_are_parsed():

@@ -1,8 +1,9 @@
 """python -m bench.peers NAME JOB: a contestant in a separate process, to measure its memory.
 
 Reads commands from stdin, one JSON object per line, and answers each with a line:
-`{"run": [first, count]}` -> seconds and losses of these steps; `{"memory": true}` -> bytes. Ours
-also answers `{"python": true}` -> seconds per step, `{"ceiling": true}` -> operations per second.
+`{"run": [first, count]}` -> seconds, processor seconds and losses of these steps;
+`{"memory": true}` -> bytes. Ours also answers `{"python": true}` -> seconds per step,
+`{"ceiling": true}` -> operations per second.
 """
 
 import json
@@ -25,20 +26,21 @@ def _build(name: str, work: Job) -> Step:
         from bench.peers import jax_model
 
         return jax_model.build(work)
-    from bench.peers import torch_model
+    from bench.peers import torch_step
 
     bfloat16 = name.endswith("bfloat16")
-    return torch_model.build(work, compiled=name.startswith("torch compile"), bfloat16=bfloat16)
+    return torch_step.build(work, compiled=name.startswith("torch compile"), bfloat16=bfloat16)
 
 
 def _run(step: Step, first: int, count: int) -> dict[str, list[float]]:
-    seconds, losses = [], []
+    seconds, processor_seconds, losses = [], [], []
     for index in range(first, first + count):
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         losses.append(step(index))
         seconds.append(time.perf_counter() - start)
+        processor_seconds.append(time.process_time() - processor_start)
     wait_for_idle_threads()
-    return {"seconds": seconds, "losses": losses}
+    return {"seconds": seconds, "processor_seconds": processor_seconds, "losses": losses}
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
-"""What every contestant trains: sizes, initial weights, batches, optimizer settings."""
+"""What every contestant trains: model, initial weights, batches, optimizer settings."""
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
+from smallmind.config import ModelConfig
+from smallmind.presets import ARCHITECTURES
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.99)
@@ -32,13 +35,29 @@ class Sizes:
         return f"B{self.B} T{self.T} {self.n_layer}x{self.n_embd} {self.n_head} heads"
 
 
+def model_config(sizes: Sizes, arch: str) -> ModelConfig:
+    """What the model of these sizes is made of."""
+    return ModelConfig(
+        vocab_size=sizes.V,
+        block_size=sizes.T,
+        n_embd=sizes.n_embd,
+        n_layer=sizes.n_layer,
+        n_head=sizes.n_head,
+        **ARCHITECTURES[arch],
+    )
+
+
 class Job:
-    """A file with the weights by name, the tokens of a text, and where each batch starts in it."""
+    """A file with the weights by name, the tokens of a text, and where each batch starts in it.
+
+    `arch` is the name of an architecture, "gpt2", "llama" or "modern".
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         with np.load(path) as file:
             arrays = dict(file)
         self.sizes = Sizes(*map(int, arrays.pop("sizes")))
+        self.arch = str(arrays.pop("arch"))
         self.tokens = arrays.pop("tokens")
         self.starts = arrays.pop("starts")
         self.weights = arrays
@@ -51,7 +70,11 @@ class Job:
 
 
 def write(
-    path: str | os.PathLike[str], sizes: Sizes, weights: dict[str, np.ndarray], text: bytes
+    path: str | os.PathLike[str],
+    sizes: Sizes,
+    arch: str,
+    weights: dict[str, np.ndarray],
+    text: bytes,
 ) -> None:
     """Writes the file of a job. Batches are drawn from the text, of at most V characters."""
     values = np.frombuffer(text, np.uint8)
@@ -59,4 +82,5 @@ def write(
     random = np.random.default_rng(0)
     starts = random.integers(0, len(tokens) - sizes.T - 1, (256, sizes.B))
     numbers = [sizes.B, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, sizes.V]
-    np.savez(path, sizes=numbers, tokens=tokens, starts=starts, **weights)  # type: ignore[arg-type]
+    facts = {"sizes": np.array(numbers), "arch": np.array(arch)}
+    np.savez(path, tokens=tokens, starts=starts, **facts, **weights)  # type: ignore[arg-type]

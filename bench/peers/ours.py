@@ -49,10 +49,7 @@ def _step(work: Job, model: smallmind.TransformerModel, optimizer: smallmind.Ada
 
 
 def _prepare(work: Job) -> tuple[smallmind.TransformerModel, smallmind.AdamW]:
-    sizes = work.sizes
-    model = smallmind.TransformerModel(
-        sizes.V, sizes.T, sizes.n_embd, sizes.n_layer, sizes.n_head, tie_weights=True
-    )
+    model = smallmind.TransformerModel(job.model_config(work.sizes, work.arch))
     for name, value in work.weights.items():
         model.parameters[name][...] = value
     optimizer = smallmind.AdamW(model, job.LEARNING_RATE, job.BETAS, job.EPSILON, job.WEIGHT_DECAY)

@@ -1,11 +1,10 @@
-"""The step in PyTorch, as its users write it: modules, fused attention, fused AdamW."""
+"""GPT-2 in PyTorch, as its users write it: modules and fused attention."""
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.peers import job
-from bench.peers.job import Job, Sizes, Step
+from bench.peers.job import Sizes
 
 
 class Block(nn.Module):
@@ -43,37 +42,3 @@ class Model(nn.Module):
             x = block(x)
         logits = functional.linear(self.final_norm(x), self.token_embedding.weight)
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def build(work: Job, compiled: bool, bfloat16: bool) -> Step:
-    """The step, if compiled by torch.compile, if bfloat16 with autocast."""
-    model = Model(work.sizes)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            value = torch.from_numpy(work.weights[name])
-            # A linear layer's matrix is (out, in) here.
-            is_linear = value.ndim == 2 and "embedding" not in name
-            parameter.copy_(value.T if is_linear else value)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": job.WEIGHT_DECAY}, {"params": vectors}],
-        lr=job.LEARNING_RATE,
-        betas=job.BETAS,
-        eps=job.EPSILON,
-        weight_decay=0.0,
-        fused=True,
-    )
-    forward = torch.compile(model) if compiled else model
-
-    def step(index: int) -> float:
-        ids, targets = (torch.from_numpy(array) for array in work.batch(index))
-        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = forward(ids, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), job.MAX_GRAD_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return float(loss.item())
-
-    return step
