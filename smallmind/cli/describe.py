@@ -6,6 +6,7 @@ from smallmind.cli.console import Console
 from smallmind.cli.timing import time_of_run
 from smallmind.config import CheckpointStrategy, ModelConfig, TrainingConfig
 from smallmind.nn.sizes import size_rows
+from smallmind.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.runs.session import Run
@@ -46,6 +47,15 @@ def _parts_of(config: ModelConfig) -> str:
     parts = [config.norm, positions, config.mlp, heads]
     parts += [extra for extra, is_on in extras.items() if is_on]
     return name + ", ".join(parts)
+
+
+def model_for_minutes(settings: Settings) -> str:
+    """What a run of so many minutes trains."""
+    model, run = settings.model, settings.run
+    return (
+        f"For {run.minutes:g} minutes: {model.n_layer} layers of {model.n_embd} channels, "
+        f"{run.batch_size} windows of {model.block_size}, dropout {model.dropout:g}"
+    )
 
 
 def _describe_data(console: Console, run: "Run") -> None:

@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
         settings = settings_of(options)
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
+    from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.memory import make_plan, show_estimate
     from smallmind.cli.timing import time_of_settings
     from smallmind.memory.available import available_bytes
@@ -70,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
     teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)
+    if settings.run.minutes:
+        console.line(model_for_minutes(settings))
     status = show_estimate(console, plan, options.memory, options.target_batch)
     if data and tokenizer and plan.estimate.total <= available_bytes():
         with activity.showing_on(console.activity):

@@ -131,14 +131,12 @@ def _build(console: Console, run: "Run") -> None:
 
 def _fit(console: Console, run: "Run", end: float) -> None:
     """Chooses the number of steps of a run with --minutes."""
+    from smallmind.cli.describe import model_for_minutes
+
     with activity.doing("Timing a few steps"):
         pace, left = run.fit_steps(end)
-    config, model = run.settings.training, run.settings.model
-    console.line(
-        f"For {run.settings.run.minutes:g} minutes: {model.n_layer} layers of {model.n_embd} "
-        f"channels, {run.settings.run.batch_size} windows of {model.block_size}, dropout "
-        f"{model.dropout:g}"
-    )
+    config = run.settings.training
+    console.line(model_for_minutes(run.settings))
     console.line(
         f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
         f"seconds, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "

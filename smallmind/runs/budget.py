@@ -13,7 +13,7 @@ import numpy as np
 
 from smallmind import activity
 from smallmind.activity import clock
-from smallmind.checks import InputError
+from smallmind.checks import InputError, check_field
 from smallmind.config import ModelConfig
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel, resolve_precision
@@ -40,7 +40,9 @@ class Shape(NamedTuple):
     block_size: int
 
 
+CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
 HEAD = 32  # channels
+TIMED = Shape(4, 128, 64)  # large enough to tell how fast a machine multiplies
 # From the smallest to the largest.
 SHAPES = [
     Shape(1, 64, 32),
@@ -60,9 +62,6 @@ SHAPES = [
 ]
 
 
-CHOSEN = ("n_layer", "n_embd", "n_head", "block_size", "batch_size", "dropout")
-
-
 def fit_recipe(given: Fields, characters: int, recipe: str | None = None) -> Fields:
     """given, settings with `minutes` -> all settings of a run of that length.
 
@@ -71,13 +70,22 @@ def fit_recipe(given: Fields, characters: int, recipe: str | None = None) -> Fie
     choose nothing, and runs that start from a model, keep their own. InputError for a setting that
     is out of range.
     """
-    fields = with_recipe(given, recipe)
+    if not chooses(given, recipe):
+        return with_recipe(given, recipe)
+    for name in given.keys() & {"n_embd", "n_head"}:
+        check_field(ModelConfig, name, given[name])
+    fields = with_recipe(_fields(TIMED, given) | given, recipe)
     settings = Settings.from_fields(fields)
-    fits = RECIPES[recipe or DEFAULT_RECIPE].fits
-    if not fits or settings.run.init_from or given.keys() >= set(CHOSEN):
-        return fields
-    operations = LEARNING * 60 * given["minutes"] * operations_per_second(settings)
+    seconds = 60 * (settings.run.minutes or 0.0)
+    operations = LEARNING * seconds * operations_per_second(settings)
     return with_recipe(choose(given, fields, operations, characters), recipe)
+
+
+def chooses(given: Fields, recipe: str | None = None) -> bool:
+    """Whether there is anything to choose for a run with these settings."""
+    fits = given.get("minutes") and RECIPES[recipe or DEFAULT_RECIPE].fits
+    is_open = any(name not in given for name in CHOSEN)
+    return bool(fits and is_open and not given.get("init_from"))
 
 
 def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:

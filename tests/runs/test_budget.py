@@ -89,8 +89,16 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
     ]:
         given["minutes"] = 1.0
         assert fit_recipe(given, BOOK, recipe) == with_recipe(given, recipe)
-    with pytest.raises(InputError, match="n_layer=0 must be at least 1"):
-        fit_recipe({"minutes": 1.0, "n_layer": 0}, BOOK)
+    for wrong, message in [
+        ({"n_layer": 0}, "n_layer=0 must be at least 1"),
+        ({"n_embd": "64"}, "n_embd='64' must be a number"),
+        ({"n_head": 0}, "n_head=0 must be at least 1"),
+        ({"n_embd": 100, "n_head": 3}, "n_embd=100 must be a multiple of n_head=3"),
+        ({"minutes": -1.0}, "minutes=-1.0 must be above 0"),
+        ({"minutes": "1"}, "minutes='1' must be a number"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            fit_recipe({"minutes": 1.0, **wrong}, BOOK)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
