@@ -10,7 +10,7 @@ TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SHAPE = ["--block-size", "16", "--n-head", "2", "--batch-size", "4", "--val-batches", "2"]
 EVERYTHING = """
     --n-layer 4 --n-embd 16 --dropout 0.1 --log-every 1 --epochs 9 --grad-accum-steps 3
-    --max-grad-norm 0.5 --max-grad-value 0.1 --use-gradient-checkpointing --schedule plateau
+    --max-grad-norm 0.1 --max-grad-value 0.1 --use-gradient-checkpointing --schedule plateau
     --plateau-patience 1 --val-every 5 --warmup-steps 2 --early-stopping-patience 2
     --early-stopping-min-delta 5 --save-every 4 --keep 9 --profile --check-gradient-health
     --diagnostic-interval 5 --learn-temperature --alpha 0.7

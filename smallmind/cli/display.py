@@ -164,7 +164,7 @@ def show_costs(console: Console, training: "Training") -> None:
     """The share of time in evaluations and of clipped gradients, with advice if it is large."""
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
-    if progress.evaluated:
+    if progress.evaluated and seconds > 0:  # the clock may have been set
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
         if share > MAX_EVALUATING and evaluating > MIN_SECONDS:

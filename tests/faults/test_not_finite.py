@@ -55,16 +55,16 @@ def data(patch, value):
 
 
 def activation(patch, value):
-    original, calls = compiled.matmul_gelu, []
+    original, calls = compiled.swiglu, []
 
-    def matmul_gelu(out, *arguments):
+    def swiglu(out, *arguments):
         original(out, *arguments)
         calls.append(1)
         # Two layers per pass; evaluations of two batches of two parts come in between.
         if len(calls) > 2 * (STEP - 1 + 4):
             out[0, 0] = round_to(np.full(1, value, np.float32), out.dtype)[0]
 
-    patch.setattr(compiled, "matmul_gelu", matmul_gelu)
+    patch.setattr(compiled, "swiglu", swiglu)
 
 
 def _at_step(patch, plant):

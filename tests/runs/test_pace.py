@@ -159,7 +159,7 @@ def test_the_time_is_shown_before_the_run_and_by_estimate(tmp_path, monkeypatch,
     flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
     flags += ["--val-every", "0", "--steps", "20", "--warmup-steps", "2"]
     assert main(["estimate", str(text), *flags]) == 0
-    assert "Time on this machine: about 2 min, 20 steps of 6e+03 ms." in capsys.readouterr().out
+    assert "Time on this machine: about 2 min, 20 steps of 6,000 ms." in capsys.readouterr().out
     assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 0
     rows = [line.strip("│ ").split("│") for line in capsys.readouterr().out.splitlines()]
     assert ["time", "about 2 min"] in [[cell.strip() for cell in row] for row in rows]
