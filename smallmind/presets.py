@@ -81,6 +81,7 @@ RECIPES = {
         "the parts of Qwen3, Muon, and a rate that falls to zero",
         {
             **SIZES["tiny"],
+            "steps": 1500,
             **ARCHITECTURES["llama"],
             "qk_norm": True,
             "optimizer": "muon",

@@ -25,11 +25,11 @@ from smallmind.sources import with_recipe
 OPERATIONS = 6  # per parameter and token of a training pass
 PASSES = 5  # that are timed, after one that waits for kernels and memory
 LEARNING = 0.85  # share of the time spent in training passes; the rest updates and evaluates
-TOKENS_PER_PARAMETER = 3.0  # where the loss is lowest for the time
-UPDATES = 1500  # that a batch is made for: fewer of a larger batch learn less from as many tokens
-MIN_BATCH, MAX_BATCH = 768, 8192  # tokens
+TOKENS_PER_PARAMETER = 5.0  # where the loss is lowest for the time
+UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
+MIN_BATCH, MAX_BATCH = 768, 4096  # tokens
 # Passes over the text -> dropout that such a run needs at least.
-DROPOUT = ((16, 0.2), (4, 0.1), (0, 0.0))
+DROPOUT = ((24, 0.2), (4, 0.1), (0, 0.0))
 
 
 class Shape(NamedTuple):
@@ -45,7 +45,7 @@ HEAD = 32  # channels
 TIMED = Shape(4, 128, 64)  # large enough to tell how fast a machine multiplies
 # From the smallest to the largest.
 SHAPES = [
-    Shape(1, 64, 32),
+    Shape(2, 32, 64),
     Shape(2, 64, 64),
     Shape(2, 96, 64),
     Shape(2, 128, 64),

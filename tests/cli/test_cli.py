@@ -751,7 +751,7 @@ def test_schedules_are_those_that_train_would_take(capsys):
     assert float(ends["linear"]) < 1e-5 and ends["exponential"] == "1.0e-03"
     for name, end in ends.items():
         alone, _ = schedule_table(capsys, "--schedule", name)
-        assert alone[-1] == ["2,000", end]
+        assert alone[-1] == ["1,500", end]
 
 
 def test_schedule_in_ascii():
