@@ -315,7 +315,10 @@ class RunConfig:
         1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
     )
     minutes: float | None = setting(
-        None, "train for about N minutes; the number of steps is chosen by timing a few", above=0.0
+        None,
+        "be done in about N minutes: timing a few steps decides how many, and with the default "
+        "recipe which model, batch and dropout",
+        above=0.0,
     )
     threads: int | None = setting(None, "threads; default: one per core", low=1)
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))

@@ -193,12 +193,12 @@ def test_each_source_overrides_those_before_it(toml):
     flags = {"batch_size": 9, "seed": 9}
     sources = {"size": "small", "preset": "test", "file": file, "flags": flags}
     expected = {
-        (): (12, 1337, 250, 4, 2000),
-        ("size",): (12, 1337, 250, 6, 2000),
+        (): (12, 1337, 250, 4, 1500),
+        ("size",): (12, 1337, 250, 6, 1500),
         ("size", "preset"): (2, 1337, 50, 6, 100),
         ("size", "preset", "file"): (7, 7, 7, 6, 100),
         ("size", "preset", "file", "flags"): (9, 9, 7, 6, 100),
-        ("size", "flags"): (9, 9, 250, 6, 2000),
+        ("size", "flags"): (9, 9, 250, 6, 1500),
         ("preset", "flags"): (9, 9, 50, 4, 100),
     }
     for names, values in expected.items():
