@@ -52,9 +52,10 @@ class Recipe(NamedTuple):
 
 
 def _modern_rates(fields: Fields) -> Fields:
-    """Rates that fall to zero where the schedule can; float32 unless half the bits cost nothing.
+    """The rates, which end at zero where the schedule can, and the precision.
 
-    beta2 averages over as many tokens whatever the batch (Marek et al. 2025).
+    beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
+    (Marek et al. 2025), but is at least 0.9.
     """
     # A model that the run starts from brings its own block size.
     windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)

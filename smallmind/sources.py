@@ -79,10 +79,15 @@ def given_fields(
 
 
 def with_recipe(given: Fields, recipe: str | None = None, size: str | None = None) -> Fields:
-    """What the user has chosen, and the settings of a recipe for the rest."""
+    """What the user has chosen, and the settings of a recipe for the rest.
+
+    InputError for an unknown recipe or a value out of range.
+    """
     name = recipe or DEFAULT_RECIPE
     if name not in RECIPES:
         raise InputError(f"recipe={name!r} must be one of {', '.join(RECIPES)}")
+    for field in given.keys() & FIELDS.keys():  # the recipe computes with them
+        check(FIELDS[field][1], given[field])
     chosen = RECIPES[name]
     settings = chosen.settings
     if given.get("init_from"):  # the model is that of the file

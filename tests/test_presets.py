@@ -14,7 +14,7 @@ from smallmind.config import SCHEDULES
 from smallmind.nn.network import declare_parameters
 from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
 from smallmind.settings import SECTIONS
-from smallmind.sources import FIELDS, read_settings, resolve
+from smallmind.sources import FIELDS, read_settings, resolve, with_recipe
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 
@@ -153,6 +153,14 @@ def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
         resolve(file=path, recipe="modern")
     with pytest.raises(InputError, match="recipe='gpt3' must be one of gpt2, modern"):
         resolve(recipe="gpt3")
+
+
+@pytest.mark.parametrize("value", ["12", None, 10**400, 1.5, [1]])
+@pytest.mark.parametrize("name", ["batch_size", "block_size", "grad_accum_steps"])
+def test_what_a_recipe_computes_with_is_checked_before(name, value):
+    for recipe in RECIPES:
+        with pytest.raises(InputError, match=f"^{name}="):
+            with_recipe({name: value}, recipe)
 
 
 @pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])

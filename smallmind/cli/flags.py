@@ -152,15 +152,16 @@ def settings_of(options: argparse.Namespace) -> Settings:
 
     With --minutes, what is not given follows from the time: a few passes are timed.
     """
-    fields, given = fields_of(options), given_of(options)
-    if given.get("minutes") and fields != given:  # a saved run has every setting
-        from smallmind.runs.budget import fit_recipe
+    fields = fields_of(options)
+    if fields.get("minutes"):
+        from smallmind.runs.budget import chooses, fit_recipe
         from smallmind.text.stories import CHARACTERS
 
-        text = given.get("text")
-        # Characters of one byte; another text is missing, and refused when it is read.
-        characters = os.path.getsize(text) if text and os.path.isfile(text) else CHARACTERS
-        fields = fit_recipe(given, characters, options.recipe)
+        given, text = given_of(options), fields.get("text")
+        if chooses(given, options.recipe):
+            # Characters of one byte; another text is missing, and refused when it is read.
+            characters = os.path.getsize(text) if text and os.path.isfile(text) else CHARACTERS
+            fields = fit_recipe(given, characters, options.recipe)
     settings = Settings.from_fields({**fields, **observing_of(options)})
     training = settings.training
     if training.checkpoint_strategy and not training.use_gradient_checkpointing:

@@ -13,7 +13,7 @@ import numpy as np
 
 from smallmind import activity
 from smallmind.activity import clock
-from smallmind.checks import InputError, check_field
+from smallmind.checks import InputError
 from smallmind.config import ModelConfig
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel, resolve_precision
@@ -70,10 +70,9 @@ def fit_recipe(given: Fields, characters: int, recipe: str | None = None) -> Fie
     choose nothing, and runs that start from a model, keep their own. InputError for a setting that
     is out of range.
     """
+    fields = with_recipe(given, recipe)
     if not chooses(given, recipe):
-        return with_recipe(given, recipe)
-    for name in given.keys() & {"n_embd", "n_head"}:
-        check_field(ModelConfig, name, given[name])
+        return fields
     fields = with_recipe(_fields(TIMED, given) | given, recipe)
     settings = Settings.from_fields(fields)
     seconds = 60 * (settings.run.minutes or 0.0)

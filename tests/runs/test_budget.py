@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from smallmind import InputError, Run
 from smallmind.cli import main
+from smallmind.cli.flags import settings_of
+from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
 from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit_recipe
 from smallmind.runs.pace import Pace
@@ -89,6 +91,12 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
     ]:
         given["minutes"] = 1.0
         assert fit_recipe(given, BOOK, recipe) == with_recipe(given, recipe)
+    with pytest.raises(InputError, match="recipe='gpt3' must be one of"):
+        fit_recipe({"minutes": 1.0}, BOOK, "gpt3")
+    options = make_parser(["train"]).parse_args(
+        ["train", "--recipe", "gpt2", "--size", "medium", "--minutes", "1"]
+    )
+    assert settings_of(options).training.learning_rate == 6e-4
     for wrong, message in [
         ({"n_layer": 0}, "n_layer=0 must be at least 1"),
         ({"n_embd": "64"}, "n_embd='64' must be a number"),
