@@ -32,7 +32,7 @@ def describe(console: Console, run: "Run") -> None:
 def _parts_of(config: ModelConfig) -> str:
     """The parts of a model in a line, after the name of its architecture."""
     name = f"{config.architecture}: " if config.architecture else "Parts: "
-    heads = f"{config.n_head} heads"
+    heads = "1 head" if config.n_head == 1 else f"{config.n_head} heads"
     if config.kv_heads < config.n_head:
         heads += f", {config.kv_heads} of keys and values"
     positions = f"{'no' if config.position == 'none' else config.position} positions"
@@ -52,8 +52,9 @@ def _parts_of(config: ModelConfig) -> str:
 def model_for_minutes(settings: Settings) -> str:
     """What a run of so many minutes trains."""
     model, run = settings.model, settings.run
+    layers = "1 layer" if model.n_layer == 1 else f"{model.n_layer} layers"
     return (
-        f"For {run.minutes:g} minutes: {model.n_layer} layers of {model.n_embd} channels, "
+        f"For {run.minutes:g} minutes: {layers} of {model.n_embd} channels, "
         f"{run.batch_size} windows of {model.block_size}, dropout {model.dropout:g}"
     )
 
