@@ -147,7 +147,7 @@ def _reason(error: Exception, file: Path, content: bytes) -> str:
         from smallmind.text.encoding import advice  # takes milliseconds to import
 
         return advice(str(file), content, file.suffix)
-    return str(error)
+    return " ".join(str(error).split())  # a key may be a line break
 
 
 def _read(file: Path) -> bytes:

@@ -293,6 +293,7 @@ def test_an_invalid_config_file_is_refused(tmp_path, toml):
     (tmp_path / "saved.json").write_text('{"model": {}, "training": 3}', encoding="utf-8")
     (tmp_path / "newer.json").write_text('{"format": 2, "model": {}}', encoding="utf-8")
     (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
+    (tmp_path / "key.json").write_text('{"model": {"\\n": 1}}', encoding="utf-8")
     (tmp_path / "cut.json").write_text('{"model": {', encoding="utf-8")
     for file, message in [
         (toml("steps 4"), "run.toml is not TOML in UTF-8: Expected '='"),
@@ -302,6 +303,7 @@ def test_an_invalid_config_file_is_refused(tmp_path, toml):
             tmp_path / "saved.json",
             "is not the config.json of a run: its 'training' is not a JSON object",
         ),
+        (tmp_path / "key.json", "is not the config.json of a run: "),
         (tmp_path / "list.json", "is not the config.json of a run: it has no section 'model'"),
         (tmp_path / "newer.json", "newer.json: a newer smallmind wrote it, in format 2"),
         (tmp_path / "cut.json", "is not the config.json of a run: Expecting"),
