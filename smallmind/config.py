@@ -21,7 +21,7 @@ class Precision(enum.StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
-    AUTO = "auto"  # bfloat16 if the CPU has instructions for it, else float32
+    AUTO = "auto"  # bfloat16 if the CPU multiplies it faster, else float32
 
 
 class CheckpointStrategy(enum.StrEnum):
@@ -73,7 +73,9 @@ class ModelConfig:
         "a learned embedding, a rotation of queries and keys, or nothing",
         choices=tuple(parts.POSITIONS),
     )
-    rope_theta: float = setting(1e4, "base of the wavelengths of rope", above=1.0)
+    rope_theta: float = setting(
+        1e4, "base of the wavelengths of rope", above=1.0, needs=("position", "rope")
+    )
     n_kv_head: int | None = setting(
         None, "heads of keys and values; a divisor of n_head, which is the default", low=1
     )
@@ -171,29 +173,60 @@ class TrainingConfig:
     )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
     min_lr: float | None = setting(
-        None, "learning rate at the end of the decay; default: a tenth of the peak", low=0.0
+        None,
+        "learning rate at the end of the decay; default: a tenth of the peak",
+        low=0.0,
+        needs=("schedule", *(name for name in SCHEDULES if name != "constant")),
     )
     warmup_steps: int = setting(
-        100, "steps of linear warmup; one-cycle always takes a tenth of all steps", low=0
+        100,
+        "steps of linear warmup; one-cycle always takes a tenth of all steps",
+        low=0,
+        needs=("schedule", *(name for name in SCHEDULES if name != "one-cycle")),
     )
     schedule: str = setting("cosine", "learning rate after the warmup", choices=SCHEDULES)
     lr_decay_factor: float = setting(
-        0.5, "factor that step and plateau multiply the learning rate by", above=0.0, below=1.0
+        0.5,
+        "factor that step and plateau multiply the learning rate by",
+        above=0.0,
+        below=1.0,
+        needs=("schedule", "step", "plateau"),
     )
-    lr_decay_every: int = setting(500, "steps between decays, for the schedule step", low=1)
+    lr_decay_every: int = setting(
+        500, "steps between decays, for the schedule step", low=1, needs=("schedule", "step")
+    )
     lr_decay_share: float = setting(
-        0.1, "share of the steps, at the end, in which wsd decays", low=0.0, high=1.0
+        0.1,
+        "share of the steps, at the end, in which wsd decays",
+        low=0.0,
+        high=1.0,
+        needs=("schedule", "wsd"),
     )
     plateau_patience: int = setting(
-        3, "evaluations without a lower loss before plateau decays", low=1
+        3,
+        "evaluations without a lower loss before plateau decays",
+        low=1,
+        needs=("schedule", "plateau"),
     )
     optimizer: str = setting("adamw", "update rule", choices=tuple(parts.OPTIMIZERS))
     matrix_learning_rate: float = setting(
-        0.02, "muon's peak learning rate of hidden matrices, by the same schedule", low=0.0
+        0.02,
+        "muon's peak learning rate of hidden matrices, by the same schedule",
+        low=0.0,
+        needs=("optimizer", "muon"),
     )
-    momentum: float = setting(0.95, "muon's decay of the mean gradient", low=0.0, below=1.0)
+    momentum: float = setting(
+        0.95,
+        "muon's decay of the mean gradient",
+        low=0.0,
+        below=1.0,
+        needs=("optimizer", "muon"),
+    )
     momentum_warmup_steps: int = setting(
-        300, "steps in which muon's momentum rises to that from 0.85", low=0
+        300,
+        "steps in which muon's momentum rises to that from 0.85",
+        low=0,
+        needs=("optimizer", "muon"),
     )
     weight_decay: float = setting(0.1, "decoupled weight decay, of matrices only", low=0.0)
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
@@ -242,8 +275,14 @@ class TrainingConfig:
         None,
         "which activations to keep in that case; default: sqrt_layers",
         choices=tuple(CheckpointStrategy),
+        needs=("use_gradient_checkpointing", True),
     )
-    checkpoint_interval: int = setting(3, "blocks per segment, with the strategy custom", low=1)
+    checkpoint_interval: int = setting(
+        3,
+        "blocks per segment, with the strategy custom",
+        low=1,
+        needs=("checkpoint_strategy", "custom"),
+    )
 
     def __post_init__(self) -> None:
         check_all(self)

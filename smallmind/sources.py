@@ -43,7 +43,7 @@ def resolve(
     that a name would.
     """
     given = given_fields(size, preset, file, flags, arch)
-    if file and _is_saved_run(file):
+    if file and is_saved_run(file):
         if recipe:
             raise InputError(_changes_nothing(f"--recipe {recipe}", file))
         return given
@@ -121,7 +121,8 @@ def read_settings(file: Path) -> Fields:
     return settings
 
 
-def _is_saved_run(file: Path) -> bool:
+def is_saved_run(file: Path) -> bool:
+    """Whether a file of settings is the config.json of a run, which has all of them."""
     return file.suffix == ".json"
 
 
@@ -131,11 +132,11 @@ def _sections(file: Path) -> dict[str, Any]:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-        return _reusable_sections(json.loads(text)) if _is_saved_run(file) else tomllib.loads(text)
+        return _reusable_sections(json.loads(text)) if is_saved_run(file) else tomllib.loads(text)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (RecursionError, TypeError, ValueError) as error:
-        kind = "the config.json of a run" if _is_saved_run(file) else "TOML in UTF-8"
+        kind = "the config.json of a run" if is_saved_run(file) else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
 
 

@@ -14,7 +14,7 @@ from smallmind.checks import InputError
 from smallmind.config import OBSERVING, GenerationConfig
 from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
 from smallmind.settings import RENAMED, SECTIONS, Settings
-from smallmind.sources import FIELDS, given_fields, resolve
+from smallmind.sources import FIELDS, given_fields, is_saved_run, read_settings, resolve
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
@@ -163,10 +163,32 @@ def settings_of(options: argparse.Namespace) -> Settings:
             characters = os.path.getsize(text) if text and os.path.isfile(text) else CHARACTERS
             fields = fit_recipe(given, characters, options.recipe)
     settings = Settings.from_fields({**fields, **observing_of(options)})
-    training = settings.training
-    if training.checkpoint_strategy and not training.use_gradient_checkpointing:
-        raise InputError("--checkpoint-strategy needs --use-gradient-checkpointing too")
+    _check_needs(options, settings)
     return settings
+
+
+def _check_needs(options: argparse.Namespace, settings: Settings) -> None:
+    """InputError for a flag, or a key of a TOML file, that has no effect with these settings.
+
+    The config.json of a run has all keys, and a flag may make those of a TOML file idle.
+    """
+    flags = {name for name in vars(options) if name in FIELDS}
+    is_toml = options.config and not is_saved_run(options.config)
+    from_file = read_settings(options.config).keys() if is_toml else set()
+    for name in sorted(flags | from_file):
+        other, *values = FIELDS[name][1].metadata["needs"] or (None,)
+        if other is None or (other in flags and name not in flags):
+            continue
+        if (actual := getattr(getattr(settings, FIELDS[other][0]), other)) not in values:
+            wanted = [_flag(other)] if values == [True] else [f"{_flag(other)} {values[0]}"]
+            wanted += values[1:]
+            unless = "" if actual in (None, False) else f" with {_flag(other)} {actual}"
+            raise InputError(f"{_flag(name)} has no effect{unless}; it needs {_either(wanted)}")
+
+
+def _either(words: list[str]) -> str:
+    """'a', 'a or b', 'a, b or c'."""
+    return " or ".join([", ".join(words[:-1]), words[-1]][len(words) == 1 :])
 
 
 def observing_of(options: argparse.Namespace) -> Fields:
@@ -190,7 +212,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
-    flag = "--" + field.name.replace("_", "-")
+    flag = _flag(field.name)
     # Only flags that are given become attributes: a default must not override what a file sets.
     settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
     if field.type is bool:
@@ -209,8 +231,11 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     for former, name in RENAMED.items():
         if name == field.name:
             settings["help"] = argparse.SUPPRESS
-            former_flag = "--" + former.replace("_", "-")
-            group.add_argument(former_flag, dest=name, type=kind, **settings)
+            group.add_argument(_flag(former), dest=name, type=kind, **settings)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:

@@ -1,10 +1,14 @@
 """Muon (Jordan et al. 2024): momentum, orthogonalised and subtracted, matrix by matrix."""
 
 import math
+from types import ModuleType
 
 import numpy as np
-from numba import prange
+from numba import prange, types
+from numba.extending import overload
 
+from smallmind.kernels import newton_schulz
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
@@ -20,9 +24,14 @@ from smallmind.kernels.codegen.simd import (
     sum_of_doubles,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.newton_schulz import PACKING, divided, orthogonalise
+from smallmind.kernels.newton_schulz import divided
 from smallmind.kernels.reference_optimizers import MIN_NORM, MuonCoefficients
 
+PACKING = newton_schulz.PACKING  # elements of scratch besides those for matrices
+if ISA.matrix_unit:
+    from smallmind.kernels import newton_schulz_bfloat16
+
+    PACKING = max(PACKING, newton_schulz_bfloat16.PACKING)
 _NO_VECTOR = np.empty(0, np.float32)
 
 
@@ -35,6 +44,9 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
         - learning_rate sqrt(max(1, columns / rows)) newton_schulz(u)
     gradients become zeros, and working (n,), if it is not None, a copy of the parameters, rounded
     to its dtype. blocks: MatrixBlocks, which hold every element; coefficients: MuonCoefficients.
+
+    newton_schulz is computed in float32, but where working is in bfloat16 and the CPU has a matrix
+    unit for it, in bfloat16.
     """
     working = _NO_VECTOR if working is None else working
     coefficients = MuonCoefficients(*map(float, coefficients))
@@ -61,8 +73,25 @@ def _update(parameters, gradients, m, working, blocks, i, coefficients, own):
     scratch = divided(own, blocks.rows[i], blocks.columns[i])
     total = _add_gradient(scratch.x, gradients, m, start, stride, coefficients)
     _scale(scratch.x, 1 / max(math.sqrt(total), MIN_NORM))
-    orthogonalise(scratch)
-    _subtract(parameters, working, scratch.result, start, stride, coefficients)
+    update = _orthogonalised(scratch, working)
+    _subtract(parameters, working, update, start, stride, coefficients)
+
+
+def _orthogonalised(scratch, working):
+    """newton_schulz(scratch.x), whose norm is at most 1 -> (M, N), of scratch."""
+
+
+@overload(_orthogonalised)
+def _orthogonalised_by(scratch, working):
+    way: ModuleType = newton_schulz
+    if ISA.matrix_unit and working.dtype == types.int16:
+        way = newton_schulz_bfloat16
+    orthogonalise = way.orthogonalise
+
+    def call(scratch, working):
+        return orthogonalise(scratch)
+
+    return call
 
 
 @jit

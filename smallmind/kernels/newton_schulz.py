@@ -71,7 +71,7 @@ def divided(own, M, N):
 
 @jit
 def orthogonalise(scratch):
-    """Writes scratch.result = newton_schulz(scratch.x), whose norm must be at most 1."""
+    """newton_schulz(scratch.x), whose norm must be at most 1 -> scratch.result."""
     x, result, packing = scratch.x, scratch.result, scratch.packing
     gram, factor, product, spare = scratch.gram, scratch.factor, scratch.product, scratch.spare
     _write_gram(gram, x, packing)
@@ -87,6 +87,7 @@ def orthogonalise(scratch):
             product, factor = factor, product
     left, right = (x, product) if x.shape[0] > x.shape[1] else (product, x)
     gemm_share(result, x[:0], left, right, packing[:0], x[:0], PLAIN, packing, 0, 1)
+    return result
 
 
 @jit

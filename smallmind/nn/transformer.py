@@ -63,7 +63,7 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
             return Precision.FLOAT32
         from smallmind.kernels.codegen.isa import ISA
 
-        return Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
+        return Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
     if precision != Precision.FLOAT32 and backend == "numpy":
         raise InputError(f"precision={precision.value!r} needs backend='numba'")
     return precision
@@ -167,8 +167,9 @@ class TransformerModel:
             return f"NumPy on {platform.machine()}"
         from smallmind.kernels.codegen.isa import ISA
 
-        in_pairs = ISA.pairs and self.precision == Precision.BFLOAT16
-        return f"{ISA.name} with bfloat16" if in_pairs else ISA.name
+        if not ISA.pairs or self.precision != Precision.BFLOAT16:
+            return ISA.name
+        return f"{ISA.name} with {'AMX' if ISA.matrix_unit else 'bfloat16'}"
 
     def use_precision(self, precision: Precision) -> Precision:
         """Makes passes store weights and activations in precision -> precision, AUTO resolved.

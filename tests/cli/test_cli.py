@@ -839,11 +839,46 @@ def test_a_run_can_be_trained_again_from_its_config(run, tmp_path):
     assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_recompute_settings_are_checked_wherever_they_come_from(text, tmp_path, capsys):
+def test_settings_without_an_effect_are_refused_wherever_they_come_from(text, tmp_path, capsys):
     file = tmp_path / "run.toml"
     file.write_text("[training]\ncheckpoint_strategy = 'custom'\n", encoding="utf-8")
     arguments = ["train", text, "--config", str(file)]
     assert_refused(capsys, arguments, "needs --use-gradient-checkpointing")
+    file.write_text("[training]\nschedule = 'step'\nlr_decay_every = 9\n", encoding="utf-8")
+    plan = ["check", text, *SMALL, "--config", str(file)]
+    assert main(plan) == 0
+    assert main([*plan, "--schedule", "cosine"]) == 0  # the file may be for another schedule
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--optimizer", "adamw", "--momentum", "0.9"],
+            "--momentum has no effect with --optimizer adamw; it needs --optimizer muon",
+        ),
+        (
+            ["--recipe", "gpt2", "--matrix-learning-rate", "0.02"],
+            "--matrix-learning-rate has no effect with --optimizer adamw; it needs "
+            "--optimizer muon",
+        ),
+        (
+            ["--lr-decay-factor", "0.3"],
+            "--lr-decay-factor has no effect with --schedule linear; it needs --schedule step or "
+            "plateau",
+        ),
+        (
+            ["--arch", "gpt2", "--rope-theta", "500"],
+            "--rope-theta has no effect with --position learned; it needs --position rope",
+        ),
+        (
+            ["--use-gradient-checkpointing", "--checkpoint-interval", "2"],
+            "--checkpoint-interval has no effect; it needs --checkpoint-strategy custom",
+        ),
+    ],
+)
+def test_flags_without_an_effect_are_refused(text, capsys, flags, message):
+    assert_refused(capsys, ["train", text, *flags], message)
 
 
 def test_schedule_takes_sizes_presets_and_files(tmp_path, capsys):
@@ -968,7 +1003,7 @@ def test_estimate_resolves_the_precision_as_train_does(capsys):
         name: estimate_of(capsys, "--vocab-size", "65", "--precision", name)[1]["working weights"]
         for name in ("auto", "float32", "bfloat16")
     }
-    assert shown["auto"] == shown["bfloat16" if ISA.bfloat16 else "float32"]
+    assert shown["auto"] == shown["bfloat16" if ISA.fast_bfloat16 else "float32"]
     assert shown["float32"] == "0.0 MB" != shown["bfloat16"]
     flags = ["estimate", "--backend", "numpy", "--precision", "float16"]
     assert_refused(capsys, flags, "needs backend='numba'")

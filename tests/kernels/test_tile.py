@@ -11,6 +11,7 @@ import pytest
 from llvmlite import ir
 
 from smallmind.kernels.codegen.isa import instruction_set
+from smallmind.kernels.gemm.amx_tile import tiles_function
 from smallmind.kernels.gemm.tile import tile_function
 
 
@@ -32,6 +33,25 @@ def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
     assert isa.name == name
     assert accumulators + isa.tile_vectors + 1 <= registers
     assert accumulators >= registers // 2
+
+
+AMX = {"amx-tile": True, "amx-bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("features", "is_fast"),
+    [
+        ({"avx512bf16": True}, False),  # Intel multiplies bfloat16 no faster than float32,
+        ({"avx512bf16": True, **AMX}, True),  # except on the matrix unit;
+        ({"avx512bf16": True, "amx-tile": True, "amx-bf16": False}, False),
+        ({"avx512bf16": True, "sse4a": True}, True),  # AMD does, twice as fast
+        ({"sse4a": True}, False),
+    ],
+)
+def test_bfloat16_is_chosen_where_it_is_faster(features, is_fast):
+    isa = instruction_set("x86_64", {"avx512f": True, **features})
+    assert isa.fast_bfloat16 == is_fast
+    assert isa.matrix_unit == (features.get("amx-bf16", False) and is_fast)
 
 
 @pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="names of x86")
@@ -63,16 +83,21 @@ CPUS = [
 ]
 
 
-MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|fmla(?:\.4s)?|mulps)\s"
+MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|tdpbf16ps|fmla(?:\.4s)?|mulps)\s"
 
 
 def inner_loop(cpu, triple, isa, transposed, packs=False, pairs=False):
     """The assembly of the widest tile's loop along K, as LLVM generates it for that CPU."""
+    module = ir.Module()
+    function = tile_function(module, isa, isa.tile_rows, isa.tile_vectors, transposed, packs, pairs)
+    return hottest_block(module, function, cpu, triple)
+
+
+def hottest_block(module, function, cpu, triple):
+    """The block of its assembly that multiplies most."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    module = ir.Module()
     module.triple = triple
-    function = tile_function(module, isa, isa.tile_rows, isa.tile_vectors, transposed, packs, pairs)
     function.linkage = "external"
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     parsed = llvm.parse_assembly(str(module))
@@ -99,6 +124,13 @@ def test_the_inner_loop_multiplies_and_spills_no_vector(cpu, triple, features, t
 def vectors_on_the_stack(assembly):
     on_stack = [line for line in assembly.split("\n") if re.search(r"rsp|\[sp", line)]
     return [line for line in on_stack if re.search(r"[xyz]mm|\bq\d", line)]
+
+
+def test_a_matrix_unit_multiplies_four_tiles_for_four_that_it_loads():
+    module = ir.Module()
+    function = tiles_function(module, 2, 2)
+    loop = hottest_block(module, function, "sapphirerapids", "x86_64-unknown-linux-gnu")
+    assert len(re.findall(r"\stdpbf16ps\s", loop)) == len(re.findall(r"\stileloadd\s", loop)) == 4
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -100,7 +100,7 @@ def test_switching_back_to_float32_restores_exact_results():
 
 def test_auto_chooses_what_the_cpu_supports():
     model = small_model()
-    expected = Precision.BFLOAT16 if ISA.bfloat16 else Precision.FLOAT32
+    expected = Precision.BFLOAT16 if ISA.fast_bfloat16 else Precision.FLOAT32
     assert model.use_precision(Precision.AUTO) == model.precision == expected
 
 

@@ -20,7 +20,7 @@ from smallmind import (
     safetensors,
 )
 from smallmind.kernels import reference
-from smallmind.kernels.half import round_to
+from smallmind.kernels.half import BFLOAT16, round_to
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients, newton_schulz
 from smallmind.nn.parameters import Role
 from smallmind.runs.pace import rough_pace
@@ -129,6 +129,28 @@ def test_the_kernel_matches_the_reference(shape):
         np.testing.assert_allclose(guarded.array[inside], exact[inside], rtol=0, atol=2e-6)
         # What is between the blocks belongs to others.
         np.testing.assert_array_equal(guarded.array[~inside], start[~inside])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_matches_the_reference_in_bfloat16(shape):
+    """On a matrix unit the update itself is computed in bfloat16."""
+    from smallmind.kernels import compiled
+
+    blocks, size = blocks_of(shape, (5, 4), shape, gap=3)
+    random = np.random.default_rng(1)
+    gradients = random.standard_normal(size).astype(np.float32)
+    coefficients = MuonCoefficients(1.0, 0.9, 0.1, 0.5)
+    fast = [Guarded((size,), values) for values in (np.zeros(size), gradients, np.zeros(size))]
+    working = Guarded((size,), values=np.zeros(size, BFLOAT16), dtype=BFLOAT16)
+    slow = [np.zeros(size), gradients.astype(np.float64), np.zeros(size)]
+    compiled.muon(*(guarded.array for guarded in fast), blocks, coefficients, working.array)
+    reference.muon(*slow, blocks, coefficients)
+    for guarded in (*fast, working):
+        guarded.assert_intact()
+    for update, exact in zip(blocks.of(fast[0].array), blocks.of(slow[0]), strict=True):
+        assert np.linalg.norm(update - exact) <= 0.04 * np.linalg.norm(exact)
+    for stored, exact in zip(blocks.of(working.array), blocks.of(fast[0].array), strict=True):
+        np.testing.assert_array_equal(stored, round_to(exact, BFLOAT16))
 
 
 def conditioned(kind, rows, columns):

@@ -23,6 +23,8 @@ import llvmlite
 import numba
 import numpy
 
+from smallmind.kernels.codegen.isa import ISA
+
 KERNELS = Path(__file__).parent.parent
 NAME = re.compile("[0-9a-f]{16}")  # of a directory for one state of the sources
 DAY = 86400  # seconds
@@ -167,5 +169,5 @@ def _digest() -> str:
     versions = (sys.version, numba.__version__, llvmlite.__version__, numpy.__version__)
     config = numba.config
     target = (config.CPU_NAME, config.CPU_FEATURES, config.ENABLE_AVX, config.BOUNDSCHECK)
-    digest.update(repr((*versions, *target)).encode())
+    digest.update(repr((*versions, *target, ISA)).encode())
     return digest.hexdigest()[:16]

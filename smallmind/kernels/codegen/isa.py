@@ -1,5 +1,7 @@
 """The instruction set that kernels are compiled for, and the register tile that suits it."""
 
+import ctypes
+import platform
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -19,6 +21,8 @@ class InstructionSet:
     half: bool = True  # converts float16 in one instruction
     bfloat16: bool = False  # has a dot product of bfloat16 pairs
     pairs: bool = False  # bfloat16 is multiplied in pairs
+    matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
+    fast_bfloat16: bool = False  # faster than float32: Intel's dot product is not, AMD's is
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -30,8 +34,17 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     half = bool(features.get("f16c"))
     if features.get("avx512f"):
         dots = bool(features.get("avx512bf16"))
+        matrix_unit = bool(dots and features.get("amx-tile") and features.get("amx-bf16"))
+        is_amd = features.get("sse4a")
         return InstructionSet(
-            "AVX-512", lanes=16, tile_rows=6, tile_vectors=4, bfloat16=dots, pairs=dots
+            "AVX-512",
+            lanes=16,
+            tile_rows=6,
+            tile_vectors=4,
+            bfloat16=dots,
+            pairs=dots,
+            matrix_unit=matrix_unit,
+            fast_bfloat16=bool(matrix_unit or (dots and is_amd)),
         )
     if features.get("avx2") and features.get("fma"):
         return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
@@ -42,8 +55,23 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     )
 
 
+def _may_use_matrix_unit() -> bool:
+    """Asks Linux for the tile registers of AMX, which a process may use only after that."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+
+
 def _compiled_features() -> dict[str, bool]:
     """The features that Numba compiles for: the host's, unless its settings name others."""
+    features = _llvm_features()
+    if features.get("amx-bf16") and not _may_use_matrix_unit():
+        features["amx-bf16"] = False
+    return features
+
+
+def _llvm_features() -> dict[str, bool]:
     if config.CPU_FEATURES:
         return {word[1:]: word[0] == "+" for word in config.CPU_FEATURES.split(",") if word}
     if config.CPU_NAME is None or config.CPU_NAME == "host":
@@ -58,6 +86,7 @@ def _compiled_features() -> dict[str, bool]:
     return {
         "avx512f": name.startswith(avx512),
         "avx512bf16": name.startswith(bfloat16),
+        "sse4a": name.startswith("znver"),
         "avx2": name.startswith(avx2),
         "fma": name.startswith(avx2),
         "f16c": name.startswith((*avx512, *avx2)),

@@ -1,4 +1,4 @@
-"""bfloat16 in pairs, as the CPU's dot product takes them: a word is two numbers adjacent along K.
+"""Products of bfloat16 in pairs, by the CPU's dot product: a word is two numbers adjacent along K.
 
 A word has the size of a float32 and is treated as one. A matrix that is contiguous along K already
 consists of words; otherwise its rows are interleaved two at a time as it is packed.
@@ -15,20 +15,22 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import HOST, LANES, at, prefetch
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.codegen.vector_ir import F32, I16, I32, I64
-from smallmind.kernels.gemm.packing import packed_tile
+from smallmind.kernels.gemm.packing import TRANSPOSE_A, TRANSPOSE_B, packed_tile
 from smallmind.kernels.gemm.tile import (
     FETCHED_AHEAD,
     PANEL_SIGNATURE,
     TILE_ROWS,
+    Strip,
     tile_caller,
     tile_operands,
 )
 
+HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
 _call_pairs_tile = tile_caller(pairs=True)
 
 
 @native("smallmind_multiply_pairs", PANEL_SIGNATURE)
-def multiply_pairs(c, a, b, extent, addend, bias, packed):
+def multiply(c, a, b, extent, addend, bias, packed):
     """Like `tile.multiply_panel`, but a, b and depth are in words, and b is already packed."""
     for tile in range(ceil_div(extent.rows, TILE_ROWS)):
         c_tile, a_tile, tile_extent, addend_tile = tile_operands(tile, c, a, extent, addend)
@@ -47,7 +49,7 @@ def words(typingctx, array, index):
 
 
 @intrinsic
-def _interleave(typingctx, out, target, array, lower, upper, count):
+def interleave(typingctx, out, target, array, lower, upper, count):
     """Writes LANES words: the pairs (array[lower + i], array[upper + i]), zeros for i >= count.
 
     If upper is negative, the second of each pair is zero.
@@ -97,6 +99,37 @@ def _word(typingctx, array, lower, upper):
 
 
 @jit
+def packed_depth(depth):
+    """The number of words that `depth` elements of a row become when packed."""
+    return ceil_div(depth, 2)
+
+
+@jit
+def pack_a(strip, row, a, variant, start, end, first, last):
+    """Rows first..last, K start..end of the left operand -> Strip, of scratch or of a.
+
+    row: words from a packed row to the next.
+    """
+    if variant == TRANSPOSE_A:
+        pack_word_columns(strip, a, start, end, first, last)
+        return Strip(at(strip, 0), packed_tile(packed_depth(end - start)), 1, TILE_ROWS)
+    K = a.shape[1]
+    if K % 2 == 0:  # the rows of a consist of words
+        return Strip(words(a, first * K + start), TILE_ROWS * (K // 2), K // 2, 1)
+    pack_words(strip, row, a, start, end, first, last)
+    return Strip(at(strip, 0), TILE_ROWS * row, row, 1)
+
+
+@jit
+def pack_b(panel, b, variant, start, end, left, right):
+    """K start..end, columns left..right of the right operand -> (words, whole vectors)."""
+    if variant == TRANSPOSE_B:
+        pack_words_transposed(panel, b, start, end, left, right, packed_depth(end - start))
+    else:
+        pack_word_rows(panel, b, start, end, left, right, packed_depth(end - start))
+
+
+@jit
 def pack_word_columns(strip, a, start, end, first, last):
     """a[start:end, first:last] -> words in strip, TILE_ROWS columns at a time.
 
@@ -112,15 +145,15 @@ def pack_word_columns(strip, a, start, end, first, last):
             for v in range(0, TILE_ROWS, LANES):
                 column = first + tile * TILE_ROWS + v
                 upper = row + M + column if start + 2 * k + 1 < end else -1
-                _interleave(strip, target + v, a, row + column, upper, M - column)
+                interleave(strip, target + v, a, row + column, upper, M - column)
 
 
 @jit
-def pack_word_rows(panel, b, start, end, column, last):
-    """b[start:end, column:last] -> words (depth / 2, whole vectors), zeros from `last` on."""
+def pack_word_rows(panel, b, start, end, column, last, depth):
+    """b[start:end, column:last] -> words (depth, whole vectors), zeros from `end` and `last` on."""
     N = b.shape[1]
     width = round_up(last - column, LANES)
-    for k in range(ceil_div(end - start, 2)):
+    for k in range(depth):
         row = (start + 2 * k) * N
         for j in range(0, width, 2 * LANES):  # a cache line
             # Rows of b are too far apart for the CPU to predict the next.
@@ -128,16 +161,17 @@ def pack_word_rows(panel, b, start, end, column, last):
             prefetch(b, row + (FETCHED_AHEAD + 1) * N + column + j)
         for j in range(0, width, LANES):
             upper = row + N + column + j if start + 2 * k + 1 < end else -1
-            _interleave(panel, k * width + j, b, row + column + j, upper, last - column - j)
+            count = last - column - j if start + 2 * k < end else 0
+            interleave(panel, k * width + j, b, row + column + j, upper, count)
 
 
 @jit
-def pack_words_transposed(panel, b, start, end, column, last):
-    """b[column:last, start:end]^T -> words (depth / 2, whole vectors), zeros from `last` on."""
+def pack_words_transposed(panel, b, start, end, column, last, depth):
+    """The same of b[column:last, start:end]^T."""
     K = b.shape[1]
-    depth, width = ceil_div(end - start, 2), round_up(last - column, LANES)
+    width = round_up(last - column, LANES)
     # Rows of an odd length do not start with a word.
-    whole = depth // LANES * LANES if K % 2 == 0 and (end - start) % 2 == 0 else 0
+    whole = (end - start) // 2 // LANES * LANES if K % 2 == 0 and (end - start) % 2 == 0 else 0
     for j in range(0, width, LANES):
         rows = min(LANES, last - column - j)
         by_tile = whole if rows == LANES else 0
@@ -148,7 +182,8 @@ def pack_words_transposed(panel, b, start, end, column, last):
             for lane in range(LANES):
                 place = (column + j + lane) * K + start + 2 * k
                 upper = place + 1 if start + 2 * k + 1 < end else -1
-                word = _word(b, place, upper) if lane < rows else np.float32(0)
+                is_inside = lane < rows and start + 2 * k < end
+                word = _word(b, place, upper) if is_inside else np.float32(0)
                 panel[k * width + j + lane] = word
 
 

@@ -1,10 +1,11 @@
 """Products of matrices that are stored in 16 bits and multiplied in float32.
 
 Both operands are converted as they are packed, a strip of a and a panel of b at a time. If the CPU
-has a dot product of bfloat16, they are packed in pairs instead of converted. Sums along K stay in
-float32 until they are complete; a result that is stored in 16 bits is rounded once.
+multiplies bfloat16, they are packed in pairs instead of converted. Sums along K stay in float32
+until they are complete; a result that is stored in 16 bits is rounded once.
 """
 
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,39 +19,22 @@ from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import LANES, at, borrow, load, load_first, store, store_first
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.gemm import converted
 from smallmind.kernels.gemm.blocked import Operands
 from smallmind.kernels.gemm.packing import (
     DEPTH,
     STRIP,
     TRANSPOSE_A,
-    TRANSPOSE_B,
     Region,
-    copy_rows,
     grid_rows,
-    pack_columns,
-    pack_transposed,
-    packed_tile,
     panel_start,
 )
-from smallmind.kernels.gemm.tile import (
-    NULL,
-    PANEL,
-    TILE_ROWS,
-    Extent,
-    Rows,
-    Strip,
-    multiply_panel,
-)
+from smallmind.kernels.gemm.tile import NULL, PANEL, Extent, Rows
 
-if ISA.pairs:
-    from smallmind.kernels.gemm.bfloat16_pairs import (
-        multiply_pairs,
-        pack_word_columns,
-        pack_word_rows,
-        pack_words,
-        pack_words_transposed,
-        words,
-    )
+if ISA.matrix_unit:
+    from smallmind.kernels.gemm import amx
+elif ISA.pairs:
+    from smallmind.kernels.gemm import bfloat16_pairs
 
 # Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
 # cache, and the incomplete sums of a strip.
@@ -81,12 +65,6 @@ def sixteen_bit_gemm(out, activation, a, b, bias, addend, variant):
 def _sixteen_bit_gemm(out, activation, a, b, bias, addend, variant, scratch):
     workers = scratch.shape[0]
     for worker in prange(workers):
-        own = borrow(scratch[worker])
-        packed = Packed(
-            own[:PANEL_SIZE],
-            own[PANEL_SIZE : PANEL_SIZE + STRIP_SIZE],
-            own[PANEL_SIZE + STRIP_SIZE :],
-        )
         operands = Operands(
             borrow(out),
             borrow(activation),
@@ -96,11 +74,19 @@ def _sixteen_bit_gemm(out, activation, a, b, bias, addend, variant, scratch):
             borrow(addend),
             variant,
         )
-        _share(operands, packed, np.int64(worker), workers)
+        packed = divided_scratch(borrow(scratch[worker]))
+        gemm_share(operands, packed, np.int64(worker), workers)
 
 
 @jit
-def _share(operands, packed, worker, workers):
+def divided_scratch(own):
+    """own (SCRATCH,) -> Packed."""
+    panel, strip = own[:PANEL_SIZE], own[PANEL_SIZE : PANEL_SIZE + STRIP_SIZE]
+    return Packed(panel, strip, own[PANEL_SIZE + STRIP_SIZE :])
+
+
+@jit
+def gemm_share(operands, packed, worker, workers):
     """The worker's part of the result, strip after strip."""
     a, variant = operands.a, operands.variant
     M, N = operands.out.shape
@@ -116,9 +102,10 @@ def _share(operands, packed, worker, workers):
     right = min(N, vectors * (j + 1) // across * LANES)
     blocks = max(1, ceil_div(K, DEPTH))
     row_size = _padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
-    max_height = min(STRIP, STRIP_SIZE // row_size // TILE_ROWS * TILE_ROWS)
+    together = _height(a)
+    max_height = min(STRIP, STRIP_SIZE // row_size) // together * together
     # Strips of equal height: b is packed for each of them, however few rows it has.
-    height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), TILE_ROWS)
+    height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), together)
     # Sums that are complete after one block need the space of one panel only.
     width = right - left if blocks == 1 else (SUMS_SIZE // height - 16) // LANES * LANES
     for row in range(first, last, height):
@@ -134,6 +121,18 @@ def _padded_row(size):
     With a power of two the rows of a tile would compete for few sets of the cache.
     """
     return round_up(size, 16) + 16
+
+
+# `converted`, `bfloat16_pairs` and `amx` pack and multiply by functions of the same names: which of
+# them do is known when a product is compiled.
+def _packing(array) -> ModuleType:
+    if not ISA.pairs or array.dtype != types.int16:
+        return converted
+    return amx if ISA.matrix_unit else bfloat16_pairs
+
+
+def _height(a):
+    """The number of rows of the result that are multiplied at a time."""
 
 
 def _packed_depth(a, depth):
@@ -152,74 +151,55 @@ def _multiply(a, *operands):
     """`multiply_panel` for what is packed of a."""
 
 
-def _is_paired(array):
-    return ISA.pairs and array.dtype == types.int16
+@overload(_height)
+def _height_of(a):
+    height = _packing(a).HEIGHT
+
+    def constant(a):
+        return height
+
+    return constant
 
 
 @overload(_packed_depth)
 def _packed_depth_of(a, depth):
-    def converted(a, depth):
-        return depth
+    packed_depth = _packing(a).packed_depth
 
-    def paired(a, depth):
-        return ceil_div(depth, 2)
+    def call(a, depth):
+        return packed_depth(depth)
 
-    return paired if _is_paired(a) else converted
+    return call
 
 
 @overload(_pack_a)
 def _pack_a_of(strip, a, variant, start, end, first, last):
-    def converted(strip, a, variant, start, end, first, last):
-        depth = end - start
-        if variant == TRANSPOSE_A:
-            pack_columns(strip, a, start, end, first, last)
-            return Strip(at(strip, 0), packed_tile(depth), 1, TILE_ROWS)
-        row = _padded_row(depth)
-        copy_rows(strip, row, a, first * a.shape[1] + start, last - first, depth)
-        return Strip(at(strip, 0), TILE_ROWS * row, row, 1)
+    pack_a, packed_depth = _packing(a).pack_a, _packing(a).packed_depth
 
-    def paired(strip, a, variant, start, end, first, last):
-        depth = ceil_div(end - start, 2)
-        if variant == TRANSPOSE_A:
-            pack_word_columns(strip, a, start, end, first, last)
-            return Strip(at(strip, 0), packed_tile(depth), 1, TILE_ROWS)
-        K = a.shape[1]
-        if K % 2 == 0:  # the rows of a consist of words
-            return Strip(words(a, first * K + start), TILE_ROWS * (K // 2), K // 2, 1)
-        row = _padded_row(depth)
-        pack_words(strip, row, a, start, end, first, last)
-        return Strip(at(strip, 0), TILE_ROWS * row, row, 1)
+    def call(strip, a, variant, start, end, first, last):
+        row = _padded_row(packed_depth(end - start))
+        return pack_a(strip, row, a, variant, start, end, first, last)
 
-    return paired if _is_paired(a) else converted
+    return call
 
 
 @overload(_pack_b)
 def _pack_b_of(panel, b, variant, start, end, left, right):
-    def converted(panel, b, variant, start, end, left, right):
-        if variant == TRANSPOSE_B:
-            pack_transposed(panel, b, start, end, left, right)
-        else:
-            source = start * b.shape[1] + left
-            copy_rows(panel, round_up(right - left, LANES), b, source, end - start, right - left)
+    pack_b = _packing(b).pack_b
 
-    def paired(panel, b, variant, start, end, left, right):
-        if variant == TRANSPOSE_B:
-            pack_words_transposed(panel, b, start, end, left, right)
-        else:
-            pack_word_rows(panel, b, start, end, left, right)
+    def call(panel, b, variant, start, end, left, right):
+        pack_b(panel, b, variant, start, end, left, right)
 
-    return paired if _is_paired(b) else converted
+    return call
 
 
 @overload(_multiply)
 def _multiply_of(a, *operands):
-    def converted(a, *operands):
-        multiply_panel(*operands)
+    multiply = _packing(a).multiply
 
-    def paired(a, *operands):
-        multiply_pairs(*operands)
+    def call(a, *operands):
+        multiply(*operands)
 
-    return paired if _is_paired(a) else converted
+    return call
 
 
 @jit

@@ -1,0 +1,100 @@
+"""Products of bfloat16 on the matrix unit of the CPU: Intel's AMX.
+
+The words are those of `bfloat16_pairs`. The depth that is multiplied is a multiple of TILE of them,
+filled up with zeros.
+"""
+
+from smallmind.kernels.codegen.jit import jit, native
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import at, load_first, store
+from smallmind.kernels.codegen.transpose import transpose_tile
+from smallmind.kernels.gemm.amx_tile import TILE, configure, multiply_tiles, release
+from smallmind.kernels.gemm.bfloat16_pairs import (
+    interleave,
+    pack_word_rows,
+    pack_words,
+    pack_words_transposed,
+    words,
+)
+from smallmind.kernels.gemm.packing import TRANSPOSE_A, TRANSPOSE_B
+from smallmind.kernels.gemm.tile import PANEL_SIGNATURE, Rows, Strip, advance
+
+HEIGHT = 2 * TILE  # rows of the result that are multiplied at a time
+
+
+@jit
+def packed_depth(depth):
+    """The number of words that `depth` elements of a row become when packed."""
+    return round_up(ceil_div(depth, 2), TILE)
+
+
+@jit
+def pack_a(strip, row, a, variant, start, end, first, last):
+    """Rows first..last, K start..end of the left operand -> Strip, of scratch or of a.
+
+    row: words from a packed row to the next.
+    """
+    K = a.shape[1]
+    if variant == TRANSPOSE_A:
+        _pack_columns(strip, row, a, start, end, first, last)
+    elif K % 2:
+        strip[: (last - first) * row] = 0
+        pack_words(strip, row, a, start, end, first, last)
+    elif (end - start) % (2 * TILE):
+        for i in range(last - first):
+            source = words(a, (first + i) * K + start)
+            count = (end - start) // 2
+            for k in range(0, packed_depth(end - start), TILE):
+                store(strip, i * row + k, load_first(source, k, min(TILE, count - k)))
+    else:  # the rows of a consist of words
+        return Strip(words(a, first * K + start), HEIGHT * (K // 2), K // 2, 1)
+    return Strip(at(strip, 0), HEIGHT * row, row, 1)
+
+
+@jit
+def _pack_columns(strip, row, a, start, end, first, last):
+    """a[start:end, first:last]^T -> words in strip, row by row; whole tiles of rows."""
+    M = a.shape[1]
+    for k in range(0, packed_depth(end - start), TILE):
+        for column in range(0, last - first, TILE):
+            for i in range(TILE):
+                lower = start + 2 * (k + i)
+                count = M - first - column if lower < end else 0
+                place = lower * M + first + column
+                upper = place + M if lower + 1 < end else -1
+                interleave(strip, (column + i) * row + k, a, place, upper, count)
+            tile = at(strip, column * row + k)
+            transpose_tile(tile, row, tile, row)
+
+
+@jit
+def pack_b(panel, b, variant, start, end, left, right):
+    """K start..end, columns left..right of the right operand -> (words, whole vectors)."""
+    if variant == TRANSPOSE_B:
+        pack_words_transposed(panel, b, start, end, left, right, packed_depth(end - start))
+    else:
+        pack_word_rows(panel, b, start, end, left, right, packed_depth(end - start))
+
+
+# It comes last because it is compiled when it is defined.
+@native("smallmind_multiply_amx", PANEL_SIGNATURE)
+def multiply(c, a, b, extent, addend, bias, packed):
+    """Like `tile.multiply_panel`, but a, b and depth are in words, filled up and already packed.
+
+    c is written up to whole vectors of columns. bias and packed are NULL.
+    """
+    for row in range(0, extent.rows, HEIGHT):
+        rows = min(HEIGHT, extent.rows - row)
+        configure(min(TILE, rows), max(1, rows - TILE))
+        for column in range(0, extent.columns, 2 * TILE):
+            start = row * addend.stride + column
+            multiply_tiles(
+                Rows(advance(c.start, row * c.stride + column), c.stride),
+                Rows(advance(a.start, row * a.row), a.row),
+                Rows(advance(b.start, column), b.stride),
+                extent.depth,
+                Rows(advance(addend.start, start), addend.stride),
+                rows > TILE,
+                extent.columns - column > TILE,
+            )
+    release()

@@ -1,0 +1,130 @@
+"""The micro-kernel of products on the matrix unit: two by two tiles of the result.
+
+A tile register holds 16 rows of 16 words: of two bfloat16 each, or of one float32. One instruction
+adds the product of two tiles of bfloat16 to a tile of sums, which takes 16 x 16 x 32
+multiplications. Four tiles are loaded for every four that are multiplied.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from smallmind.kernels.codegen.vector_ir import I64
+
+TILE = 16  # rows of a tile register, and words in a row
+# The tile registers: two by two for sums, two for a, two for b.
+SUMS, LEFT, RIGHT = ((0, 1), (2, 3)), (4, 5), (6, 7)
+_I8 = ir.IntType(8)
+_POINTER = _I8.as_pointer()
+
+
+@intrinsic
+def configure(typingctx, upper, lower):
+    """Gives the upper tiles of a and of the sums `upper` rows, the lower ones `lower`."""
+
+    def codegen(context, builder, sig, args):
+        configuration = cgutils.alloca_once(builder, ir.ArrayType(_I8, 64))
+        place = builder.bitcast(configuration, _POINTER)
+        upper, lower = (builder.trunc(rows, _I8) for rows in args)
+        rows = dict.fromkeys(RIGHT, _I8(TILE))
+        rows |= dict.fromkeys((*SUMS[0], LEFT[0]), upper)
+        rows |= dict.fromkeys((*SUMS[1], LEFT[1]), lower)
+        # Byte 0: the kind of configuration; from 16 on, two bytes with the bytes of a row for each
+        # tile register; from 48 on, a byte with the number of its rows.
+        content = {0: _I8(1)}
+        content |= {16 + 2 * tile: _I8(4 * TILE) for tile in rows}
+        content |= {48 + tile: count for tile, count in rows.items()}
+        for i in range(64):
+            builder.store(content.get(i, _I8(0)), builder.gep(place, [I64(i)]))
+        _call(builder, "ldtilecfg", place)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def release(typingctx):
+    """Leaves the tile registers, which a switch of threads would otherwise save."""
+
+    def codegen(context, builder, sig, args):
+        _call(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def multiply_tiles(typingctx, c, a, b, depth, addend, two_down, two_across):
+    """c = a b [+ addend] for one or two tiles down and across."""
+
+    def codegen(context, builder, sig, args):
+        c, a, b, depth, addend, two_down, two_across = args
+        c, a, b, addend = (cgutils.unpack_tuple(builder, rows) for rows in (c, a, b, addend))
+        for down in (1, 2):
+            for across in (1, 2):
+                is_down, is_across = (
+                    builder.icmp_unsigned("==", two, two.type(count - 1))
+                    for two, count in ((two_down, down), (two_across, across))
+                )
+                with builder.if_then(builder.and_(is_down, is_across)):
+                    function = tiles_function(builder.module, down, across)
+                    builder.call(function, [*c, *a, *b, depth, *addend])
+        return context.get_dummy_value()
+
+    flags = types.boolean, types.boolean
+    return types.void(c, a, b, types.int64, addend, *flags), codegen
+
+
+def tiles_function(module, down, across):
+    """The IR function that multiplies `down` x `across` tiles; defined once per module."""
+    name = f"smallmind_amx_{down}x{across}"
+    if name in module.globals:
+        return module.globals[name]
+    pointer = ir.FloatType().as_pointer()
+    rows = [pointer, I64]
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [*rows * 3, I64, *rows]), name)
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    function.attributes.add("nounwind")
+    c, c_row, a, a_row, b, b_row, depth, addend, addend_row = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+
+    def each(start, stride):
+        """(register, pointer) for each tile of sums, in a matrix from start on."""
+        for i in range(down):
+            row = builder.gep(start, [builder.mul(stride, I64(i * TILE))])
+            for j in range(across):
+                yield SUMS[i][j], builder.gep(row, [I64(j * TILE)])
+
+    def transfer(name, tile, pointer, stride):
+        place = builder.bitcast(pointer, _POINTER)
+        _call(builder, name, _I8(tile), place, builder.mul(stride, I64(4)))
+
+    is_absent = builder.icmp_unsigned("==", builder.ptrtoint(addend, I64), I64(0))
+    with builder.if_else(is_absent) as (zero, add):
+        with zero:
+            for tile, _ in each(c, c_row):
+                _call(builder, "tilezero", _I8(tile))
+        with add:
+            for tile, pointer in each(addend, addend_row):
+                transfer("tileloadd64", tile, pointer, addend_row)
+    with cgutils.for_range_slice(builder, I64(0), depth, I64(TILE), I64) as (k, _):
+        for j in range(across):
+            place = builder.gep(b, [builder.add(builder.mul(k, b_row), I64(j * TILE))])
+            transfer("tileloadd64", RIGHT[j], place, b_row)
+        for i in range(down):
+            place = builder.gep(a, [builder.add(k, builder.mul(a_row, I64(i * TILE)))])
+            transfer("tileloadd64", LEFT[i], place, a_row)
+            for j in range(across):
+                _call(builder, "tdpbf16ps", *map(_I8, (SUMS[i][j], LEFT[i], RIGHT[j])))
+    for tile, pointer in each(c, c_row):
+        transfer("tilestored64", tile, pointer, c_row)
+    builder.ret_void()
+    return function
+
+
+def _call(builder, name, *arguments):
+    kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
+    builder.call(function, arguments)

@@ -1,0 +1,46 @@
+"""Products of 16-bit numbers that are converted to float32 as they are packed."""
+
+from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.codegen.rounding import round_up
+from smallmind.kernels.codegen.simd import LANES, at
+from smallmind.kernels.gemm.packing import (
+    TRANSPOSE_A,
+    TRANSPOSE_B,
+    copy_rows,
+    pack_columns,
+    pack_transposed,
+    packed_tile,
+)
+from smallmind.kernels.gemm.tile import TILE_ROWS, Strip, multiply_panel
+
+HEIGHT = TILE_ROWS  # rows of the result that are multiplied at a time
+multiply = multiply_panel
+
+
+@jit
+def packed_depth(depth):
+    """The number of float32 that `depth` elements of a row become when packed."""
+    return depth
+
+
+@jit
+def pack_a(strip, row, a, variant, start, end, first, last):
+    """Rows first..last, K start..end of the left operand -> Strip, of scratch.
+
+    row: float32 from a packed row to the next.
+    """
+    if variant == TRANSPOSE_A:
+        pack_columns(strip, a, start, end, first, last)
+        return Strip(at(strip, 0), packed_tile(end - start), 1, TILE_ROWS)
+    copy_rows(strip, row, a, first * a.shape[1] + start, last - first, end - start)
+    return Strip(at(strip, 0), TILE_ROWS * row, row, 1)
+
+
+@jit
+def pack_b(panel, b, variant, start, end, left, right):
+    """K start..end, columns left..right of the right operand -> (depth, whole vectors)."""
+    if variant == TRANSPOSE_B:
+        pack_transposed(panel, b, start, end, left, right)
+    else:
+        source = start * b.shape[1] + left
+        copy_rows(panel, round_up(right - left, LANES), b, source, end - start, right - left)
