@@ -85,6 +85,7 @@ RECIPES = {
             "steps": 1500,
             **ARCHITECTURES["llama"],
             "qk_norm": True,
+            "tie_weights": False,
             "optimizer": "muon",
             "schedule": "linear",
             "warmup_steps": 10,
