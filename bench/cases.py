@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.ceilings import multiply_add, multiply_pairs
+from bench.ceilings import multiply_add, multiply_bfloat16
 from bench.timing import Contestant
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.alignment import aligned_empty, aligned_zeros
-from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 
@@ -222,7 +221,7 @@ def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
         exact=exact,
         nbytes=_bytes(a, b, out),
         flops=2 * M * K * N,
-        peak=multiply_pairs if ISA.bfloat16 else multiply_add,
+        peak=multiply_bfloat16,
         allowed_error=5e-5 if exact_result else 2**-8,
     )
 

@@ -3,9 +3,14 @@
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.simd import LANES, dot_pairs, fma, lane_sum, load, store
+from smallmind.kernels.codegen.simd import LANES, at, dot_pairs, fma, lane_sum, load, store
 from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.gemm.tile import NULL, Extent, Rows, Strip
+
+if ISA.matrix_unit:
+    from smallmind.kernels.gemm import amx
 
 _CHAINS = 12  # independent sums: at least latency times number of the multipliers of any CPU
 _ROUNDS = 100_000
@@ -65,6 +70,37 @@ def multiply_pairs():
     workers = threads()
     _multiply_pairs(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
     return 4 * _CHAINS * LANES * _ROUNDS * workers
+
+
+@parallel_jit
+def _multiply_tiles(operands, rounds, workers):
+    for worker in prange(workers):
+        size = amx.HEIGHT * _DEPTH
+        own = operands[worker]
+        a = Strip(at(own, 0), size, _DEPTH, 1)
+        b = Rows(at(own, size), amx.HEIGHT)
+        c = Rows(at(own, 2 * size), amx.HEIGHT)
+        extent = Extent(amx.HEIGHT, amx.HEIGHT, _DEPTH)
+        for _ in range(rounds):
+            amx.multiply(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
+
+
+_DEPTH = 128  # words: the operands stay in the first-level cache
+
+
+def multiply_tiles():
+    """Like multiply_add, with bfloat16 on the matrix unit."""
+    workers, rounds = threads(), 500
+    size = 2 * amx.HEIGHT * _DEPTH + amx.HEIGHT**2
+    _multiply_tiles(np.zeros((workers, size), np.float32), rounds, workers)
+    return 4 * amx.HEIGHT**2 * _DEPTH * rounds * workers
+
+
+def multiply_bfloat16():
+    """Runs products of bfloat16 at the CPU's peak rate on every thread -> how many operations."""
+    if ISA.matrix_unit:
+        return multiply_tiles()
+    return multiply_pairs() if ISA.bfloat16 else multiply_add()
 
 
 @parallel_jit

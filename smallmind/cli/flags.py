@@ -14,7 +14,14 @@ from smallmind.checks import InputError
 from smallmind.config import OBSERVING, GenerationConfig
 from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
 from smallmind.settings import RENAMED, SECTIONS, Settings
-from smallmind.sources import FIELDS, given_fields, is_saved_run, read_settings, resolve
+from smallmind.sources import (
+    FIELDS,
+    MODEL_FIELDS,
+    given_fields,
+    is_saved_run,
+    read_settings,
+    resolve,
+)
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
@@ -170,25 +177,31 @@ def settings_of(options: argparse.Namespace) -> Settings:
 def _check_needs(options: argparse.Namespace, settings: Settings) -> None:
     """InputError for a flag, or a key of a TOML file, that has no effect with these settings.
 
-    The config.json of a run has all keys, and a flag may make those of a TOML file idle.
+    Files may be made for several kinds of runs: if flags or names choose another kind, keys without
+    effect are ignored, as they are in the config.json of a run, which has all of them.
     """
     flags = {name for name in vars(options) if name in FIELDS}
     is_toml = options.config and not is_saved_run(options.config)
     from_file = read_settings(options.config).keys() if is_toml else set()
+    has_names = any((options.recipe, options.arch, options.preset))
     for name in sorted(flags | from_file):
         other, *values = FIELDS[name][1].metadata["needs"] or (None,)
-        if other is None or (other in flags and name not in flags):
+        is_open = name not in flags and (other in flags or (has_names and other not in from_file))
+        is_from_model = settings.run.init_from and other in MODEL_FIELDS
+        if other is None or is_open or is_from_model:
             continue
-        if (actual := getattr(getattr(settings, FIELDS[other][0]), other)) not in values:
-            wanted = [_flag(other)] if values == [True] else [f"{_flag(other)} {values[0]}"]
-            wanted += values[1:]
+        actual = getattr(getattr(settings, FIELDS[other][0]), other)
+        if actual not in values:
+            where = "" if name in flags else f"{options.config}: "
             unless = "" if actual in (None, False) else f" with {_flag(other)} {actual}"
-            raise InputError(f"{_flag(name)} has no effect{unless}; it needs {_either(wanted)}")
+            first = _flag(other) if values == [True] else f"{_flag(other)} {values[0]}"
+            needed = _either([first, *values[1:]])
+            raise InputError(f"{where}{_flag(name)} has no effect{unless}; it needs {needed}")
 
 
 def _either(words: list[str]) -> str:
     """'a', 'a or b', 'a, b or c'."""
-    return " or ".join([", ".join(words[:-1]), words[-1]][len(words) == 1 :])
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def observing_of(options: argparse.Namespace) -> Fields:

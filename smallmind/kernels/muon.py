@@ -45,8 +45,7 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
     gradients become zeros, and working (n,), if it is not None, a copy of the parameters, rounded
     to its dtype. blocks: MatrixBlocks, which hold every element; coefficients: MuonCoefficients.
 
-    newton_schulz is computed in float32, but where working is in bfloat16 and the CPU has a matrix
-    unit for it, in bfloat16.
+    newton_schulz is in float32, or in bfloat16 if working is and the CPU has a matrix unit.
     """
     working = _NO_VECTOR if working is None else working
     coefficients = MuonCoefficients(*map(float, coefficients))

@@ -53,7 +53,7 @@ class Scratch(NamedTuple):
 
 @jit
 def divided(own, M, N):
-    """own (MatrixBlocks.scratch_size + PACKING,) -> Scratch for a matrix (M, N)."""
+    """own (at least MatrixBlocks.scratch_size + PACKING,) -> Scratch for a matrix (M, N)."""
     R = min(M, N)
     size, square = M * N, R * R
     end = 2 * size + 4 * square
@@ -65,7 +65,7 @@ def divided(own, M, N):
         squares[1],
         squares[2],
         squares[3],
-        own[end : end + PACKING],
+        own[end:],
     )
 
 

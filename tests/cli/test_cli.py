@@ -847,7 +847,11 @@ def test_settings_without_an_effect_are_refused_wherever_they_come_from(text, tm
     file.write_text("[training]\nschedule = 'step'\nlr_decay_every = 9\n", encoding="utf-8")
     plan = ["check", text, *SMALL, "--config", str(file)]
     assert main(plan) == 0
-    assert main([*plan, "--schedule", "cosine"]) == 0  # the file may be for another schedule
+    # The file may be for other kinds of runs too.
+    assert main([*plan, "--schedule", "cosine"]) == 0
+    file.write_text("[training]\nmomentum = 0.9\n", encoding="utf-8")
+    assert main([*plan, "--recipe", "gpt2"]) == 0
+    assert main(plan) == 0
 
 
 @pytest.mark.parametrize(

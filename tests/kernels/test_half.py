@@ -23,6 +23,7 @@ SHAPES = [
     # Around the tiles of a matrix unit: 16 rows, 32 along K, 16 columns.
     *((16, 32, 16), (17, 33, 17), (15, 31, 15), (32, 64, 32), (33, 66, 49), (48, 62, 80)),
     *((31, 1030, 15), (224, 1100, 129)),
+    *((5, 1023, 64), (7, 2045, 128)),  # the last block along K is deeper than the others
 ]
 KEY = 0x123456789ABCDEF
 

@@ -35,7 +35,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     if features.get("avx512f"):
         dots = bool(features.get("avx512bf16"))
         matrix_unit = bool(dots and features.get("amx-tile") and features.get("amx-bf16"))
-        is_amd = features.get("sse4a")
+        is_amd = features.get("sse4a")  # which no other CPU has
         return InstructionSet(
             "AVX-512",
             lanes=16,
@@ -60,7 +60,10 @@ def _may_use_matrix_unit() -> bool:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    try:
+        return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
+    except (OSError, AttributeError):  # a static Python
+        return False
 
 
 def _compiled_features() -> dict[str, bool]:

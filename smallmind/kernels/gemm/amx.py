@@ -1,7 +1,6 @@
 """Products of bfloat16 on the matrix unit of the CPU: Intel's AMX.
 
-The words are those of `bfloat16_pairs`. The depth that is multiplied is a multiple of TILE of them,
-filled up with zeros.
+The words are those of `bfloat16_words`; the depth is padded with zeros to a multiple of TILE words.
 """
 
 from smallmind.kernels.codegen.jit import jit, native
@@ -9,14 +8,9 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import at, load_first, store
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.amx_tile import TILE, configure, multiply_tiles, release
-from smallmind.kernels.gemm.bfloat16_pairs import (
-    interleave,
-    pack_word_rows,
-    pack_words,
-    pack_words_transposed,
-    words,
-)
-from smallmind.kernels.gemm.packing import TRANSPOSE_A, TRANSPOSE_B
+from smallmind.kernels.gemm.bfloat16_words import interleave, pack_words, words
+from smallmind.kernels.gemm.bfloat16_words import pack_b as pack_b
+from smallmind.kernels.gemm.packing import TRANSPOSE_A
 from smallmind.kernels.gemm.tile import PANEL_SIGNATURE, Rows, Strip, advance
 
 HEIGHT = 2 * TILE  # rows of the result that are multiplied at a time
@@ -67,19 +61,10 @@ def _pack_columns(strip, row, a, start, end, first, last):
             transpose_tile(tile, row, tile, row)
 
 
-@jit
-def pack_b(panel, b, variant, start, end, left, right):
-    """K start..end, columns left..right of the right operand -> (words, whole vectors)."""
-    if variant == TRANSPOSE_B:
-        pack_words_transposed(panel, b, start, end, left, right, packed_depth(end - start))
-    else:
-        pack_word_rows(panel, b, start, end, left, right, packed_depth(end - start))
-
-
 # It comes last because it is compiled when it is defined.
 @native("smallmind_multiply_amx", PANEL_SIGNATURE)
 def multiply(c, a, b, extent, addend, bias, packed):
-    """Like `tile.multiply_panel`, but a, b and depth are in words, filled up and already packed.
+    """Like `tile.multiply_panel`, but a, b and depth are in words, padded and already packed.
 
     c is written up to whole vectors of columns. bias and packed are NULL.
     """

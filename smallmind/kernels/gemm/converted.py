@@ -37,10 +37,10 @@ def pack_a(strip, row, a, variant, start, end, first, last):
 
 
 @jit
-def pack_b(panel, b, variant, start, end, left, right):
+def pack_b(panel, b, variant, start, end, left, right, depth):
     """K start..end, columns left..right of the right operand -> (depth, whole vectors)."""
     if variant == TRANSPOSE_B:
         pack_transposed(panel, b, start, end, left, right)
     else:
         source = start * b.shape[1] + left
-        copy_rows(panel, round_up(right - left, LANES), b, source, end - start, right - left)
+        copy_rows(panel, round_up(right - left, LANES), b, source, depth, right - left)

@@ -38,7 +38,7 @@ elif ISA.pairs:
 
 # Scratch of a thread: a packed panel of b, a packed strip of a, which stays in the second-level
 # cache, and the incomplete sums of a strip.
-PANEL_SIZE = DEPTH * PANEL
+PANEL_SIZE = (DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be deeper by one
 STRIP_SIZE = 64 * 1024
 SUMS_SIZE = 64 * 1024
 SCRATCH = PANEL_SIZE + STRIP_SIZE + SUMS_SIZE
@@ -102,10 +102,10 @@ def gemm_share(operands, packed, worker, workers):
     right = min(N, vectors * (j + 1) // across * LANES)
     blocks = max(1, ceil_div(K, DEPTH))
     row_size = _padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
-    together = _height(a)
-    max_height = min(STRIP, STRIP_SIZE // row_size) // together * together
+    step = _height(a)
+    max_height = min(STRIP, STRIP_SIZE // row_size) // step * step
     # Strips of equal height: b is packed for each of them, however few rows it has.
-    height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), together)
+    height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), step)
     # Sums that are complete after one block need the space of one panel only.
     width = right - left if blocks == 1 else (SUMS_SIZE // height - 16) // LANES * LANES
     for row in range(first, last, height):
@@ -123,8 +123,8 @@ def _padded_row(size):
     return round_up(size, 16) + 16
 
 
-# `converted`, `bfloat16_pairs` and `amx` pack and multiply by functions of the same names: which of
-# them do is known when a product is compiled.
+# `converted`, `bfloat16_pairs` and `amx` have functions of the same names, which pack and multiply.
+# The one for an array is chosen at compile time.
 def _packing(array) -> ModuleType:
     if not ISA.pairs or array.dtype != types.int16:
         return converted
@@ -184,10 +184,10 @@ def _pack_a_of(strip, a, variant, start, end, first, last):
 
 @overload(_pack_b)
 def _pack_b_of(panel, b, variant, start, end, left, right):
-    pack_b = _packing(b).pack_b
+    pack_b, packed_depth = _packing(b).pack_b, _packing(b).packed_depth
 
     def call(panel, b, variant, start, end, left, right):
-        pack_b(panel, b, variant, start, end, left, right)
+        pack_b(panel, b, variant, start, end, left, right, packed_depth(end - start))
 
     return call
 

@@ -237,7 +237,7 @@ class Rows(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """The left operand of a product: TILE_ROWS rows, then the next TILE_ROWS rows, ..."""
+    """The left operand of a product, tile after tile: TILE_ROWS rows, or on a matrix unit 32."""
 
     start: Any  # pointer
     tile: int  # from the start of a tile to that of the next
