@@ -193,15 +193,15 @@ class Parameters:
         return ranges
 
     def store_working_copy(self, dtype: Any) -> None:
-        """Makes layers read a copy in dtype or, for None, the values themselves.
+        """Makes layers read a copy in dtype, initially zeros, or for None the values themselves.
 
-        The optimizer keeps the copy up to date; call `refresh` after writing to `data` by hand.
+        `refresh` fills it, and is called after writing to `data` by hand; the optimizer keeps it up
+        to date.
         """
         self.working = None if dtype is None else self.zeros(self.data.size, dtype)
         self.compute = self.views if self.working is None else self._views(self.working)
         for handle, view in zip(self._handles, self.compute.values(), strict=True):
             handle.compute = view
-        self.refresh()
 
     def refresh(self) -> None:
         """Rounds the values into the working copy, if there is one."""

@@ -131,6 +131,7 @@ class TransformerModel:
         self.config = config
         self.seed = seed
         self.backend = backend.name
+        self._has_contents = backend.computes
         self.workspace = Workspace(backend, dtype, config.dropout, seed)
         self.flat = Parameters()
         self.network = Network(self.workspace, self.flat, config)
@@ -185,6 +186,8 @@ class TransformerModel:
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
         self.precision = precision
         self.flat.store_working_copy(dtype)
+        if self._has_contents:
+            self.flat.refresh()
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
         return precision
 

@@ -989,7 +989,8 @@ def test_estimate_says_how_long_a_step_takes(text, capsys, monkeypatch, seconds,
 
 
 def test_estimate_uses_the_vocabulary_of_the_text_unless_given(text, capsys):
-    flags = ["--n-embd", "4096", "--memory", "1TB"]  # 4096 channels: a token is 16 KB
+    # 4096 channels: a token is 16 KB.
+    flags = ["--n-embd", "4096", "--memory", "1TB", "--tie-weights"]
     weights = [
         megabytes(estimate_of(capsys, *given, *flags)[1]["weights"])
         for given in ([text], ["--vocab-size", str(len(set(TEXT)))], ["--vocab-size", "1000"], [])
@@ -1036,6 +1037,7 @@ def test_estimate_names_flags_that_fit(capsys):
 
 def test_estimate_says_what_to_change_if_no_sequence_fits(capsys):
     given = ["--vocab-size", "65", "--block-size", "8192", "--memory", "250MB"]
+    given += ["--precision", "float32"]
     status, cells, lines = estimate_of(capsys, *given)
     assert status == 1 and "Not even one sequence fits." in lines
     ways = {name: cell for name, cell in cells.items() if name.startswith("--")}
@@ -1116,7 +1118,7 @@ def test_train_refuses_what_does_not_fit_before_it_starts(
 def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
     free(145 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
-    flags += ["--steps", "2"]
+    flags += ["--steps", "2", "--precision", "float32"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
     advice = capsys.readouterr().err.split("; use ")[1].split(" (")[0]
     assert advice == "--micro-batch-size 32"

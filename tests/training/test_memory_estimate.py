@@ -106,6 +106,12 @@ RUNS = [
 ]
 
 
+def test_an_estimate_touches_no_weights(monkeypatch):
+    monkeypatch.setattr("smallmind.nn.parameters.round_to", None)
+    for precision in ("float16", "bfloat16"):
+        estimate(ModelConfig(n_embd=4096, n_head=32), TrainingConfig(precision=precision), 2)
+
+
 @pytest.mark.parametrize(
     ("run", "strategy", "precision"),
     [  # each run with each strategy, and both with each precision
