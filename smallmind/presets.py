@@ -51,6 +51,9 @@ class Recipe(NamedTuple):
     fits: bool  # with `minutes`, the size of the model follows from the time
 
 
+FINE_TUNING = 0.3  # of the rates from scratch
+
+
 def _modern_rates(fields: Fields) -> Fields:
     """The rates, which end at zero where the schedule can, and the precision.
 
@@ -62,6 +65,10 @@ def _modern_rates(fields: Fields) -> Fields:
     tokens = windows * fields.get("block_size", 64)
     follows: Fields = {"beta2": max(0.9, 0.99 ** (tokens / 768))}
     follows["learning_rate"] = 1e-2 if fields["optimizer"] == "muon" else 4e-3
+    if fields.get("init_from"):  # weights that are good already
+        follows["learning_rate"] *= FINE_TUNING
+        if fields["optimizer"] == "muon":
+            follows["matrix_learning_rate"] = FINE_TUNING * 0.02
     if fields["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
         follows["min_lr"] = 0.0
     if not fields.get("use_mixed_precision"):

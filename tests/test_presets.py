@@ -144,6 +144,10 @@ def test_a_run_that_starts_from_a_model_keeps_its_parts():
     assert not fields.keys() & {field.name for field in dataclasses.fields(ModelConfig)}
     assert fields["optimizer"] == "muon"
     assert resolve(flags={"init_from": "runs/book", "dropout": 0.1})["dropout"] == 0.1
+    # Fine-tuning at the rates from scratch would undo what was learned.
+    for name, scratch in (("learning_rate", 0.01), ("matrix_learning_rate", 0.02)):
+        assert fields[name] == pytest.approx(0.3 * scratch)
+        assert resolve(flags={"init_from": "runs/book", name: scratch})[name] == scratch
 
 
 def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
@@ -180,7 +184,8 @@ def test_the_readme_lists_sizes_and_presets(kind, known):
 def test_the_readme_lists_parameters_and_memory_of_sizes():
     vocab_size = len(set(built_in_text()))
     for row, settings in zip(readme_rows("`--size`"), SIZES.values(), strict=True):
-        configs = configure(resolve(flags={**settings, "vocab_size": vocab_size}))
+        flags = {**settings, "vocab_size": vocab_size, "precision": "float32"}
+        configs = configure(resolve(flags=flags))
         model, training = configs["model"], configs["training"]
         assert row["parameters"] == f"{declare_parameters(model).count:,}"
         memory = estimate(model, training, configs["run"].batch_size, threads=2).total

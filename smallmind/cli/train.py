@@ -132,6 +132,7 @@ def _build(console: Console, run: "Run") -> None:
 def _fit(console: Console, run: "Run", end: float) -> None:
     """Chooses the number of steps of a run with --minutes."""
     from smallmind.cli.describe import model_for_minutes
+    from smallmind.runs.pace import MAX_PASSES
 
     with activity.doing("Timing a few steps"):
         pace, left = run.fit_steps(end)
@@ -142,6 +143,11 @@ def _fit(console: Console, run: "Run", end: float) -> None:
         f"seconds, with evaluations of {pace.evaluation:.2f} s, saves of {pace.save:.2f} s and "
         f"{pace.end:.1f} s at the end; {config.warmup_steps} of the steps are warmup"
     )
+    if pace.total(config) < 0.9 * left:
+        console.line(
+            f"The run ends sooner: more than {MAX_PASSES} passes over the text would memorise it. "
+            "--steps N trains for longer."
+        )
 
 
 def _train(

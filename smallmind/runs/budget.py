@@ -28,6 +28,7 @@ LEARNING = 0.85  # share of the time spent in training passes; the rest updates 
 TOKENS_PER_PARAMETER = 5.0  # where the loss is lowest for the time
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 4096  # tokens
+PARAMETERS_PER_CHARACTER = 4.0  # of the text: more of them memorise it
 # Passes over the text -> dropout that such a run needs at least.
 DROPOUT = ((24, 0.2), (4, 0.1), (0, 0.0))
 
@@ -96,7 +97,9 @@ def choose(given: Fields, fields: Fields, operations: float, characters: int) ->
     chosen, size = candidates[0], parameters(fields | candidates[0]) or 1
     for candidate in candidates:
         count = parameters(fields | candidate)
-        if count and operations / (OPERATIONS * count) >= TOKENS_PER_PARAMETER * count:
+        if not count or count > PARAMETERS_PER_CHARACTER * characters:
+            continue
+        if operations / (OPERATIONS * count) >= TOKENS_PER_PARAMETER * count:
             chosen, size = candidate, count
     tokens = operations / (OPERATIONS * size)
     batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))

@@ -30,6 +30,7 @@ MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
 SAMPLE_TOKENS = 40  # of the sample that is timed
+MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
 # Of a rough pace.
 TRIES, MAX_TRY = 3, 0.2  # calls that are timed, and seconds after which one is enough
@@ -121,8 +122,10 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     )
 
 
-def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingConfig:
-    """The config with the number of steps that fit, at most a tenth of them warmup.
+def fit_steps(
+    config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
+) -> TrainingConfig:
+    """The config with the number of steps that fit, at most `most`; a tenth of them is warmup.
 
     InputError if not even one fits.
     """
@@ -137,7 +140,7 @@ def fit_steps(config: TrainingConfig, pace: Pace, seconds: float) -> TrainingCon
             f"{max(0, seconds):.1f} seconds are left, and a run of 10 steps takes {needed:.1f}: "
             "give more minutes, or a smaller model"
         )
-    fitting, too_many = 1, math.ceil(seconds / pace.step) + 1
+    fitting, too_many = 1, int(min(most, math.ceil(seconds / pace.step))) + 1
     while too_many - fitting > 1:
         middle = (fitting + too_many) // 2
         fitting, too_many = (middle, too_many) if fits(middle) else (fitting, middle)

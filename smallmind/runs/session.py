@@ -260,13 +260,17 @@ class Run:
     def fit_steps(self, end: float) -> tuple[pace.Pace, float]:
         """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
 
-        Times a few steps, which have no effect -> the pace measured, and the seconds that were left
-        then. InputError if not even one step fits.
+        It ends sooner than that after MAX_PASSES over the text. Times a few steps, which have no
+        effect -> the pace measured, and the seconds that were left then. InputError if not even one
+        step fits.
         """
         config, now = self.settings.training, clock()
         measured = pace.measure(self.training, config, end - now, self.path, SAMPLE_TOKENS)
         left = end - clock()
-        fitted = pace.fit_steps(config, measured, left)
+        data = self.training.data
+        tokens = config.grad_accum_steps * data.batch_size * data.block_size
+        most = max(1, pace.MAX_PASSES * len(data.train) // tokens)
+        fitted = pace.fit_steps(config, measured, left, most)
         self.settings = dataclasses.replace(self.settings, training=fitted)
         self._save_config()
         return measured, left

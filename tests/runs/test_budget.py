@@ -34,7 +34,7 @@ def tokens_of(settings, operations):
 def test_more_time_makes_larger_models_that_see_more_text():
     before, sizes = 0, []
     for power in range(9, 18):
-        settings = chosen(10.0**power)
+        settings = chosen(10.0**power, characters=10**9)
         count = budget.parameters(dataclasses.asdict(settings.model))
         sizes.append(count)
         tokens = tokens_of(settings, 10.0**power)
@@ -77,6 +77,15 @@ def test_what_is_given_stays(operations, characters, given):
 def test_small_texts_need_dropout():
     shares = [chosen(1e14, characters).model.dropout for characters in (10**8, 10**6, 10**5)]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
+
+
+def test_small_texts_need_small_models():
+    texts = 10**4, 10**5, 10**6, 10**7
+    models = [dataclasses.asdict(chosen(1e16, characters=text).model) for text in texts]
+    sizes = [budget.parameters(model) for model in models]
+    assert sizes == sorted(set(sizes))
+    # But for the smallest model.
+    assert all(size <= 4 * text for size, text in zip(sizes[1:], texts[1:], strict=True))
 
 
 def test_only_what_is_missing_is_chosen(monkeypatch):

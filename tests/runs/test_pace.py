@@ -45,6 +45,12 @@ def test_as_many_steps_fit_as_evaluations_and_saves_allow(val_every):
     assert result == dataclasses.replace(config, steps=steps, warmup_steps=min(100, steps // 10))
 
 
+def test_at_most_so_many_steps_fit():
+    config, measured = TrainingConfig(val_every=0, warmup_steps=100), Pace(0.01, 0.2, 0.05, 2.0)
+    result = fit_steps(config, measured, 60, most=30)
+    assert result == dataclasses.replace(config, steps=30, warmup_steps=3)
+
+
 def test_too_little_time_is_refused_with_the_time_needed():
     with pytest.raises(
         InputError, match=r"1\.0 seconds are left, and a run of 10 steps takes 14\.5: give"

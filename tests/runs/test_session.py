@@ -14,6 +14,7 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run, Settings
+from smallmind.activity import clock
 from smallmind.runs import ending, pace
 from smallmind.runs.pace import Pace
 from smallmind.sources import with_recipe
@@ -293,6 +294,16 @@ def test_minutes_choose_the_number_of_steps(tmp_path, monkeypatch):
     steps = run.settings.training.steps
     assert run.is_finished and 25 <= steps <= 29
     assert Run.open(run.path).settings.training.steps == steps
+
+
+def test_a_run_of_minutes_ends_after_so_many_passes(tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(1e-6, 0.0, 0.0, 0.0))
+    run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
+    run.fit_steps(clock() + 180)
+    data = run.training.data
+    tokens = run.settings.training.steps * data.batch_size * data.block_size
+    assert 63 * len(data.train) < tokens <= 64 * len(data.train)
+    run.discard_untrained()
 
 
 def test_the_library_does_not_import_the_command_line(finished):
