@@ -87,10 +87,10 @@ def _orthogonalised_by(scratch, working):
         way = newton_schulz_bfloat16
     orthogonalise = way.orthogonalise
 
-    def call(scratch, working):
+    def orthogonalised(scratch, working):
         return orthogonalise(scratch)
 
-    return call
+    return orthogonalised
 
 
 @jit

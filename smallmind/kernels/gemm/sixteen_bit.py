@@ -155,51 +155,51 @@ def _multiply(a, *operands):
 def _height_of(a):
     height = _packing(a).HEIGHT
 
-    def constant(a):
+    def rows_at_a_time(a):
         return height
 
-    return constant
+    return rows_at_a_time
 
 
 @overload(_packed_depth)
 def _packed_depth_of(a, depth):
     packed_depth = _packing(a).packed_depth
 
-    def call(a, depth):
+    def depth_when_packed(a, depth):
         return packed_depth(depth)
 
-    return call
+    return depth_when_packed
 
 
 @overload(_pack_a)
 def _pack_a_of(strip, a, variant, start, end, first, last):
     pack_a, packed_depth = _packing(a).pack_a, _packing(a).packed_depth
 
-    def call(strip, a, variant, start, end, first, last):
+    def pack_left_operand(strip, a, variant, start, end, first, last):
         row = _padded_row(packed_depth(end - start))
         return pack_a(strip, row, a, variant, start, end, first, last)
 
-    return call
+    return pack_left_operand
 
 
 @overload(_pack_b)
 def _pack_b_of(panel, b, variant, start, end, left, right):
     pack_b, packed_depth = _packing(b).pack_b, _packing(b).packed_depth
 
-    def call(panel, b, variant, start, end, left, right):
+    def pack_right_operand(panel, b, variant, start, end, left, right):
         pack_b(panel, b, variant, start, end, left, right, packed_depth(end - start))
 
-    return call
+    return pack_right_operand
 
 
 @overload(_multiply)
 def _multiply_of(a, *operands):
     multiply = _packing(a).multiply
 
-    def call(a, *operands):
+    def multiply_packed(a, *operands):
         multiply(*operands)
 
-    return call
+    return multiply_packed
 
 
 @jit
