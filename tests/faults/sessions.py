@@ -110,5 +110,6 @@ def terminals(root, number):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also in what it starts
     kinds = {"pairs": pairs, "terminals": terminals}
     print(kinds[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3])))
