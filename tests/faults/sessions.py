@@ -110,6 +110,8 @@ def terminals(root, number):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also in what it starts
+    # Ignored by what nohup or a shell starts in the background, and so by what that starts.
+    for ignored in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(ignored, signal.SIG_DFL)
     kinds = {"pairs": pairs, "terminals": terminals}
     print(kinds[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3])))
