@@ -101,13 +101,12 @@ def _describe_run(console: Console, run: "Run") -> None:
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":
-        from smallmind.kernels.codegen.isa import ISA
         from smallmind.kernels.codegen.threads import threading_layer, threads
 
         rows += [
             ["threads", f"{threads()}"],
             ["threading layer", threading_layer()],
-            ["instruction set", ISA.name],
+            ["instruction set", run.training.model.instruction_set],
         ]
     else:
         rows.append(["kernels", "plain NumPy"])

@@ -1,8 +1,8 @@
 """The micro-kernel of products on the matrix unit: two by two tiles of the result.
 
 A tile register holds 16 rows of 16 words: of two bfloat16 each, or of one float32. One instruction
-adds the product of two tiles of bfloat16 to a tile of sums: 16 x 16 x 32 multiplications. Four are
-loaded for every four that are multiplied.
+adds the product of two tiles of bfloat16 to a tile of sums: 16 x 16 x 32 multiplications. Each step
+along K loads four tiles and multiplies four times.
 """
 
 from llvmlite import ir
