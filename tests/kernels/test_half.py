@@ -14,6 +14,7 @@ from smallmind.kernels.codegen import simd
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
+from tests.programs import output_of
 
 DTYPES = [FLOAT16, BFLOAT16]
 # Half a unit in the last place, relative.
@@ -277,3 +278,27 @@ def test_adamw_rounds_the_parameters_into_the_working_copy(dtype, n):
     for a, b in zip(plain, copied, strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(working.array, round_to(copied[0], dtype))
+
+
+# The left operand ends where a page begins that cannot be read.
+AT_THE_END = """
+import ctypes, mmap
+import numpy as np
+from smallmind.kernels import compiled
+from smallmind.kernels.half import BFLOAT16
+
+memory = mmap.mmap(-1, 5 * mmap.PAGESIZE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+end = 4 * mmap.PAGESIZE
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.mprotect(ctypes.c_void_p(start + end), mmap.PAGESIZE, 0) == 0
+for M, K in ((1, 32), (17, 64), (20, 96), (33, 32), (3, 31)):
+    a = np.frombuffer(memory, BFLOAT16, M * K, end - 2 * M * K).reshape(M, K)
+    compiled.matmul(np.empty((M, 48), np.float32), a, np.zeros((K, 48), BFLOAT16))
+print("read to the end")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mprotect")
+def test_products_read_nothing_behind_the_left_operand():
+    assert output_of(AT_THE_END) == "read to the end\n"
