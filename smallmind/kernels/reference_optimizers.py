@@ -10,7 +10,8 @@ from smallmind.kernels.half import round_to
 
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
-    return float(np.square(x, dtype=np.float64).sum())
+    x = x.ravel()
+    return float(np.einsum("i,i->", x, x, dtype=np.float64))
 
 
 class AdamWCoefficients(NamedTuple):

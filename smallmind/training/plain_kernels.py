@@ -34,7 +34,6 @@ TEMPORARIES = {
     "cross_entropy": 2,
     "distillation": 10,
     "adamw": 4,
-    "sum_of_squares": 2,
 }
 MUON = 7  # the most that muon holds at a time, in sizes of the largest matrix
 CACHING = 10  # of top_k_log_probabilities, in sizes of the logits: it computes in float64
