@@ -348,7 +348,22 @@ class RunConfig:
     init_from: str | None = setting(
         None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
     )
-    tokenizer: str = setting("char", "what a token is", choices=tuple(parts.TOKENIZERS))
+    tokenizer: str = setting(
+        "char", f"what a token is: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use"
+    )
+    bpe_vocab_size: int = setting(
+        512,
+        "tokens of the vocabulary: the 256 bytes, an end of text, and what the text repeats",
+        low=257,
+        high=2**20,
+        needs=("tokenizer", "bpe"),
+    )
+    bpe_split: str = setting(
+        "gpt2",
+        "pattern by which texts are cut into words",
+        choices=("gpt2", "gpt4"),
+        needs=("tokenizer", "bpe"),
+    )
     batch_size: int = setting(12, "windows of text per batch", low=1, high=MAX_BATCH)
     seed: int = setting(
         1337, "random seed for weights, batches, dropout and samples", low=0, below=2**63
@@ -365,6 +380,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
+        if self.tokenizer not in parts.TOKENIZERS and not self.tokenizer.endswith(".json"):
+            kinds = ", ".join(parts.TOKENIZERS)
+            raise InputError(
+                f"tokenizer={self.tokenizer!r} must be one of {kinds}, or the path of a "
+                "tokenizer.json"
+            )
 
 
 LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature

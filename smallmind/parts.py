@@ -44,6 +44,7 @@ SCHEDULES = {
 TOKENIZERS = {
     "char": "smallmind.text.char_tokenizer:CharTokenizer",
     "byte": "smallmind.text.byte_tokenizer:ByteTokenizer",
+    "bpe": "smallmind.text.bpe_tokenizer:BPETokenizer",
 }
 
 

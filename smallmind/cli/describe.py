@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from smallmind.runs.session import Run
     from smallmind.training.distillation import Distillation
 
+MOST_IN_HEAD = 0.5  # share of the arithmetic
+FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
+
 
 def describe(console: Console, run: "Run") -> None:
     """Prints the model, the data, the teacher and the run, and where its files go."""
@@ -70,6 +73,33 @@ def _describe_data(console: Console, run: "Run") -> None:
         ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
     ]
     console.table("Data", rows)
+    if advice := _advice_on_vocabulary(run):
+        console.line(advice)
+
+
+def _advice_on_vocabulary(run: "Run") -> str:
+    """What speaks against the size of a learned vocabulary; nothing if nothing does."""
+    wanted, V = run.settings.run.bpe_vocab_size, run.training.tokenizer.vocab_size
+    model, tokens = run.training.model, len(run.training.data.train)
+    if run.settings.run.tokenizer != "bpe":
+        return ""
+    if wanted > V:
+        return f"Only {V:,} of {wanted:,} tokens: no pair of them occurs twice in the text"
+    # An embedding is looked up; all else is multiplied with.
+    head = V * model.config.n_embd
+    blocks = [x for name, x in model.parameters.items() if name.startswith("blocks.")]
+    share = head / (head + sum(x.size for x in blocks))
+    if share > MOST_IN_HEAD:
+        return (
+            f"The head takes {share:.0%} of the arithmetic: a smaller --vocab-size or a larger "
+            "model learns more in the same time"
+        )
+    if tokens < FEWEST_PER_TOKEN * V:
+        return (
+            f"The text has {tokens / V:.0f} tokens for each of the vocabulary: too few to learn "
+            "all of them well; a smaller --vocab-size would do better"
+        )
+    return ""
 
 
 def _describe_teacher(console: Console, distillation: "Distillation") -> None:

@@ -216,9 +216,15 @@ def token_name(kind: str) -> str:
 
 
 def _scores(result: Evaluation | EvaluationRecord, token: str) -> str:
-    """2.879 bits/char, perplexity 7.36, next char right 39.4%"""
+    """2.879 bits/char, perplexity 7.36, next char right 39.4%
+
+    Bits per byte as well where they differ, or tokens are no characters.
+    """
+    bits = f"{result.bits_per_character:.3f} bits/char"
+    if token != "char" or f"{result.bits_per_byte:.3f}" != f"{result.bits_per_character:.3f}":
+        bits += f", {result.bits_per_byte:.3f} bits/byte"
     return (
-        f"{result.bits_per_character:.3f} bits/char, "
+        f"{bits}, "
         f"perplexity {format_perplexity(result.perplexity)}, "
         f"next {token} right {result.accuracy:.1%}"
     )

@@ -7,7 +7,7 @@ import re
 from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_training_flags, settings_of
+from smallmind.cli.flags import add_training_flags, given_of, settings_of
 
 DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -15,16 +15,12 @@ UNITS = DECIMAL_UNITS | BINARY_UNITS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of `smallmind estimate`: those of train, and a memory budget."""
+    """Flags of `smallmind estimate`: those of train, and a memory budget.
+
+    --vocab-size stands for a text with so many distinct tokens, unless they are learned from one.
+    """
     add_training_flags(parser)
     group = parser.add_argument_group("Memory budget")
-    group.add_argument(
-        "--vocab-size",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="distinct tokens; default: those of the text",
-    )
     group.add_argument(
         "--memory", type=parse_size, metavar="SIZE", help="such as 800MB; default: what is free"
     )
@@ -36,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the parts of the memory, what fits and the time -> exit status: 0 it fits, 1 not."""
     console = Console()
+    is_learned = given_of(options).get("tokenizer") == "bpe"
+    tokens = None if is_learned else vars(options).pop("bpe_vocab_size", None)
     with activity.showing_on(console.activity):
         settings = settings_of(options)
     if options.target_batch < 1:
@@ -59,13 +57,13 @@ def run(options: argparse.Namespace) -> int:
     if initial:
         settings = with_initial(settings, initial)
     model, size, tokenizer, data = settings.model, None, None, None
-    if settings.run.text or "vocab_size" not in options:
+    if settings.run.text or tokens is None:
         text = read_source(settings.run.text).text
         tokenizer = fit_tokenizer(settings, text, initial)
         data = make_dataset(settings, text, tokenizer)
         size = TextSize.of(text, data)
-    if "vocab_size" in options:  # perhaps another one than that of the text
-        tokenizer = None
+    if tokens is not None:  # perhaps another number than that of the text
+        tokenizer, model = None, dataclasses.replace(model, vocab_size=tokens)
     elif tokenizer:
         model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))

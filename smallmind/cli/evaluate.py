@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
         ["tokens predicted", f"{result.tokens:,}"],
         ["loss", f"{result.loss:.4f} nats per token"],
         ["", f"{result.bits_per_character:.4f} bits/char"],
+        ["", f"{result.bits_per_byte:.4f} bits/byte"],
         ["perplexity", format_perplexity(result.perplexity)],
         [f"next {token} right", f"{result.accuracy:.1%}"],
     ]

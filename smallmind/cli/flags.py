@@ -25,7 +25,13 @@ from smallmind.sources import (
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
-METAVARS = {"init_from": "RUN", "teacher": "RUN_OR_MODEL", "teacher_cache": "FILE"}
+FLAGS = {"bpe_vocab_size": "--vocab-size", "bpe_split": "--split"}  # not named after their fields
+METAVARS = {
+    "init_from": "RUN",
+    "teacher": "RUN_OR_MODEL",
+    "teacher_cache": "FILE",
+    "tokenizer": "KIND",
+}
 DEFAULTS = resolve()
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
@@ -227,7 +233,11 @@ def check_writable(flag: str, file: Path) -> None:
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     flag = _flag(field.name)
     # Only flags that are given become attributes: a default must not override what a file sets.
-    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
+    settings: dict[str, Any] = {
+        "dest": field.name,
+        "default": argparse.SUPPRESS,
+        "help": _help(field),
+    }
     if field.type is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **settings)
         return
@@ -244,11 +254,11 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     for former, name in RENAMED.items():
         if name == field.name:
             settings["help"] = argparse.SUPPRESS
-            group.add_argument(_flag(former), dest=name, type=kind, **settings)
+            group.add_argument(_flag(former), type=kind, **settings)
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:

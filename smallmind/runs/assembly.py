@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import activity, safetensors
+from smallmind import activity, parts, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.nn.transformer import TransformerModel, resolve_precision
@@ -16,7 +16,7 @@ from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load, load_model, read_tokenizer
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
-from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.dataset import HELD_OUT, Dataset, read_text
 from smallmind.text.encoding import encoded
 from smallmind.text.samplers import Epochs
 from smallmind.text.stories import built_in_text
@@ -114,7 +114,7 @@ def fit_tokenizer(settings: Settings, text: str, initial: Initial | None = None)
     InputError if the tokenizer of the weights does not know all characters of the text.
     """
     if initial is None:
-        return Tokenizer(text, settings.run.tokenizer)
+        return _own_tokenizer(settings.run, text)
     if unknown := initial.tokenizer.unknown(text):
         shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         raise InputError(
@@ -122,6 +122,16 @@ def fit_tokenizer(settings: Settings, text: str, initial: Initial | None = None)
             f" {shown}; remove them from the text, or train from scratch without init_from"
         )
     return initial.tokenizer
+
+
+def _own_tokenizer(run: RunConfig, text: str) -> Tokenizer:
+    """The tokenizer that settings name: one of a file, or fitted to the text."""
+    if run.tokenizer not in parts.TOKENIZERS:
+        return Tokenizer.load(run.tokenizer)
+    if run.tokenizer == "bpe":
+        trained_on = text[: len(text) - int(len(text) * HELD_OUT)]
+        return Tokenizer(trained_on, "bpe", vocab_size=run.bpe_vocab_size, split=run.bpe_split)
+    return Tokenizer(text, run.tokenizer)
 
 
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
@@ -172,12 +182,18 @@ def absolute_paths(settings: Settings) -> Settings:
     fields = {
         "text": settings.run.text,
         "init_from": settings.run.init_from,
+        "tokenizer": _file_of_tokenizer(settings.run),
         "teacher": settings.distillation.teacher,
         "teacher_cache": settings.distillation.teacher_cache,
     }
     return settings.replace(
         **{name: str(Path(path).resolve()) for name, path in fields.items() if path}
     )
+
+
+def _file_of_tokenizer(run: RunConfig) -> str | None:
+    """The tokenizer.json that settings name, if they do."""
+    return None if run.tokenizer in parts.TOKENIZERS else run.tokenizer
 
 
 def build_training(

@@ -30,8 +30,9 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
+TOKENIZER = "tokenizer.json"
 TEXT = "text.txt"  # written if the text was not a file
-FILES = {CONFIG, METRICS, MODEL, SAMPLES, TEXT}
+FILES = {CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, TEXT}
 ENDING = {  # fields of the records that end a run
     field.name
     for kind in (FailureRecord, FinalRecord)
@@ -277,6 +278,15 @@ class RunDirectory:
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved)
 
+    def save_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Writes the tokenizer that the run keeps to its end."""
+        tokenizer.save(self.path / TOKENIZER)
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the run; None if an earlier version made the directory."""
+        path = self.path / TOKENIZER
+        return Tokenizer.load(path) if path.exists() else None
+
     def save_sample(self, step: int, text: str) -> None:
         """Adds a sample of generated text, unless there is one of this step."""
         samples = self._samples()
@@ -325,7 +335,7 @@ class RunDirectory:
 
     def _claim(self, with_text: bool) -> None:
         """Creates the metrics, which shows that the directory is taken even where locks fail."""
-        new = [CONFIG, METRICS, MODEL, SAMPLES, *([TEXT] if with_text else [])]
+        new = [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([TEXT] if with_text else [])]
         try:
             if checkpoint.exist(self.path) or any(
                 os.path.lexists(self.path / name) for name in new

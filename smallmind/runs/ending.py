@@ -54,11 +54,18 @@ def _evaluate_held_out(training: Training) -> Evaluation:
         return evaluation.evaluate(
             training.model,
             data.held_out,
-            data.count_characters,
+            data.spelled,
             data.batch_size,  # of the run, for which there are arrays in the pool already
             training.check_stop,
         )
 
 
 def _final_record(step: int, final: Evaluation) -> FinalRecord:
-    return FinalRecord(step, final.loss, final.perplexity, final.bits_per_character, final.accuracy)
+    return FinalRecord(
+        step,
+        final.loss,
+        final.perplexity,
+        final.bits_per_character,
+        final.bits_per_byte,
+        final.accuracy,
+    )

@@ -140,6 +140,8 @@ class Run:
         config = SavedConfig(settings, digest, initial_sha256=initial_sha256)
         directory = RunDirectory.create(path, source.text if assembly.is_literal(text) else None)
         try:
+            if data.tokenizer:
+                directory.save_tokenizer(data.tokenizer)
             directory.save_config(config)
         except BaseException:
             directory.discard()
@@ -489,10 +491,16 @@ class Run:
         return self._newest
 
     def _tokenizer(self) -> Tokenizer:
-        """The tokenizer of the newest checkpoint, or one made from the text if there is none."""
+        """The tokenizer of the newest checkpoint, or else that of the directory.
+
+        A run that an earlier version created has none before its first checkpoint: it is made from
+        the text.
+        """
         newest = self._read_newest()
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)
+        if saved := self.directory.load_tokenizer():
+            return saved
         return assembly.fit_tokenizer(self.settings, self.text, self._initial())
 
     def _initial(self) -> assembly.Initial | None:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import check_type
+from smallmind.checks import InputError, check_type
+from smallmind.text import tokenizer_json
+from smallmind.text.byte_alphabet import CHARACTER_OF
 from smallmind.text.encoding import encoded
-from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tokenizer import Spelled, Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together
 
@@ -37,8 +39,9 @@ class ByteTokenizer(Tokenizer):
     def _text(self, ids: np.ndarray) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
-    def count_characters(self, ids: np.ndarray) -> int:
-        return int(np.count_nonzero((ids & 0xC0) != 0x80))  # UTF-8: 0b10xxxxxx continues one
+    def spelled(self, ids: np.ndarray) -> Spelled:
+        # UTF-8: 0b10xxxxxx continues a character.
+        return Spelled(int(np.count_nonzero((ids & 0xC0) != 0x80)), ids.size)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -51,6 +54,20 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "ByteTokenizer":
+        return cls()
+
+    def as_json(self) -> dict[str, Any]:
+        return tokenizer_json.contents(
+            {CHARACTER_OF[byte]: byte for byte in range(256)},
+            [],
+            tokenizer_json.byte_level(None),
+            tokenizer_json.byte_level(None),
+        )
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "ByteTokenizer":
+        if data["model"]["vocab"] != {CHARACTER_OF[byte]: byte for byte in range(256)}:
+            raise InputError("its 256 tokens are not the bytes in their order")
         return cls()
 
 

@@ -7,7 +7,9 @@ import numpy as np
 
 from smallmind import activity
 from smallmind.checks import InputError, check_type
-from smallmind.text.tokenizer import Tokenizer
+from smallmind.text import tokenizer_json
+from smallmind.text.ids import total
+from smallmind.text.tokenizer import Spelled, Tokenizer
 
 CHUNK = 1 << 20  # characters encoded together
 
@@ -24,6 +26,7 @@ class CharTokenizer(Tokenizer):
         # A table from code point to id, -1 for characters outside the vocabulary.
         self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
         self._ids[codes] = np.arange(len(codes), dtype=np.int32)
+        self._bytes = np.array([len(c.encode("utf-8", "surrogatepass")) for c in self.characters])
         self.vocab_size = len(self.characters)
         self.opening = "\n" if "\n" in self.characters else self.characters[:1]
 
@@ -43,8 +46,8 @@ class CharTokenizer(Tokenizer):
                 )
         return ids
 
-    def count_characters(self, ids: np.ndarray) -> int:
-        return ids.size
+    def spelled(self, ids: np.ndarray) -> Spelled:
+        return Spelled(ids.size, total(self._bytes, ids))
 
     def _text(self, ids: np.ndarray) -> str:
         codes = _code_points(self.characters)
@@ -72,6 +75,18 @@ class CharTokenizer(Tokenizer):
             raise TypeError("its characters are not text")
         characters.encode()  # ValueError for lone surrogates
         return cls(characters)
+
+    def as_json(self) -> dict[str, Any]:
+        vocabulary = {character: i for i, character in enumerate(self.characters)}
+        return tokenizer_json.contents(vocabulary, [], None, {"type": "Fuse"})
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "CharTokenizer":
+        vocabulary = data["model"]["vocab"]
+        characters = "".join(sorted(vocabulary))
+        if {character: i for i, character in enumerate(characters)} != vocabulary:
+            raise InputError("its tokens are not single characters in their order")
+        return cls.from_state({"characters": characters})
 
 
 def _distinct(text: str) -> set[str]:

@@ -12,7 +12,7 @@ from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, RunConfig
 from smallmind.randomness import hash64
 from smallmind.text.encoding import advice, unmarked_utf16
-from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tokenizer import Spelled, Tokenizer
 
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
 
@@ -123,9 +123,9 @@ class Dataset:
         """The number of batches with as many tokens as the held-out part."""
         return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
 
-    def count_characters(self, tokens: np.ndarray) -> int:
-        """The characters that begin in tokens; without a tokenizer, one per token."""
-        return self.tokenizer.count_characters(tokens) if self.tokenizer else tokens.size
+    def spelled(self, tokens: np.ndarray) -> Spelled:
+        """What tokens spell; without a tokenizer, a character of one byte each."""
+        return self.tokenizer.spelled(tokens) if self.tokenizer else Spelled.as_bytes(tokens)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:
         """Batch `number` of the part "train" or "held_out": the same in every evaluation."""

@@ -6,6 +6,8 @@ import numpy as np
 
 from smallmind.checks import InputError
 
+CHUNK = 1 << 16  # ids that are looked up together
+
 
 def check_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:
     """ids, an array or nested lists -> the array. InputError naming the first one that is wrong."""
@@ -22,3 +24,10 @@ def check_ids(name: str, ids: Any, vocab_size: int) -> np.ndarray:
             f"{name}[{shown}] = {array[place]} is outside the vocabulary of {vocab_size}"
         )
     return array
+
+
+def total(table: np.ndarray, ids: np.ndarray) -> int:
+    """table (V,) of whole numbers, ids of any shape -> the sum of table[ids]."""
+    flat = ids.reshape(-1)
+    # In chunks: as a whole it would take twice the memory of the ids.
+    return sum(int(table[flat[i : i + CHUNK]].sum()) for i in range(0, len(flat), CHUNK))

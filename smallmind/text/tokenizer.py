@@ -1,21 +1,36 @@
 """The interface of tokenizers: text to token ids and back."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from os import PathLike
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type
 from smallmind.text.ids import check_ids
+from smallmind.text.tokenizer_json import kind_of, read, write
+
+
+class Spelled(NamedTuple):
+    """How much text some tokens stand for."""
+
+    characters: int  # that begin in them
+    bytes: int  # of UTF-8
+
+    @classmethod
+    def as_bytes(cls, ids: np.ndarray) -> "Spelled":
+        """If each of them is a character of one byte."""
+        return cls(ids.size, ids.size)
 
 
 class Tokenizer:
     """`Tokenizer(text)`: one token per character that occurs in text.
 
     `Tokenizer(text, kind)` is the tokenizer of that kind in `parts.TOKENIZERS`, fitted to text:
-    "char", or "byte", whose vocabulary is the 256 bytes, so that it can encode any text. InputError
-    for an unknown kind.
+    "char"; "byte", whose vocabulary is the 256 bytes, so that it can encode any text; or "bpe",
+    with tokens of several bytes, which takes `vocab_size` and `split` too. InputError for an
+    unknown kind.
 
     Each subclass is one kind: it defines everything below, and is built from text or from `state`.
     """
@@ -33,15 +48,15 @@ class Tokenizer:
             raise InputError(f"tokenizer={kind!r} must be one of {', '.join(parts.TOKENIZERS)}")
         return super().__new__(parts.load(parts.TOKENIZERS, kind))
 
-    def __init__(self, text: str = "", kind: str = "char") -> None:
+    def __init__(self, text: str = "", kind: str = "char", **settings: Any) -> None:
         raise NotImplementedError
 
     def encode(self, text: str) -> np.ndarray:
         """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
         raise NotImplementedError
 
-    def count_characters(self, ids: np.ndarray) -> int:
-        """ids, an array of any shape -> how many characters begin in them."""
+    def spelled(self, ids: np.ndarray) -> Spelled:
+        """ids, an array of any shape -> what they spell."""
         raise NotImplementedError
 
     def unknown(self, text: str) -> str:
@@ -79,6 +94,35 @@ class Tokenizer:
             raise InputError(f"tokenizer={state['kind']!r} is not known to this version")
         tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, state["kind"]).from_state(state)
         return tokenizer
+
+    def as_json(self) -> dict[str, Any]:
+        """What a tokenizer.json holds that gives the same ids in other programs."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Tokenizer":
+        """The tokenizer whose `as_json()` this is, or that of another program.
+
+        InputError, KeyError, TypeError or ValueError if it is none that is known here.
+        """
+        tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, kind_of(data)).from_json(data)
+        return tokenizer
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes a tokenizer.json."""
+        write(path, self.as_json())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Tokenizer":
+        """Reads a tokenizer.json, also one of another program. InputError if it is none."""
+        try:
+            return Tokenizer.from_json(read(path))
+        except InputError as error:
+            raise InputError(f"cannot use the tokenizer {path}: {error}") from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path} is not a tokenizer.json that is known here: {error}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.vocab_size} {self.unit}>"

@@ -11,23 +11,25 @@ from smallmind.checks import InputError
 from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
-from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
-CountCharacters = Callable[[np.ndarray], int]
+Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss in nats per token over `tokens` predictions that spell `characters` characters.
+    """Mean loss in nats per token over `tokens` predictions.
 
-    `correct` counts the predictions in which the model ranked the right token first.
+    They spell so many characters and bytes of UTF-8. `correct` counts the predictions in which the
+    model ranked the right token first.
     """
 
     loss: float
     tokens: int
     characters: int
+    bytes: int
     correct: int
 
     @property
@@ -37,6 +39,11 @@ class Evaluation:
     @property
     def bits_per_character(self) -> float:
         return self.nats_per_character / math.log(2)
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Of UTF-8: to be compared between tokenizers."""
+        return self.loss * self.tokens / self.bytes / math.log(2)
 
     @property
     def perplexity(self) -> float:
@@ -55,25 +62,26 @@ def _continue() -> None:
 def evaluate_batches(
     model: TransformerModel,
     batches: Iterable[Batch],
-    count_characters: CountCharacters = np.size,
+    spells: Spells = Spelled.as_bytes,
     before_batch: Callable[[], object] = _continue,
 ) -> Evaluation:
     """Batches of one shape -> the mean over all their tokens."""
-    total, count, tokens, characters, correct = 0.0, 0, 0, 0, 0
+    total, count, tokens, characters, nbytes, correct = 0.0, 0, 0, 0, 0, 0
     for batch in batches:
         before_batch()
         right = np.empty(batch.targets.shape, np.bool_)
         total += float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
         correct += int(right.sum())
-        characters += count_characters(batch.targets)
+        spelled = spells(batch.targets)
+        characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
         tokens, count = tokens + batch.targets.size, count + 1
-    return Evaluation(total / count, tokens, max(1, characters), correct)
+    return Evaluation(total / count, tokens, max(1, characters), max(1, nbytes), correct)
 
 
 def evaluate(
     model: TransformerModel,
     tokens: np.ndarray,
-    count_characters: CountCharacters = np.size,
+    spells: Spells = Spelled.as_bytes,
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
 ) -> Evaluation:
@@ -101,7 +109,8 @@ def evaluate(
             total += float(row[scored - start :].sum(dtype=np.float64))
             correct += int(hits[scored - start :].sum())
             scored = max(scored, int(start) + T)
-    return Evaluation(total / n, n, max(1, count_characters(tokens[1:])), correct)
+    spelled = spells(tokens[1:])
+    return Evaluation(total / n, n, max(1, spelled.characters), max(1, spelled.bytes), correct)
 
 
 def evaluate_text(
@@ -111,7 +120,7 @@ def evaluate_text(
     tokens = tokenizer.encode(text)
     tokens = tokens[len(tokens) - int(len(tokens) * share) :]
     with activity.doing("Evaluating the text", usual=True):
-        return evaluate(model, tokens, tokenizer.count_characters)
+        return evaluate(model, tokens, tokenizer.spelled)
 
 
 def evaluate_parts(
@@ -127,12 +136,12 @@ def evaluate_parts(
     """
 
     def evaluate_part(part: str) -> Evaluation:
-        count_characters, batch_size = dataset.count_characters, dataset.batch_size
+        batch_size = dataset.batch_size
         if part == "held_out" and not batches:
-            return evaluate(model, dataset.held_out, count_characters, batch_size, before_batch)
+            return evaluate(model, dataset.held_out, dataset.spelled, batch_size, before_batch)
         numbers = activity.parts(range(batches or dataset.held_out_batches))
         chosen = (dataset.evaluation_batch(part, i) for i in numbers)
-        return evaluate_batches(model, chosen, count_characters, before_batch)
+        return evaluate_batches(model, chosen, dataset.spelled, before_batch)
 
     train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))
     return EvaluationRecord(
@@ -141,6 +150,7 @@ def evaluate_parts(
         val_loss=held_out.loss,
         perplexity=held_out.perplexity,
         bits_per_character=held_out.bits_per_character,
+        bits_per_byte=held_out.bits_per_byte,
         accuracy=held_out.accuracy,
     )
 

@@ -61,6 +61,7 @@ class EvaluationRecord:
     val_loss: float
     perplexity: float
     bits_per_character: float
+    bits_per_byte: float  # of UTF-8
     accuracy: float
 
 
@@ -114,6 +115,7 @@ class FinalRecord:
     final_loss: float
     final_perplexity: float
     final_bits_per_character: float
+    final_bits_per_byte: float
     final_accuracy: float
 
 

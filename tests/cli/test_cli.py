@@ -13,7 +13,7 @@ import types
 
 import pytest
 
-from smallmind import TrainingConfig, safetensors
+from smallmind import Run, Tokenizer, TrainingConfig, safetensors
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_costs
@@ -89,6 +89,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
         "metrics.jsonl",
         "model.safetensors",
         "samples.txt",
+        "tokenizer.json",
     }
     checkpoints = {path.name for path in (run / "checkpoints").iterdir()}
     assert checkpoints == {
@@ -128,6 +129,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
         "val_loss",
         "perplexity",
         "bits_per_character",
+        "bits_per_byte",
         "accuracy",
     }
     tensors, metadata = safetensors.read(run / "model.safetensors")
@@ -1107,7 +1109,7 @@ def test_train_refuses_what_does_not_fit_before_it_starts(
     flags = [text, "--recipe", "gpt2", "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
         (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
-        (156, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
+        (158, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
         (1, "1.0 MB is free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)
@@ -1133,3 +1135,61 @@ def test_train_warns_near_the_limit(text, tmp_path, capsys, free, share, warned)
     assert main(["train", text, *SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
     words = f"This run needs {cells['total']} of the {nbytes / 1e6:,.1f} MB free."
     assert (words in capsys.readouterr().out) == warned
+
+
+def test_tokens_learned_from_the_text(text, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    flags = ["--tokenizer", "bpe", "--vocab-size", "270", "--split", "gpt4"]
+    assert main(["train", text, *SMALL, *flags, "--out", out]) == 0
+    printed = flat(capsys.readouterr().out)
+    assert "270 tokens" in printed and "bits/byte" in printed
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    assert config["model"]["vocab_size"] == 270
+    state = Tokenizer.load(tmp_path / "run" / "tokenizer.json").state()
+    assert state["split"] == "gpt4" and len(state["merges"]) == 2 * 13
+    assert main(["generate", out, "--prompt", "any text: \u65e5", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out.startswith("any text: \u65e5")
+    assert main(["evaluate", out]) == 0
+    assert "bits/byte" in capsys.readouterr().out
+    # The same tokenizer for another run, from its file.
+    file = str(tmp_path / "run" / "tokenizer.json")
+    again = str(tmp_path / "again")
+    assert main(["train", text, *SMALL, "--tokenizer", file, "--out", again]) == 0
+    assert Tokenizer.load(tmp_path / "again" / "tokenizer.json").state() == state
+    assert main(["estimate", text, *flags]) == 0
+    assert main(["check", text, *SMALL, *flags]) == 0
+
+
+def test_a_run_keeps_its_tokenizer(text, tmp_path):
+    out = tmp_path / "run"
+    run = Run.create(text=text, tokenizer="bpe", bpe_vocab_size=270, steps=2, out=out)
+    state = run.data.tokenizer.state()
+    run.unlock()
+    other = Tokenizer("other text, other text", "bpe", vocab_size=270)
+    other.save(out / "tokenizer.json")  # what the directory has counts, it is not learned again
+    assert Run.open(out).data.tokenizer.state() == other.state() != state
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--vocab-size", "300"], "--vocab-size has no effect with --tokenizer char; it needs"),
+        (["--split", "gpt2"], "--split has no effect with --tokenizer char"),
+        (["--tokenizer", "bpe", "--vocab-size", "256"], "bpe_vocab_size=256 must be at least 257"),
+        (["--tokenizer", "words"], "tokenizer='words' must be one of char, byte, bpe, or the path"),
+        (["--tokenizer", "missing.json"], "cannot read missing.json"),
+    ],
+)
+def test_tokenizers_that_do_not_exist_are_refused(text, tmp_path, capsys, flags, message):
+    assert_refused(capsys, ["train", text, *flags, "--out", str(tmp_path / "run")], message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_vocabulary_that_is_too_large_is_said(text, tmp_path, capsys):
+    for size, words in (("100000", "no pair of them occurs twice"), ("270", "too few to learn")):
+        flags = ["--tokenizer", "bpe", "--vocab-size", size, "--n-embd", "64", "--n-layer", "2"]
+        out = str(tmp_path / size)
+        assert (
+            main(["train", text, *flags, "--block-size", "16", "--steps", "1", "--out", out]) == 0
+        )
+        assert words in flat(capsys.readouterr().out)

@@ -71,6 +71,7 @@ def test_training_writes_the_whole_directory_and_prints_nothing(finished, tmp_pa
         "model.safetensors",
         "samples.txt",
         "text.txt",
+        "tokenizer.json",
     }
     assert run.is_finished and len(run.sample) == 1 + ending.SAMPLE_TOKENS
     assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"

@@ -36,7 +36,7 @@ def test_the_peak_is_the_text_and_its_tokens(kind, name, tmp_path, small_chunks)
         tokenizer = Tokenizer(text, kind)
         data = Dataset.from_text(text, tokenizer, 64)
         assembly.digest(text)
-        assert data.count_characters(data.held_out) > 0
+        assert data.spelled(data.held_out).characters > 0
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -59,7 +59,7 @@ def test_a_whole_text_counts_exactly_the_characters_predicted():
     tokenizer = Tokenizer("", "byte")
     model = TransformerModel(256, 8, 8, 1, 1)
     text = "x" + "日" * 9  # 28 bytes, the first of which is given
-    result = evaluate(model, tokenizer.encode(text), tokenizer.count_characters)
+    result = evaluate(model, tokenizer.encode(text), tokenizer.spelled)
     assert (result.tokens, result.characters) == (27, 9)
 
 

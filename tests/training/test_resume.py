@@ -212,7 +212,7 @@ def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
     training = new_training()
 
     def evaluate(step, _):
-        return EvaluationRecord(step, 1.0, next(losses), 1.0, 1.0, 0.5)
+        return EvaluationRecord(step, 1.0, next(losses), 1.0, 1.0, 1.0, 0.5)
 
     monkeypatch.setattr(training, "evaluate", evaluate)
     saves = Saves(training)
@@ -229,7 +229,9 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(monkeypatch)
     losses = iter([3.0, 2.6, 2.5, 2.0])
     training = new_training()
     monkeypatch.setattr(
-        training, "evaluate", lambda step, _: EvaluationRecord(step, 1.0, next(losses), 1, 1, 0.5)
+        training,
+        "evaluate",
+        lambda step, _: EvaluationRecord(step, 1.0, next(losses), 1, 1, 1, 0.5),
     )
     records = list(training.steps(config))
     assert records[-1] == TargetRecord(step=6, loss=2.5, target=2.5)

@@ -1,8 +1,9 @@
 """The decorators that compile kernels: use these, never Numba's own.
 
 `parallel_jit` for functions that Python calls and that run on all threads, `called_jit` for those
-that Python and kernels call, `jit` for those that only kernels call, `inline_jit` for bodies of
-their loops, `native` for those that kernels call through a symbol.
+that Python and kernels call, `threaded_jit` for those that several threads of Python run at a time,
+`jit` for those that only kernels call, `inline_jit` for bodies of their loops, `native` for those
+that kernels call through a symbol.
 """
 
 import functools
@@ -59,6 +60,7 @@ def _compiler(cache: type[KernelCache], **options: Any) -> Callable[[Callable[..
 
 
 called_jit = _compiler(KernelCache)
+threaded_jit = _compiler(KernelCache, nogil=True)
 # Compiles faster without the wrappers through which Python and C call it.
 jit = _compiler(KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 # Becomes part of its callers: constants among the arguments remove branches.

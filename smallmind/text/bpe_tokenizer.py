@@ -1,0 +1,230 @@
+"""Tokens of several bytes, learned from a text: byte-pair encoding."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.checks import InputError, check_type
+from smallmind.text import tokenizer_json
+from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
+from smallmind.text.ids import total
+from smallmind.text.tokenizer import Spelled, Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+DEFAULT_SIZE = 512
+LARGE = 10**6  # characters that may take more than a second to learn from
+MAX_TOKENS = 2**24
+MAX_BYTES = 2**26  # of all tokens together: merges of merges could be longer than any memory
+
+
+class BPETokenizer(Tokenizer):
+    """`BPETokenizer(text, vocab_size=512)`: the 256 bytes, merges of the text, `<|endoftext|>`.
+
+    It has fewer tokens where no pair of them occurs twice any more. `split` is the pattern that
+    cuts texts into words: "gpt2" or "gpt4". Any text can be encoded; `<|endoftext|>` in it is one
+    token.
+
+    `vocabulary` are the bytes of each token, `merges` (M, 2) the pairs of tokens in the order in
+    which they are merged, `special` the numbers of tokens that are never split.
+    """
+
+    kind = "bpe"
+    unit = "tokens"
+    opening = "\n"
+    split: str
+    vocabulary: list[bytes]
+    merges: np.ndarray
+    special: dict[str, int]
+
+    def __init__(
+        self,
+        text: str = "",
+        kind: str = "bpe",
+        vocab_size: int = DEFAULT_SIZE,
+        split: str = "gpt2",
+    ) -> None:
+        # Numba takes half a second to import.
+        from smallmind.kernels.bpe.split import PATTERNS
+        from smallmind.text.bpe import learn_merges
+
+        check_type("text", text, str)
+        _check_split(split)
+        if check_type("vocab_size", vocab_size, int) < 257:
+            raise InputError(f"vocab_size={vocab_size} must be at least 257: bytes and end of text")
+        if vocab_size > MAX_TOKENS:
+            raise InputError(f"vocab_size={vocab_size} must be at most {MAX_TOKENS}")
+        tokens = np.empty(256, np.int32)
+        tokens[BYTES] = np.arange(256)
+        with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
+            texts = text.split(END_OF_TEXT)
+            merges = learn_merges(texts, PATTERNS[split], tokens, vocab_size - 257)
+        vocabulary = _in_order(merges)
+        self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)})
+
+    def _set(
+        self, split: str, vocabulary: list[bytes], merges: np.ndarray, special: dict[str, int]
+    ) -> None:
+        """vocabulary: the bytes of each token; none for special tokens and missing numbers."""
+        from smallmind.kernels.bpe.encode import Merges
+        from smallmind.kernels.bpe.split import PATTERNS
+
+        ids = {token: i for i, token in enumerate(vocabulary)}
+        of_bytes = np.array([ids[bytes([byte])] for byte in range(256)], np.int32)
+        results = [ids[vocabulary[left] + vocabulary[right]] for left, right in merges.tolist()]
+        lefts, rights = (np.array(merges[:, side], np.int32) for side in (0, 1))
+        self._table = Merges.of(lefts, rights, np.array(results, np.int32), of_bytes)
+        self._pattern = PATTERNS[split]
+        self.split, self.merges, self.special = split, merges, special
+        self.vocab_size = 1 + max(len(vocabulary) - 1, *special.values(), -1)
+        self.vocabulary = vocabulary + [b""] * (self.vocab_size - len(vocabulary))
+        for content, token in special.items():
+            self.vocabulary[token] = content.encode()
+        self._characters = np.array([_characters(token) for token in self.vocabulary])
+        self._bytes = np.array([len(token) for token in self.vocabulary])
+
+    def encode(self, text: str) -> np.ndarray:
+        from smallmind.text.bpe import encode_chunks
+
+        check_type("text", text, str)
+        chunks = list(encode_chunks(text, self._pattern, self._table, self.special))
+        return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
+
+    def spelled(self, ids: np.ndarray) -> Spelled:
+        return Spelled(total(self._characters, ids), total(self._bytes, ids))
+
+    def _text(self, ids: np.ndarray) -> str:
+        return b"".join(self.vocabulary[i] for i in ids.tolist()).decode("utf-8", "replace")
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for i in ids:
+            if not 0 <= i < self.vocab_size:
+                raise InputError(f"token {i} is outside the vocabulary of {self.vocab_size}")
+            yield decoder.decode(self.vocabulary[i])
+        yield decoder.decode(b"", final=True)
+
+    def state(self) -> dict[str, Any]:
+        special = set(self.special.values())
+        ordinary = [b"" if i in special else token for i, token in enumerate(self.vocabulary)]
+        in_order = _in_order(self.merges) if _is_in_order(self.merges) else []
+        is_in_order = ordinary[: len(in_order)] == in_order and not any(ordinary[len(in_order) :])
+        return {
+            "kind": self.kind,
+            "split": self.split,
+            "merges": self.merges.ravel().tolist(),
+            "special": self.special,
+            # Follows from the merges, unless it comes from a file of others.
+            "vocabulary": None if is_in_order else [as_characters(token) for token in ordinary],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "BPETokenizer":
+        merges = np.array(state["merges"], np.int64).reshape(-1, 2)
+        special = state["special"]
+        if not isinstance(special, Mapping):
+            raise TypeError("its special tokens are not an object")
+        if state["vocabulary"] is not None:
+            vocabulary = [as_bytes(token) for token in state["vocabulary"]]
+        elif _is_in_order(merges):
+            vocabulary = _in_order(merges)
+        else:
+            raise ValueError("its merges are of tokens that do not exist")
+        return cls._of(state["split"], vocabulary, merges, dict(special))
+
+    def as_json(self) -> dict[str, Any]:
+        special = {token: content for content, token in self.special.items()}
+        names = [special.get(i) or as_characters(token) for i, token in enumerate(self.vocabulary)]
+        return tokenizer_json.contents(
+            {name: i for i, name in enumerate(names) if name},
+            [[names[left], names[right]] for left, right in self.merges.tolist()],
+            tokenizer_json.byte_level(self.split),
+            {**tokenizer_json.BYTE_LEVEL, "use_regex": True},
+            self.special,
+        )
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "BPETokenizer":
+        special = tokenizer_json.special_tokens(data)
+        numbers = {
+            as_bytes(token): number
+            for token, number in data["model"]["vocab"].items()
+            if token not in special
+        }
+        if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers.values()):
+            raise InputError("its vocabulary has numbers that are none of tokens")
+        vocabulary = [b""] * (1 + max(numbers.values(), default=-1))
+        for token, number in numbers.items():
+            vocabulary[number] = token
+        pairs = [
+            pair.split(" ") if isinstance(pair, str) else pair for pair in data["model"]["merges"]
+        ]
+        merges = [[numbers[as_bytes(token)] for token in pair] for pair in pairs]
+        split = tokenizer_json.split_of(data["pre_tokenizer"])
+        if split is None:
+            raise InputError("it does not split texts into words")
+        return cls._of(split, vocabulary, np.array(merges, np.int64).reshape(-1, 2), special)
+
+    @classmethod
+    def _of(
+        cls, split: str, vocabulary: list[bytes], merges: np.ndarray, special: dict[str, int]
+    ) -> "BPETokenizer":
+        """The tokenizer of arguments of `_set`. InputError if they contradict each other."""
+        _check_split(split)
+        _check_vocabulary(vocabulary, merges, special)
+        made = object.__new__(cls)
+        made._set(split, vocabulary, merges, special)
+        return made
+
+
+def _check_split(split: str) -> None:
+    patterns = tokenizer_json.PATTERNS
+    if not isinstance(split, str) or split not in patterns:
+        raise InputError(f"split={split!r} must be one of {', '.join(patterns)}")
+
+
+def _check_vocabulary(vocabulary: list[bytes], merges: np.ndarray, special: dict[str, int]) -> None:
+    tokens = set(vocabulary) - {b""}
+    if len(tokens) != sum(map(bool, vocabulary)):
+        raise InputError("two of its tokens are the same")
+    if missing := [byte for byte in range(256) if bytes([byte]) not in tokens]:
+        raise InputError(
+            f"it has no token for the byte {missing[0]:#04x}; it cannot encode any text"
+        )
+    if merges.size and not (merges.min() >= 0 and merges.max() < len(vocabulary)):
+        raise InputError("its merges are of tokens that do not exist")
+    for left, right in merges.tolist():
+        if vocabulary[left] + vocabulary[right] not in tokens:
+            raise InputError(f"what its merge of tokens {left} and {right} makes is not a token")
+    numbers = list(special.values())
+    if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers):
+        raise InputError("its special tokens have numbers that are none of tokens")
+    taken = [number for number in numbers if number < len(vocabulary) and vocabulary[number]]
+    if taken or len(set(numbers)) < len(numbers) or not all(special):
+        raise InputError("its special tokens have the numbers of others, or no text")
+
+
+def _is_in_order(merges: np.ndarray) -> bool:
+    """Whether the i-th merge is of tokens before 256 + i, so that its result can be that token."""
+    before = np.arange(256, 256 + len(merges))
+    return bool((merges >= 0).all() and (merges < before[:, None]).all())
+
+
+def _in_order(merges: np.ndarray) -> list[bytes]:
+    """Merges in order -> the bytes of each token: single ones first, then what the merges make."""
+    vocabulary = [bytes([byte]) for byte in BYTES]
+    size = 0
+    for left, right in merges.tolist():
+        token = vocabulary[left] + vocabulary[right]
+        size += len(token)
+        if size > MAX_BYTES:
+            raise InputError(f"its tokens have more than {MAX_BYTES:,} bytes together")
+        vocabulary.append(token)
+    return vocabulary
+
+
+def _characters(token: bytes) -> int:
+    """How many characters begin in a token: the other bytes of UTF-8 are 0b10xxxxxx."""
+    return sum(byte & 0xC0 != 0x80 for byte in token)

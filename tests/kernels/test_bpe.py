@@ -1,0 +1,74 @@
+"""Byte-pair encoding: the compiled kernels compute what plain Python does."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smallmind.kernels.bpe import reference
+from smallmind.kernels.bpe.characters import character_classes
+from smallmind.kernels.bpe.encode import Chain, Memory, Merges, encode
+from smallmind.kernels.bpe.split import PATTERNS, split
+from smallmind.text.bpe import learn_merges
+
+EXPRESSIONS = {"gpt2": reference.GPT2, "gpt4": reference.GPT4}
+BYTES = np.arange(256, dtype=np.int32)
+# What patterns tell apart, with characters of one to four bytes.
+TELLING = " \t\n\r\u3000\x85'sStTmMdDlLrRvVeE\u017faB1\u0663\u00bd.,_!\u00df\u0301\u65e5\U0001f600"
+TEXTS = st.one_of(st.text(alphabet=TELLING), st.text())
+
+
+def words_of(text, name):
+    data = np.frombuffer(text.encode(), np.uint8)
+    ends = np.zeros(len(data), np.int64)
+    count = split(ends, data, character_classes(), PATTERNS[name])
+    starts = [0, *ends[:count].tolist()]
+    return [text.encode()[start:end] for start, end in pairwise(starts)]
+
+
+@settings(deadline=None)  # the first example compiles
+@given(TEXTS, st.sampled_from(list(EXPRESSIONS)))
+def test_words_are_those_of_the_regular_expression(text, name):
+    assert words_of(text, name) == reference.split(text, EXPRESSIONS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("gpt2", "I'll see 12345  cats!\n\nNo", "I|'ll| see| 12345| | cats|!|\n|\n|No"),
+        ("gpt4", "I'LL see 12345  cats!\n\nNo", "I|'LL| see| |123|45| | cats|!\n\n|No"),
+        ("gpt4", "x = (a, b)\r\n  y", "x| =| (|a|,| b|)\r\n| | y"),
+        ("gpt4-digits", "12 3", "1|2| |3"),
+    ],
+)
+def test_words_of_known_texts(name, text, words):
+    assert words_of(text, name) == [word.encode() for word in words.split("|")]
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.lists(st.text(alphabet="ab c\u00e9", max_size=40), max_size=5), st.integers(0, 30))
+def test_merges_are_those_of_counting_anew_after_each(texts, count):
+    learned = learn_merges(texts, PATTERNS["gpt2"], BYTES, count)
+    expected = reference.learn(texts, reference.GPT2, list(range(256)), count)
+    assert list(map(tuple, learned.tolist())) == expected
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.text(alphabet="ab c\u00e9", max_size=80), st.text(alphabet="abc \u00e9", max_size=80))
+def test_tokens_are_those_of_one_merge_after_another(text, other):
+    merges = reference.learn([text], reference.GPT2, list(range(256)), 40)
+    order = {pair: (i, 256 + i) for i, pair in enumerate(merges)}
+    pairs = np.array(merges, np.int32).reshape(-1, 2)
+    results = np.arange(256, 256 + len(merges), dtype=np.int32)
+    table = Merges.of(pairs[:, 0].copy(), pairs[:, 1].copy(), results, BYTES)
+    memory, chain = Memory.empty(), Chain.empty(400)
+    for some in (other, text, other + text, other):  # the memory knows the words of the last ones
+        data = np.frombuffer(some.encode(), np.uint8)
+        ids = np.empty(len(data) + 1, np.int32)
+        stops, none = np.array([len(data)]), np.array([-1], np.int32)
+        arguments = character_classes(), PATTERNS["gpt2"], table, memory, chain
+        count = encode(ids, data, stops, none, *arguments)
+        expected = reference.encode(some, reference.GPT2, list(range(256)), order)
+        assert ids[:count].tolist() == expected

@@ -1,0 +1,231 @@
+"""Tokens learned from a text: in agreement with other programs, on any text, at any chunk size."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smallmind import InputError, Tokenizer
+from smallmind.text import bpe
+from smallmind.text.stories import built_in_text
+
+STORIES = built_in_text()[:20_000]
+MIXED = (
+    "Straße, naïve café!\r\n  日本語テキスト。 def f(x):\n\treturn 'don\u2019t' + \"don't\" "
+    "# \U0001f469\u200d\U0001f469 e\u0301 12345"
+)
+KINDS = {
+    "char": Tokenizer(STORIES + MIXED),
+    "byte": Tokenizer(kind="byte"),
+    "bpe": Tokenizer(STORIES, "bpe", vocab_size=600),
+    "gpt4": Tokenizer(STORIES + MIXED, "bpe", vocab_size=500, split="gpt4"),
+}
+BPE = ["bpe", "gpt4"]
+WORDS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(alphabet=" \t\n\r'sStaZ1é。<|>")
+
+
+def test_it_has_bytes_merges_and_an_end_of_text():
+    tokenizer = KINDS["bpe"]
+    assert tokenizer.vocab_size == 600 == 256 + len(tokenizer.merges) + 1
+    assert tokenizer.vocabulary[599] == b"<|endoftext|>"
+    assert tokenizer.encode("one<|endoftext|>two").tolist().count(599) == 1
+    assert len(tokenizer.encode(STORIES)) < len(STORIES) / 2.5
+
+
+def test_the_vocabulary_ends_where_nothing_is_repeated():
+    tokenizer = Tokenizer("abab", "bpe", vocab_size=1000)
+    assert tokenizer.vocabulary[256:] == [b"ab", b"<|endoftext|>"]
+    assert Tokenizer("", "bpe").vocab_size == 257
+
+
+@pytest.mark.parametrize("kind", BPE)
+@settings(deadline=None, max_examples=300)
+@given(text=WORDS)
+def test_any_text_decodes_to_itself(kind, text):
+    tokenizer = KINDS[kind]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert "".join(tokenizer.stream(ids.tolist())) == text
+    spelled = tokenizer.spelled(ids)
+    assert spelled == (len(text), len(text.encode()))
+
+
+@pytest.mark.parametrize("kind", BPE)
+def test_a_stream_never_splits_a_character(kind):
+    tokenizer = KINDS[kind]
+    pieces = list(tokenizer.stream(tokenizer.encode("é日👩 x").tolist()))
+    assert "\ufffd" not in "".join(pieces) == "é日👩 x"
+
+
+@pytest.mark.parametrize("kind", BPE)
+def test_half_a_character_is_refused(kind):
+    with pytest.raises(InputError, match="half a character, at position 3"):
+        KINDS[kind].encode("abc\ud800")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=500)
+@given(text=WORDS)
+def test_other_programs_give_the_same_ids(kind, text):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = KINDS[kind]
+    if kind == "char":
+        text = "".join(c for c in text if not tokenizer.unknown(c))
+    theirs = _loaded(tokenizers, kind)
+    ids = tokenizer.encode(text).tolist()
+    assert theirs.encode(text).ids == ids
+    assert theirs.get_vocab_size() == tokenizer.vocab_size
+    assert theirs.decode(ids, skip_special_tokens=False) == text
+
+
+LOADED = {}
+
+
+def _loaded(tokenizers, kind):
+    if kind not in LOADED:
+        LOADED[kind] = tokenizers.Tokenizer.from_str(json.dumps(KINDS[kind].as_json()))
+    return LOADED[kind]
+
+
+@pytest.mark.parametrize("size", [300, 800])
+def test_merges_are_those_that_others_learn(size):
+    tokenizers = pytest.importorskip("tokenizers")
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    theirs.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    theirs.train_from_iterator([STORIES], trainer)
+    ours = Tokenizer(STORIES, "bpe", vocab_size=size)
+    merges = json.loads(theirs.to_str())["model"]["merges"]
+    assert [tuple(merge) for merge in ours.as_json()["model"]["merges"]] == [
+        tuple(merge) for merge in merges
+    ]
+    # Their special token comes first, so all their numbers differ from ours.
+    read = Tokenizer.from_json(json.loads(theirs.to_str()))
+    text = STORIES[:500] + "<|endoftext|>" + MIXED
+    assert read.encode(text).tolist() == theirs.encode(text).ids
+    assert read.decode(read.encode(text)) == text
+    again = Tokenizer.from_state(json.loads(json.dumps(read.state())))
+    assert again.encode(text).tolist() == theirs.encode(text).ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_survives_its_file_and_its_state(kind, tmp_path):
+    tokenizer = KINDS[kind]
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert type(loaded) is type(tokenizer) and loaded.state() == tokenizer.state()
+    restored = Tokenizer.from_state(json.loads(json.dumps(tokenizer.state())))
+    assert restored.state() == tokenizer.state() and restored.as_json() == tokenizer.as_json()
+
+
+@pytest.mark.parametrize("text", [STORIES, MIXED * 20, "aaaa" * 50, "。" * 90, "x\n\n\n" * 40])
+@pytest.mark.parametrize("split", ["gpt2", "gpt4"])
+def test_chunks_change_nothing(monkeypatch, text, split):
+    whole = Tokenizer(text, "bpe", vocab_size=400, split=split)
+    ids = whole.encode(text + "<|endoftext|>" + text)
+    for size in (1, 7, 100):
+        monkeypatch.setattr(bpe, "CHUNK", size)
+        parts = Tokenizer(text, "bpe", vocab_size=400, split=split)
+        assert parts.state() == whole.state()
+        assert parts.encode(text + "<|endoftext|>" + text).tolist() == ids.tolist()
+
+
+def test_a_word_as_long_as_the_text_is_encoded():
+    text = "ab" * 200_000
+    tokenizer = Tokenizer(text, "bpe", vocab_size=300)
+    assert tokenizer.decode(tokenizer.encode(text + "a")) == text + "a"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 256}, "vocab_size=256 must be at least 257"),
+        ({"vocab_size": 2**30}, "vocab_size=1073741824 must be at most"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"split": "gpt5"}, "split='gpt5' must be one of gpt2, gpt4"),
+    ],
+)
+def test_wrong_settings_are_refused(change, message):
+    with pytest.raises((InputError, TypeError), match=message):
+        Tokenizer("some text", "bpe", **change)
+
+
+HOSTILE = [
+    {"merges": [[256, 0]]},
+    {"merges": [[-1, 0]]},
+    {"merges": [[0, 1], [0, 1]]},
+    {"merges": [[0, 0], *([i, i] for i in range(256, 330))]},
+    {"merges": [[0]]},
+    {"merges": "ab"},
+    {"split": None},
+    {"special": {"a": 3}},
+    {"special": {"a": 300, "b": 300}},
+    {"special": {"a": 2**40}},
+    {"special": {"": 300}},
+    {"special": ["a"]},
+    {"vocabulary": ["a", "b"]},
+    {"vocabulary": ["\u4e00"]},
+    {"vocabulary": 3},
+]
+
+
+@pytest.mark.parametrize("damage", HOSTILE, ids=str)
+def test_damaged_states_are_refused(damage):
+    state = {"kind": "bpe", "split": "gpt2", "merges": [], "special": {}, "vocabulary": None}
+    assert Tokenizer.from_state(state).vocab_size == 256
+    with pytest.raises((InputError, KeyError, TypeError, ValueError)):
+        Tokenizer.from_state(state | damage)
+
+
+def _model(**fields):
+    data = KINDS["bpe"].as_json()
+    return {**data, "model": {**data["model"], **fields}}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        {},
+        {"model": 3},
+        _model(type="WordPiece"),
+        _model(unk_token="<unk>"),
+        _model(ignore_merges=True),
+        _model(vocab={}),
+        _model(vocab=3),
+        _model(merges=None),
+        _model(merges=["a b c"]),
+        _model(merges=[["a", "\u4e00"]]),
+        _model(merges=[["!", "~"]]),
+        {**KINDS["bpe"].as_json(), "pre_tokenizer": {"type": "Whitespace"}},
+        {**KINDS["bpe"].as_json(), "pre_tokenizer": None},
+        {**KINDS["bpe"].as_json(), "normalizer": {"type": "NFC"}},
+        {**KINDS["bpe"].as_json(), "added_tokens": [{"id": 3, "content": "x"}]},
+        {**KINDS["bpe"].as_json(), "added_tokens": [{"id": 700, "content": "x", "lstrip": True}]},
+        {**KINDS["bpe"].as_json(), "added_tokens": 7},
+    ],
+)
+def test_files_of_other_kinds_are_refused_in_a_line(tmp_path, data):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match=r"tokenizer\.json") as error:
+        Tokenizer.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_damaged_files_are_refused_in_a_line(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        Tokenizer.load(path)
+    with pytest.raises(InputError, match="cannot read"):
+        Tokenizer.load(tmp_path / "missing.json")
