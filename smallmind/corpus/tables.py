@@ -1,0 +1,67 @@
+"""Tables with a header row: comma-separated and tab-separated values."""
+
+import csv
+import itertools
+from collections.abc import Iterator
+
+from smallmind.checks import InputError
+from smallmind.corpus.decoding import decoded
+from smallmind.corpus.reading import shown
+from smallmind.corpus.records import TextField, lines, record, too_long
+from smallmind.corpus.source import Piece, Source
+
+SEPARATORS = ",;\t|"  # that a file with commas in its name may really have
+
+
+def read_csv(source: Source) -> Iterator[Piece]:
+    """Comma-separated values; if the header has no comma, what it has instead separates them."""
+    return _read_table(source, SEPARATORS)
+
+
+def read_tsv(source: Source) -> Iterator[Piece]:
+    """Tab-separated values."""
+    return _read_table(source, "\t")
+
+
+def _read_table(source: Source, separators: str) -> Iterator[Piece]:
+    """A document per row, from the column of the text. InputError for a damaged row."""
+    text = lines(source, decoded(source))
+    header = next((line for line in text if not line.isspace()), "")
+    separator = next((mark for mark in separators if mark in header), separators[0])
+    rows = _rows(source, itertools.chain([header], text), separator)
+    names = [name.strip() for name in next(rows, (0, []))[1]]
+    if not names:
+        return
+    # The only column holds the text, whatever it is called.
+    is_obvious = len(names) == 1 and not source.reading.field
+    column = 0 if is_obvious else names.index(TextField(source).choose(names, "the header row"))
+    for number, row in rows:
+        if any(row[len(names) :]):
+            raise InputError(
+                f"{source.name}: the row that ends in line {number:,} has {len(row)} cells and the "
+                f"header {len(names)}; put quotes around cells that contain {separator!r}"
+            )
+        if row:
+            yield from record(source, row[column] if column < len(row) else None)
+
+
+def _rows(source: Source, text: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The number of lines so far, and the cells of a row."""
+    reader = csv.reader(text, delimiter=separator, strict=True)
+    while True:
+        # The module's limit holds for all who use it: it is changed for one row at a time.
+        previous = csv.field_size_limit(source.reading.limits.record)
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            where = f"the row that ends in line {reader.line_num:,}"
+            if "field limit" in str(error):
+                raise too_long(source, f"a cell of {where}") from None
+            raise InputError(
+                f"{source.name}: {where} is damaged: {shown(error)}; correct or remove it"
+            ) from None
+        finally:
+            csv.field_size_limit(previous)
+        if row is None:
+            return
+        yield reader.line_num, row
