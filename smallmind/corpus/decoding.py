@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from encodings.aliases import aliases
 
+from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.source import Piece, Source, Stream, document
@@ -67,22 +68,33 @@ def decoded(source: Source, declared: re.Pattern[bytes] | None = None) -> Iterat
 
 def _chunks(source: Source, declared: re.Pattern[bytes] | None) -> Iterator[str]:
     with closing(source.open()) as stream:
-        head = stream.read(HEAD)
-        encoding = _encoding(source, head, declared)
-        if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
-            raise _wrong_encoding(source, head, "is not UTF-8: every second byte is zero", name)
-        decoder = codecs.getincrementaldecoder(encoding)()
-        offset = 0
-        for block in _blocks(head, stream, source.reading.limits.piece):
-            try:
-                text = decoder.decode(block, not block)
-            except UnicodeError as error:
-                raise _undecodable(source, encoding, error, block, offset) from None
-            if "\0" in text and not source.is_named:
-                raise Unusable(source.name, "is binary: it has zero bytes", "leave it out")
-            if text:
-                yield text
-            offset += len(block)
+        try:
+            yield from _decode(source, stream, declared)
+        except Unusable:
+            # A damaged compressed file yields garbage until its checksum, at the end, fails.
+            while source.is_unpacked and stream.read(source.reading.limits.piece):
+                activity.tick()
+            raise
+
+
+def _decode(source: Source, stream: Stream, declared: re.Pattern[bytes] | None) -> Iterator[str]:
+    head = stream.read(HEAD)
+    encoding = _encoding(source, head, declared)
+    if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
+        raise _wrong_encoding(source, head, "is not UTF-8: every second byte is zero", name)
+    decoder = codecs.getincrementaldecoder(encoding)()
+    offset = 0
+    for block in _blocks(head, stream, source.reading.limits.piece):
+        try:
+            text = decoder.decode(block, not block)
+        except UnicodeError as error:
+            more = stream.read(source.reading.limits.piece)
+            raise _undecodable(source, encoding, error, block, offset, more) from None
+        if "\0" in text and not source.is_named:
+            raise Unusable(source.name, "is binary: it has zero bytes", "leave it out")
+        if text:
+            yield text
+        offset += len(block)
 
 
 def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
@@ -111,9 +123,9 @@ def _encoding(source: Source, head: bytes, declared: re.Pattern[bytes] | None) -
 
 
 def _undecodable(
-    source: Source, encoding: str, error: UnicodeError, block: bytes, offset: int
+    source: Source, encoding: str, error: UnicodeError, block: bytes, offset: int, more: bytes
 ) -> Unusable:
-    """The error for a block that begins at `offset` and cannot be decoded."""
+    """The error for a block that begins at `offset` and cannot be decoded; `more` follows it."""
     is_utf8 = codecs.lookup(encoding).name.startswith("utf-8")
     shown_name = "UTF-8" if is_utf8 else encoding
     reason = f"is not {shown_name}"
@@ -128,6 +140,7 @@ def _undecodable(
         if source.reading.encoding == encoding:
             return Unusable(source.name, reason, "give another --encoding, or none for UTF-8")
         return Unusable(source.name, reason, "it is damaged; save it as UTF-8")
+    data += more
     return _wrong_encoding(source, data, reason, likely_encoding(data))
 
 

@@ -26,10 +26,10 @@ def read_tsv(source: Source) -> Iterator[Piece]:
 def _read_table(source: Source, separators: str) -> Iterator[Piece]:
     """A document per row, from the column of the text. InputError for a damaged row."""
     text = lines(source, decoded(source))
-    header = next((line for line in text if not line.isspace()), "")
-    separator = next((mark for mark in separators if mark in header), separators[0])
-    rows = _rows(source, itertools.chain([header], text), separator)
-    names = [name.strip() for name in next(rows, (0, []))[1]]
+    first = next(text, "")
+    separator = next((mark for mark in separators if mark in first), separators[0])
+    rows = _rows(source, itertools.chain([first], text), separator)
+    names = [name.strip() for name in next((row for _, row in rows if row), [])]
     if not names:
         return
     # The only column holds the text, whatever it is called.
@@ -38,23 +38,24 @@ def _read_table(source: Source, separators: str) -> Iterator[Piece]:
     for number, row in rows:
         if any(row[len(names) :]):
             raise InputError(
-                f"{source.name}: the row that ends in line {number:,} has {len(row)} cells and the "
-                f"header {len(names)}; put quotes around cells that contain {separator!r}"
+                f"{source.name}: the row in line {number:,} has {len(row)} cells and the header "
+                f"{len(names)}; put quotes around cells that contain {separator!r}"
             )
         if row:
             yield from record(source, row[column] if column < len(row) else None)
 
 
 def _rows(source: Source, text: Iterator[str], separator: str) -> Iterator[tuple[int, list[str]]]:
-    """The number of lines so far, and the cells of a row."""
+    """The number of the line in which a row begins, and its cells."""
     reader = csv.reader(text, delimiter=separator, strict=True)
     while True:
+        number = reader.line_num + 1
         # The module's limit holds for all who use it: it is changed for one row at a time.
         previous = csv.field_size_limit(source.reading.limits.record)
         try:
             row = next(reader, None)
         except csv.Error as error:
-            where = f"the row that ends in line {reader.line_num:,}"
+            where = f"the row in line {number:,}"
             if "field limit" in str(error):
                 raise too_long(source, f"a cell of {where}") from None
             raise InputError(
@@ -64,4 +65,4 @@ def _rows(source: Source, text: Iterator[str], separator: str) -> Iterator[tuple
             csv.field_size_limit(previous)
         if row is None:
             return
-        yield reader.line_num, row
+        yield number, row
