@@ -8,7 +8,7 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.layout import LEFT_OUT, LINE, PARAGRAPH, SPACE, Layout, growing
-from smallmind.corpus.reading import shown
+from smallmind.corpus.reading import Limits, shown
 from smallmind.corpus.source import Piece, Source, document
 
 CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
@@ -30,14 +30,14 @@ def read_html(source: Source) -> Iterator[Piece]:
 def _chunks(source: Source) -> Iterator[str]:
     layout = Layout()
     page = _Page(layout)
-    for text in growing(source, decoded(source, CHARSET), lambda: len(page.rawdata)):
+    for text in growing(source, decoded(source, CHARSET), page):
         try:
             page.feed(text)
         except AssertionError as error:  # of the standard library, for odd declarations
             raise InputError(f"{source.name} is damaged: {shown(error)}; correct it") from None
         yield layout.take()
     # A tag or comment that never ends is no text; browsers leave it out, too.
-    if not page.rawdata.startswith("<"):
+    if page.rawdata == "<" or not page.rawdata.startswith("<"):
         page.close()
         yield layout.take()
 
@@ -49,6 +49,13 @@ class _Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self._layout = layout
         self._left_out = self._kept = 0  # how many elements of these kinds are open
+
+    def held(self) -> int:
+        return len(self.rawdata)
+
+    def may_hold(self, limits: Limits) -> int:
+        is_tag = self.cdata_elem is None and self.rawdata[1:2].isalpha()
+        return limits.tag if is_tag else limits.record
 
     def handle_starttag(self, tag: str, _attrs: Any) -> None:
         self._separate(tag)

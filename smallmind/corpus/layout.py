@@ -1,8 +1,10 @@
 """The text of marked-up documents: words, and the spaces and line breaks between them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from smallmind.checks import InputError
+from smallmind.corpus.reading import Limits
 from smallmind.corpus.source import Source
 
 NOTHING, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
@@ -36,13 +38,25 @@ class Layout:
         return written
 
 
+class Parser(Protocol):
+    """A parser that is fed, and holds what it needs more text for."""
+
+    def held(self) -> int:
+        """How many characters or bytes it holds."""
+        ...
+
+    def may_hold(self, limits: Limits) -> int:
+        """How many it may hold of what has begun."""
+        ...
+
+
 def separator_in(space: str) -> int:
     """White space at the edge of an element -> the separator that it amounts to."""
     breaks = space.count("\n")
     return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NOTHING
 
 
-def growing(source: Source, chunks: Iterable[str], pending: Callable[[], int]) -> Iterator[str]:
+def growing(source: Source, chunks: Iterable[str], parser: Parser) -> Iterator[str]:
     """The chunks, joined until they are longer than what the parser holds and will scan again.
 
     A tag or comment of any length is so scanned a few times, rather than once per chunk.
@@ -53,10 +67,11 @@ def growing(source: Source, chunks: Iterable[str], pending: Callable[[], int]) -
     for chunk in chunks:
         waiting.append(chunk)
         length += len(chunk)
-        if length + (held := pending()) > source.reading.limits.record:
+        held = parser.held()
+        if length + held > (longest := parser.may_hold(source.reading.limits)) and held:
             raise InputError(
-                f"{source.name} has a tag or comment of more than "
-                f"{source.reading.limits.record:,} characters; is it really marked-up text?"
+                f"{source.name} has a tag or comment of more than {longest:,} characters; "
+                "shorten it, or leave the file out"
             )
         if length >= held:
             yield "".join(waiting)

@@ -18,8 +18,10 @@ STEP = 2**16  # bytes between two changes of the share that has been read
 class Limits:
     """How much is held in memory at once, and how far a compressed file may expand."""
 
-    piece: int = 2**20  # characters of a piece, and bytes that are read at once
-    record: int = 256 * 10**6  # characters of a line of JSON, a row of a table or a tag
+    # Characters of a piece, to which one that was held back may be added; bytes read at once.
+    piece: int = 2**20
+    record: int = 256 * 10**6  # characters of a line of JSON, a cell of a table or a comment
+    tag: int = 2**22  # characters of a tag of HTML, whose parser needs a hundred times the memory
     whole: int = 512 * 10**6  # bytes of a .json file, which is read whole
     # Prose shrinks to a third or a quarter, a log of similar lines to a fiftieth, and files that
     # are made to fill a disk to a thousandth or less. Little is harmless whatever its ratio, as it

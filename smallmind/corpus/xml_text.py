@@ -9,7 +9,7 @@ from xml.parsers import expat
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.layout import LEFT_OUT, LINE, Layout, growing, separator_in
-from smallmind.corpus.reading import shown
+from smallmind.corpus.reading import Limits, shown
 from smallmind.corpus.source import Piece, Source, document
 
 ENCODING = re.compile(rb"""\A\s*<\?xml\b[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
@@ -26,7 +26,7 @@ def read_xml(source: Source) -> Iterator[Piece]:
 
 def _chunks(source: Source) -> Iterator[str]:
     elements = _Elements(source.name)
-    for text in growing(source, decoded(source, ENCODING), elements.pending):
+    for text in growing(source, decoded(source, ENCODING), elements):
         elements.feed(text)
         yield elements.layout.take()
     elements.end()
@@ -54,9 +54,11 @@ class _Elements:
         self._parser.EntityDeclHandler = self._declare
         self._parser.SkippedEntityHandler = self._entity
 
-    def pending(self) -> int:
-        """How many bytes the parser holds."""
+    def held(self) -> int:
         return self._fed - max(0, self._parser.CurrentByteIndex)
+
+    def may_hold(self, limits: Limits) -> int:
+        return limits.record
 
     def feed(self, text: str, is_last: bool = False) -> None:
         """Parses the next part of the file. InputError if it is not well-formed."""

@@ -36,7 +36,8 @@ def read_zip(source: Source) -> Iterator[Piece]:
             raise InputError(f"{source.name} has members that overlap; pack its files again")
         expansion = Expansion(source.name, file, source.reading.limits)
         for member in members:
-            if not member.is_dir() and not _is_hidden(member.filename):
+            # Not is_dir(), which fails for an empty name.
+            if not member.filename.endswith("/") and not _is_hidden(member.filename):
                 yield from _read_member(source, archive, member, expansion)
 
 

@@ -187,6 +187,8 @@ def test_a_damaged_archive_is_refused(tmp_path):
     flipped = data[:2000] + bytes([data[2000] ^ 8]) + data[2001:]
     for damaged in (data[:-1], data[:-30], data[:100], data[5:], b"PK\x03\x04", b"text", flipped):
         assert "is damaged or incomplete: " in refused(written(tmp_path / "b.zip", damaged))
+    nameless = path.read_bytes().replace(b"a.txt", b"\0.txt")
+    assert len(documents(written(tmp_path / "b.zip", nameless))) == 1
     assert "is empty" in refused(written(tmp_path / "c.zip", b""))
     assert "has no text in it" in refused(zipped(tmp_path / "d.zip", {}))
 

@@ -80,6 +80,7 @@ def test_a_page_may_be_damaged(tmp_path):
     page = "<p>a</b></p></p><div><b>c<<d>&bogus; &#99999999999; <![endif]><table><p>e"
     [text] = documents(written(tmp_path / "a.html", page))
     assert text.startswith("a\n\nc<") and text.endswith("e")
+    assert documents(written(tmp_path / "a.html", "<p>a <")) == ["a <"]
     assert "has no text in it" in refused(written(tmp_path / "b.html", "<p></p><!-- a -->"))
     assert "is empty" in refused(written(tmp_path / "c.html", ""))
 
@@ -139,6 +140,13 @@ def test_a_tag_that_would_not_fit_into_memory_is_refused(name, tmp_path):
     assert documents(path) == ["text"]
     limits = Limits(piece=100, record=1000)
     assert "has a tag or comment of more than 1,000 characters" in refused(path, limits=limits)
+
+
+def test_a_tag_that_the_parser_needs_much_memory_for_is_refused(tmp_path):
+    path = written(tmp_path / "a.html", "text<a" + " b" * 3_000_000)
+    assert "has a tag or comment of more than 4,194,304 characters" in refused(path)
+    image = f"<img src='data:{'A' * 3_000_000}'>"
+    assert documents(written(tmp_path / "b.html", f"<p>a{image}b")) == ["ab"]
 
 
 def test_elements_may_be_nested_deeply(tmp_path):
