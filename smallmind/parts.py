@@ -47,6 +47,23 @@ TOKENIZERS = {
     "bpe": "smallmind.text.bpe_tokenizer:BPETokenizer",
 }
 
+READERS = {  # by the suffix of a file; one with any other suffix is read like .txt
+    ".txt": "smallmind.corpus.decoding:read_text",
+    ".jsonl": "smallmind.corpus.json_records:read_json_lines",
+    ".ndjson": "smallmind.corpus.json_records:read_json_lines",
+    ".json": "smallmind.corpus.json_records:read_json",
+    ".csv": "smallmind.corpus.tables:read_csv",
+    ".tsv": "smallmind.corpus.tables:read_tsv",
+    ".html": "smallmind.corpus.html_text:read_html",
+    ".htm": "smallmind.corpus.html_text:read_html",
+    ".xml": "smallmind.corpus.xml_text:read_xml",
+    ".gz": "smallmind.corpus.compressed:read_gzip",
+    ".bz2": "smallmind.corpus.compressed:read_bzip2",
+    ".xz": "smallmind.corpus.compressed:read_xz",
+    ".zip": "smallmind.corpus.zipped:read_zip",
+    ".parquet": "smallmind.corpus.parquet:read_parquet",
+}
+
 
 def load(table: Mapping[str, str], name: str) -> Any:
     """One of the tables above, a name in it -> the class or function that the name refers to."""

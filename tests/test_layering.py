@@ -17,7 +17,7 @@ LAYERS = [
     {"checks", "config", "settings", "parts"},
     {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
     {"safetensors", "kernels"},
-    {"memory", "text", "presets", "sources"},
+    {"memory", "text", "presets", "sources", "corpus"},
     {"nn", "linalg"},
     {"optim", "generation"},
     {"training"},

@@ -1,0 +1,1 @@
+"""A person's texts: found in files and folders, read document by document."""

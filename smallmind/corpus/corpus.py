@@ -1,0 +1,107 @@
+"""A person's texts, read document by document in bounded memory."""
+
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+
+from smallmind import activity
+from smallmind.checks import InputError, check_type
+from smallmind.corpus.cleaning import Cleaner
+from smallmind.corpus.decoding import check_encoding
+from smallmind.corpus.files import FileStream
+from smallmind.corpus.finding import File, find
+from smallmind.corpus.reading import Limits, Progress, Reading, Report, Skipped, count_of, shown
+from smallmind.corpus.source import Piece, Source, Stream, read, read_found
+
+MOST_REASONS = 3  # in a message
+
+
+class Corpus:
+    """Texts from files, folders and globs, read document by document, always in the same order.
+
+    A text file is a document, and so are each line of .jsonl, row of .csv, element of .json and
+    member of .zip. `field` names the field of a record that holds its text; by default it is
+    "text", "content" or "story". `encoding` is that of files without a byte order mark; by default
+    they are UTF-8. InputError if a path means nothing, or a setting is wrong.
+    """
+
+    files: list[File]  # with texts, as far as their names tell
+    report: Report | None  # on the last complete reading
+
+    def __init__(
+        self,
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+        field: str | None = None,
+        encoding: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        paths = [paths] if isinstance(paths, str | PathLike) else paths
+        for path in check_type("paths", paths, Sequence):
+            check_type("a path", path, str, PathLike)
+        self._field = check_type("field", field, str, None)
+        self._encoding = check_type("encoding", encoding, str, None)
+        if encoding is not None:
+            check_encoding(encoding)
+        self._limits = limits or Limits()
+        self._decodable: set[str] = set()
+        finder = find(paths)
+        self.files, self._skipped = finder.files, finder.skipped
+        self.report = None
+        if not self.files:
+            raise _nothing(self._skipped)
+
+    def pieces(self) -> Iterator[Piece]:
+        """All documents in pieces; each call reads the files again, and completes a report.
+
+        InputError for a file that was named and cannot be used, for a damaged one, and if there is
+        no text in any.
+        """
+        size = sum(file.size for file in self.files)
+        one = len(self.files) == 1
+        what = shown(self.files[0].path) if one else count_of(len(self.files), "file")
+        with activity.doing(f"Reading {what}", usual=size < activity.LARGE):
+            reading = Reading(
+                self._field,
+                self._encoding,
+                self._limits,
+                Progress(size),
+                decodable=self._decodable,
+            )
+            for file in self.files:
+                yield from _pieces(file, reading)
+                reading.progress.start += file.size
+            skipped = [*self._skipped, *reading.tally.skipped]
+            if not reading.tally.documents:
+                raise _nothing(skipped)
+            self.report = reading.tally.report(self._skipped)
+
+
+def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
+    """The documents of a file, cleaned and counted."""
+    tally = reading.tally
+    before = tally.documents
+    cleaner = Cleaner(tally)
+    source = Source(
+        name=shown(file.path),
+        file=file.path.name,
+        open=_opener(file, reading),
+        reading=reading,
+        is_named=file.is_named,
+        size=file.size,
+    )
+    for piece in read(source) if file.is_named else read_found(source):
+        if cleaned := cleaner.clean(piece):
+            yield cleaned
+    tally.end_file(has_text=tally.documents > before)
+
+
+def _opener(file: File, reading: Reading) -> Callable[[], Stream]:
+    return lambda: FileStream(file.path, reading.progress)
+
+
+def _nothing(skipped: list[Skipped]) -> InputError:
+    """The error if there is no text at all."""
+    reasons = "; ".join(map(str, skipped[:MOST_REASONS]))
+    more = len(skipped) - MOST_REASONS
+    reasons += f"; and {more:,} more" if more > 0 else ""
+    found = f": {reasons}" if reasons else ""
+    return InputError(f"no text was found{found}; give a file or folder with text in it")

@@ -1,0 +1,174 @@
+"""Finding the files that paths, folders and globs mean, always in the same order."""
+
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from smallmind import activity
+from smallmind.checks import InputError
+from smallmind.corpus.files import not_regular
+from smallmind.corpus.reading import Skipped, shown
+from smallmind.corpus.source import kind_of
+
+WILDCARDS = "*?["
+
+
+class File(NamedTuple):
+    """A file with texts."""
+
+    path: Path
+    kind: str  # "text", "jsonl", "csv.gz"
+    size: int  # bytes
+    is_named: bool  # rather than found in a folder or by a glob
+
+
+class Finder:
+    """Collects files, each of them once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, File] = {}  # by the path without symbolic links
+        self._folders: set[str] = set()  # the same of folders: links may lead back to them
+        self._skipped: dict[str, Skipped] = {}
+
+    @property
+    def files(self) -> list[File]:
+        return list(self._files.values())
+
+    @property
+    def skipped(self) -> list[Skipped]:
+        return list(self._skipped.values())
+
+    def add(self, given: str) -> None:
+        """The files that a path means. InputError if there is nothing, or no file."""
+        try:
+            status = os.stat(given)
+        except (FileNotFoundError, NotADirectoryError):
+            self._add_glob(given)
+            return
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
+        if stat.S_ISDIR(status.st_mode):
+            try:
+                os.listdir(given)
+            except OSError as error:
+                raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
+            self._add_found(Path(given))
+        elif stat.S_ISREG(status.st_mode):
+            self._add_file(Path(given), status.st_size, is_named=True)
+        else:
+            raise InputError(not_regular(given))
+
+    def _add_glob(self, given: str) -> None:
+        if not any(mark in given for mark in WILDCARDS):
+            raise InputError(
+                f"{shown(given) or repr(given)} does not exist; give the path of a file or folder, "
+                "or a pattern such as 'texts/**/*.txt'"
+            )
+        matches = expand(Path(given))
+        if not matches:
+            raise InputError(f"no file matches {shown(given)}; give another pattern or a path")
+        for path in matches:
+            self._add_found(path)
+
+    def _add_found(self, top: Path) -> None:
+        """A file, or all files in a folder. What is neither is skipped."""
+        waiting = [top]
+        while waiting:
+            activity.tick()
+            path = waiting.pop()
+            try:
+                status = os.stat(path)
+                if stat.S_ISDIR(status.st_mode):
+                    if _is_new(path, self._folders):
+                        waiting += reversed(list(_entries(path)))
+                elif stat.S_ISREG(status.st_mode):
+                    self._add_file(path, status.st_size, is_named=False)
+                else:
+                    self._skip(path, "is not a regular file")
+            except OSError as error:
+                is_lost = isinstance(error, FileNotFoundError) and path.is_symlink()
+                words = "is a symbolic link to nothing" if is_lost else None
+                self._skip(path, words or f"cannot be read: {_reason(error)}")
+
+    def _add_file(self, path: Path, size: int, is_named: bool) -> None:
+        key = os.path.realpath(path)
+        if (known := self._files.get(key)) is None:
+            self._files[key] = File(path, kind_of(path), size, is_named)
+        elif is_named:
+            self._files[key] = known._replace(is_named=True)
+
+    def _skip(self, path: Path, reason: str) -> None:
+        self._skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
+
+
+def find(paths: Sequence[str | PathLike[str]]) -> Finder:
+    """The files that paths mean, in the order of the paths, and by name within each of them.
+
+    InputError if one of the paths means nothing that can be read.
+    """
+    finder = Finder()
+    with activity.doing("Looking for files", usual=True):
+        for path in paths:
+            finder.add(os.fspath(path))
+    return finder
+
+
+def expand(pattern: Path) -> list[Path]:
+    """The files and folders that match a pattern, in order; `**` means any number of folders.
+
+    Hidden ones only match a part that begins with a dot.
+    """
+    level = [Path(pattern.anchor)]
+    for part in pattern.relative_to(pattern.anchor).parts:
+        if part == "**":
+            level = list(dict.fromkeys(below for path in level for below in _folders(path)))
+        elif any(mark in part for mark in WILDCARDS):
+            level = [child for path in level for child in _matching(path, part)]
+        else:
+            level = [path / part for path in level if os.path.lexists(path / part)]
+    return sorted(level, key=lambda path: path.parts)
+
+
+def _matching(folder: Path, part: str) -> Iterator[Path]:
+    try:
+        entries = list(_entries(folder, hidden=part.startswith(".")))
+    except OSError:
+        return
+    yield from (path for path in entries if fnmatch.fnmatch(path.name, part))
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """A folder and all folders below it, each of them once."""
+    waiting, seen = [top], set[str]()
+    while waiting:
+        activity.tick()
+        folder = waiting.pop()
+        try:
+            if folder.is_dir() and _is_new(folder, seen):
+                waiting += reversed(list(_entries(folder)))
+                yield folder
+        except OSError:
+            continue
+
+
+def _entries(folder: Path, hidden: bool = False) -> Iterator[Path]:
+    """What is in a folder, by name."""
+    for name in sorted(os.listdir(folder)):
+        if hidden or not name.startswith("."):
+            yield folder / name
+
+
+def _is_new(folder: Path, seen: set[str]) -> bool:
+    """Whether a folder is not among those that were seen; now it is."""
+    key = os.path.realpath(folder)
+    is_new = key not in seen
+    seen.add(key)
+    return is_new
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else "") or shown(error)

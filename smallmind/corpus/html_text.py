@@ -1,0 +1,88 @@
+"""The text of HTML: without scripts, styles and comments, laid out in lines and paragraphs."""
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+from smallmind.checks import InputError
+from smallmind.corpus.decoding import decoded
+from smallmind.corpus.layout import LEFT_OUT, LINE, PARAGRAPH, SPACE, Layout, growing
+from smallmind.corpus.reading import Limits, shown
+from smallmind.corpus.source import Piece, Source, document
+
+CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
+WHITE_SPACE = re.compile(r"[ \t\n\r\f]+")
+# Elements that begin and end a paragraph, and those that begin and end a line.
+PARAGRAPHS = re.compile(
+    "address|article|aside|blockquote|dl|fieldset|figure|footer|form|h[1-6r]|header|main|nav|ol|p|"
+    "pre|section|table|title|ul"
+)
+LINES = re.compile("br|caption|dd|div|dt|figcaption|legend|li|option|td|th|tr")
+KEPT_AS_IS = ("pre", "textarea")  # elements whose white space matters
+
+
+def read_html(source: Source) -> Iterator[Piece]:
+    """The text of a page: one document."""
+    return document(_chunks(source), source.reading.limits.piece)
+
+
+def _chunks(source: Source) -> Iterator[str]:
+    layout = Layout()
+    page = _Page(layout)
+    for text in growing(source, decoded(source, CHARSET), page):
+        try:
+            page.feed(text)
+        except AssertionError as error:  # of the standard library, for odd declarations
+            raise InputError(f"{source.name} is damaged: {shown(error)}; correct it") from None
+        yield layout.take()
+    # A tag or comment that never ends is no text; browsers leave it out, too.
+    if page.rawdata == "<" or not page.rawdata.startswith("<"):
+        page.close()
+        yield layout.take()
+
+
+class _Page(HTMLParser):
+    """Writes the text of a page to a layout."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(convert_charrefs=True)
+        self._layout = layout
+        self._left_out = self._kept = 0  # how many elements of these kinds are open
+
+    def held(self) -> int:
+        return len(self.rawdata)
+
+    def may_hold(self, limits: Limits) -> int:
+        is_tag = self.cdata_elem is None and self.rawdata[1:2].isalpha()
+        return limits.tag if is_tag else limits.record
+
+    def handle_starttag(self, tag: str, _attrs: Any) -> None:
+        self._separate(tag)
+        self._left_out += tag in LEFT_OUT
+        self._kept += tag in KEPT_AS_IS
+
+    def handle_endtag(self, tag: str) -> None:
+        self._separate(tag)
+        self._left_out = max(0, self._left_out - (tag in LEFT_OUT))
+        self._kept = max(0, self._kept - (tag in KEPT_AS_IS))
+
+    def handle_data(self, data: str) -> None:
+        if self._left_out:
+            return
+        if self._kept:
+            self._layout.write(data)
+            return
+        words = WHITE_SPACE.sub(" ", data)
+        if words.startswith(" "):
+            self._layout.separate(SPACE)
+        if text := words.strip(" "):
+            self._layout.write(text)
+        if words.endswith(" "):
+            self._layout.separate(SPACE)
+
+    def _separate(self, tag: str) -> None:
+        if PARAGRAPHS.fullmatch(tag):
+            self._layout.separate(PARAGRAPH)
+        elif LINES.fullmatch(tag):
+            self._layout.separate(LINE)

@@ -1,0 +1,94 @@
+"""JSON: a value per line, or a whole file that is an array of records or one record."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from smallmind import activity
+from smallmind.checks import InputError
+from smallmind.corpus.decoding import decoded
+from smallmind.corpus.reading import shown
+from smallmind.corpus.records import TextField, lines, record
+from smallmind.corpus.source import Piece, Source
+
+
+def read_json_lines(source: Source) -> Iterator[Piece]:
+    """A JSON value per line, each with a document; blank lines are left out.
+
+    InputError naming the file and the line for one that is not JSON.
+    """
+    field = TextField(source)
+    for number, line in enumerate(lines(source, decoded(source)), 1):
+        if line.isspace():
+            continue
+        where = f"line {number:,}"
+        try:
+            value = _parsed(line.rstrip("\r\n"))
+        except ValueError as error:
+            raise InputError(
+                f"{source.name}: {where} is not JSON: {_reason(error)}; correct or remove that line"
+            ) from None
+        yield from record(source, field.text_of(value, where))
+
+
+def read_json(source: Source) -> Iterator[Piece]:
+    """An array with a document in each element, or a single record. It is read whole.
+
+    InputError if it is too large, or not JSON.
+    """
+    value = _whole(source)
+    field = TextField(source)
+    records = value if isinstance(value, list) else [value]
+    for number, element in enumerate(records, 1):
+        activity.tick()
+        where = f"element {number:,}" if records is value else "its only value"
+        yield from record(source, field.text_of(element, where))
+
+
+def _whole(source: Source) -> Any:
+    """The value of a JSON file."""
+    text = _text(source)
+    try:
+        return _parsed(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            raise InputError(
+                f"{source.name} has more than one JSON value, the second in line "
+                f"{error.lineno:,}; if it has one per line, rename it to .jsonl"
+            ) from None
+        reason = f"{_reason(error)} of line {error.lineno:,}"
+    except ValueError as error:
+        reason = _reason(error)
+    raise InputError(f"{source.name} is not JSON: {reason}; correct it, or leave it out")
+
+
+def _text(source: Source) -> str:
+    longest = source.reading.limits.whole
+    chunks, length = [], source.size or 0
+    if length <= longest:
+        length = 0
+        for chunk in decoded(source):
+            length += len(chunk)
+            if length > longest:
+                break
+            chunks.append(chunk)
+    if length > longest:
+        raise InputError(
+            f"{source.name} has more than {longest:,} bytes, and a .json file is read whole; "
+            "convert it to .jsonl, with one value per line"
+        )
+    return "".join(chunks)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _reason(error: ValueError) -> str:
+    message = str(error)
+    if isinstance(error, json.JSONDecodeError):
+        message = f"{error.msg.removesuffix(' at')} at column {error.colno:,}"
+    return shown(message[:1].lower() + message[1:])

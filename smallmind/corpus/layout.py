@@ -1,0 +1,79 @@
+"""The text of marked-up documents: words, and the spaces and line breaks between them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from smallmind.checks import InputError
+from smallmind.corpus.reading import Limits
+from smallmind.corpus.source import Source
+
+NOTHING, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
+SEPARATORS = ("", " ", "\n", "\n\n")
+LEFT_OUT = ("script", "style")  # elements
+
+
+class Layout:
+    """Collects text. Of several separators between words only the strongest is written."""
+
+    def __init__(self) -> None:
+        self._written: list[str] = []
+        self._separator = NOTHING
+        self._has_begun = False
+
+    def write(self, words: str) -> None:
+        """Words, which do not begin with white space unless it matters."""
+        if self._has_begun:
+            self._written.append(SEPARATORS[self._separator])
+        self._written.append(words)
+        self._separator, self._has_begun = NOTHING, True
+
+    def separate(self, separator: int) -> None:
+        """What comes next is separated from what came before, if there is any of both."""
+        self._separator = max(self._separator, separator)
+
+    def take(self) -> str:
+        """What was written since the last time."""
+        written = "".join(self._written)
+        self._written.clear()
+        return written
+
+
+class Parser(Protocol):
+    """A parser that is fed, and holds what it needs more text for."""
+
+    def held(self) -> int:
+        """How many characters or bytes it holds."""
+        ...
+
+    def may_hold(self, limits: Limits) -> int:
+        """How many it may hold of what has begun."""
+        ...
+
+
+def separator_in(space: str) -> int:
+    """White space at the edge of an element -> the separator that it amounts to."""
+    breaks = space.count("\n")
+    return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NOTHING
+
+
+def growing(source: Source, chunks: Iterable[str], parser: Parser) -> Iterator[str]:
+    """The chunks, joined until they are longer than what the parser holds and will scan again.
+
+    A tag or comment of any length is so scanned a few times, rather than once per chunk.
+    InputError for one that would take too much memory.
+    """
+    waiting: list[str] = []
+    length = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        length += len(chunk)
+        held = parser.held()
+        if length + held > (longest := parser.may_hold(source.reading.limits)) and held:
+            raise InputError(
+                f"{source.name} has a tag or comment of more than {longest:,} characters; "
+                "shorten it, or leave the file out"
+            )
+        if length >= held:
+            yield "".join(waiting)
+            waiting, length = [], 0
+    yield "".join(waiting)

@@ -1,0 +1,143 @@
+"""One reading of the texts: how it is done, and what it has found so far."""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from smallmind import activity
+from smallmind.checks import InputError
+
+STEP = 2**16  # bytes between two changes of the share that has been read
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is held in memory at once, and how far a compressed file may expand."""
+
+    # Characters of a piece, to which one that was held back may be added; bytes read at once.
+    piece: int = 2**20
+    record: int = 256 * 10**6  # characters of a line of JSON, a cell of a table or a comment
+    tag: int = 2**22  # characters of a tag of HTML, whose parser needs a hundred times the memory
+    whole: int = 512 * 10**6  # bytes of a .json file, which is read whole
+    # Prose shrinks to a third or a quarter, a log of similar lines to a fiftieth, and files that
+    # are made to fill a disk to a thousandth or less. Little is harmless whatever its ratio, as it
+    # is unpacked piece by piece.
+    ratio: int = 200
+    unpacked: int = 2**26  # bytes that may come from any compressed file
+
+
+class Skipped(NamedTuple):
+    """A file that was found, not named, and is not used. The reason is what follows its name."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+class Unusable(InputError):
+    """No text can be had from a file. One that was merely found is skipped for it."""
+
+    def __init__(self, name: str, reason: str, advice: str) -> None:
+        super().__init__(f"{name} {reason}; {advice}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a complete reading found."""
+
+    files: int  # that have text in them
+    documents: int
+    characters: int
+    empty: int  # records without text, which are not among the documents
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...]  # what was done to the texts: "CRLF line ends became LF in 3 files"
+
+
+class Tally:
+    """What a reading has found so far."""
+
+    def __init__(self) -> None:
+        self.files = self.documents = self.characters = self.empty = 0
+        self.skipped: list[Skipped] = []
+        self._notes: Counter[str] = Counter()
+        self._of_this_file: set[str] = set()
+
+    def note(self, words: str) -> None:
+        """Something about the file that is being read, said once per file."""
+        self._of_this_file.add(words)
+
+    def end_file(self, has_text: bool) -> None:
+        """The file ends; what was noted about a file without text does not matter."""
+        self.files += has_text
+        self._notes.update(self._of_this_file if has_text else ())
+        self._of_this_file.clear()
+
+    def report(self, skipped: list[Skipped]) -> Report:
+        """All that was found, after what was `skipped` before the reading."""
+        notes = [f"{words} in {count_of(n, 'file')}" for words, n in sorted(self._notes.items())]
+        return Report(
+            self.files,
+            self.documents,
+            self.characters,
+            self.empty,
+            (*skipped, *self.skipped),
+            tuple(notes),
+        )
+
+
+class Progress:
+    """Shows which share of all bytes has been read, as part of the current activity."""
+
+    def __init__(self, total: int) -> None:
+        self._steps = activity.parts(range(math.ceil(total / STEP)))
+        self._done = -1
+        self._is_paused = False
+        self.start = 0  # where the current file begins in all bytes
+
+    def reach(self, position: int) -> None:
+        """The current file has been read up to this position."""
+        activity.tick()
+        while not self._is_paused and self._done < (self.start + position) // STEP:
+            self._done += 1
+            next(self._steps, None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block, bytes are read that will be read again."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+
+@dataclass
+class Reading:
+    """How texts are read, and what has been found so far."""
+
+    field: str | None  # of a record, its text; None: the obvious one
+    encoding: str | None  # of what has no byte order mark; None: UTF-8
+    limits: Limits
+    progress: Progress
+    tally: Tally = dataclasses.field(default_factory=Tally)
+    # Names of what was decoded to its end, in this or in an earlier reading.
+    decodable: set[str] = dataclasses.field(default_factory=set)
+
+
+def count_of(number: int, thing: str) -> str:
+    """1, "file" -> "1 file"; 1200, "file" -> "1,200 files"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def shown(words: object, longest: int = 4096) -> str:
+    """A path or a message of another library, in one line that any terminal can show."""
+    text = str(words)
+    text = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)

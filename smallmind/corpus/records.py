@@ -1,0 +1,119 @@
+"""What files of many records have in common: lines, and the field that holds the text."""
+
+import io
+from collections.abc import Iterable, Iterator
+
+from smallmind.checks import InputError
+from smallmind.corpus.reading import Unusable, shown
+from smallmind.corpus.source import Piece, Source, document
+
+OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
+MOST_NAMES = 20  # fields in a message
+
+
+def lines(source: Source, chunks: Iterable[str]) -> Iterator[str]:
+    """Lines with their ends, which are LF, CRLF or CR. InputError for one that is too long."""
+    longest = source.reading.limits.record
+    line: list[str] = []  # the parts of it that have been read
+    number, length, held = 1, 0, ""
+    for chunk in chunks:
+        chunk = held + chunk
+        # A CR at the end may be half of a CRLF.
+        held = "\r" if chunk.endswith("\r") else ""
+        for part in io.StringIO(chunk.removesuffix("\r") if held else chunk, newline=""):
+            line.append(part)
+            length += len(part)
+            if length > longest:
+                raise too_long(source, f"line {number:,}")
+            if part.endswith(("\n", "\r")):
+                yield "".join(line)
+                line, length, number = [], 0, number + 1
+    if line or held:
+        yield "".join(line) + held
+
+
+def too_long(source: Source, where: str) -> InputError:
+    """The error for a line, cell or tag that would take too much memory."""
+    longest = source.reading.limits.record
+    return InputError(
+        f"{source.name}: {where} has more than {longest:,} characters; divide it into several"
+    )
+
+
+def record(source: Source, text: str | None) -> Iterator[Piece]:
+    """The document of a record; one without text is counted, not read."""
+    if not text:
+        source.reading.tally.empty += 1
+    else:
+        yield from document([text], source.reading.limits.piece)
+
+
+class TextField:
+    """The field of a file's records that holds their text: the user's, or the obvious one."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._chosen: str | None = None
+
+    def choose(self, names: Iterable[object], where: str) -> str:
+        """The field, out of those that a record has; the same for all records of the file.
+
+        Unusable if the record lacks it.
+        """
+        known = [name for name in names if isinstance(name, str)]
+        if self._chosen is None:
+            field = self._source.reading.field
+            self._chosen = _named(known, (field,) if field else OBVIOUS)
+        if self._chosen is None or self._chosen not in known:
+            raise self._missing(known, where)
+        return self._chosen
+
+    def text_of(self, value: object, where: str) -> str | None:
+        """The text of a record, itself one or an object; None for null.
+
+        Unusable if there is no text in it; `where` says which record it is.
+        """
+        if isinstance(value, dict):
+            name = self.choose(value, where)
+            value = value[name]
+            where = f"field {shown(name, 60)!r} in {where}"
+        elif value is not None and not isinstance(value, str):
+            reason = f"has {_kind(value)} in {where}"
+            advice = "a record must be an object with the text in one of its fields, or a text"
+            raise Unusable(self._source.name, reason, advice)
+        if value is None or isinstance(value, str):
+            return value
+        reason = f"has {_kind(value)} as {where}"
+        raise Unusable(self._source.name, reason, "give --field with one that holds text")
+
+    def _missing(self, known: list[str], where: str) -> Unusable:
+        field = self._chosen or self._source.reading.field
+        wanted = repr(shown(field, 60)) if field else "'text', 'content' or 'story'"
+        names = ", ".join(shown(name, 60) for name in known[:MOST_NAMES])
+        names += " and others" if len(known) > MOST_NAMES else ""
+        reason = f"has no field {wanted} in {where}"
+        if not known:
+            return Unusable(self._source.name, reason, "it has no fields at all")
+        return Unusable(self._source.name, reason, f"give --field with one of these: {names}")
+
+
+def _named(names: list[str], wanted: Iterable[str]) -> str | None:
+    """The first of the wanted names that is among the names, if need be in other letter case."""
+    wanted = list(wanted)
+    for key in (str, str.casefold):
+        by_key = {key(name): name for name in reversed(names)}
+        for word in wanted:
+            if key(word) in by_key:
+                return by_key[key(word)]
+    return None
+
+
+def _kind(value: object) -> str:
+    """What a value is called in JSON."""
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list):
+        return "an array"
+    return "an object" if isinstance(value, dict) else f"a value of type {type(value).__name__}"

@@ -1,0 +1,128 @@
+"""What a reader is given, what it hands out, and which one reads what."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import NamedTuple, Protocol
+
+from smallmind import parts
+from smallmind.corpus.reading import Reading, Skipped, Unusable
+
+TEXT = ".txt"
+NESTED = (".gz", ".bz2", ".xz", ".zip", ".parquet")  # not read inside a compressed file
+# Archives that have no reader: some of them would pass as text.
+UNKNOWN_ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".zst")
+
+
+class Piece(NamedTuple):
+    """Some of the text of a document: never empty."""
+
+    text: str
+    ends: bool  # whether the document ends here
+
+
+class Stream(Protocol):
+    """Bytes that are read from the first to the last."""
+
+    count: int  # how many have been read
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, fewer only at the end. InputError if they cannot be had."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a reader reads."""
+
+    name: str  # in messages
+    file: str  # name of a file, whose suffix says how to read it
+    open: Callable[[], Stream]  # may be called again, to read from the beginning
+    reading: Reading
+    is_named: bool  # by the user, rather than found in a folder
+    size: int | None  # bytes; None where only a header would say it
+
+    @property
+    def suffix(self) -> str:
+        return os.path.splitext(self.file)[1].lower()
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether it comes out of a compressed file or an archive."""
+        return self.size is None
+
+    def unpacked(self, open: Callable[[], Stream]) -> "Source":
+        """What this source holds compressed; its name lacks the suffix."""
+        file = os.path.splitext(self.file)[0]
+        return dataclasses.replace(self, file=file, open=open, size=None)
+
+    def member(self, file: str, open: Callable[[], Stream]) -> "Source":
+        """A file in this archive."""
+        name = f"{self.name}: {file}"
+        return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
+
+
+Reader = Callable[[Source], Iterator[Piece]]
+
+
+def kind_of(file: str | PurePath) -> str:
+    """The name of a file -> its kind: "text", "jsonl", "csv.gz"."""
+    stem, suffix = os.path.splitext(PurePath(file).name.lower())
+    if suffix == TEXT or suffix not in parts.READERS:
+        return "text"
+    is_compressed = suffix in NESTED and suffix not in (".zip", ".parquet")
+    return f"{kind_of(stem)}{suffix}" if is_compressed else suffix[1:]
+
+
+def read(source: Source) -> Iterator[Piece]:
+    """The documents in a source.
+
+    Unusable if nothing can be had from it, InputError if it is damaged.
+    """
+    if source.size == 0:
+        raise Unusable(source.name, "is empty", "give a file with text in it")
+    suffix = source.suffix
+    if suffix in UNKNOWN_ARCHIVES:
+        raise Unusable(source.name, f"is a {suffix} archive", "unpack it and give the files in it")
+    if source.is_unpacked and suffix in NESTED:
+        reason = f"is a {suffix} file inside a compressed file"
+        raise Unusable(source.name, reason, "unpack the outer one first")
+    reader: Reader = parts.load(parts.READERS, suffix if suffix in parts.READERS else TEXT)
+    has_text = False
+    for piece in reader(source):
+        has_text = True
+        yield piece
+    if not has_text:
+        raise Unusable(source.name, "has no text in it", "give a file with text in it")
+
+
+def read_found(source: Source) -> Iterator[Piece]:
+    """The documents in a source that nobody named: it is skipped if it is unusable.
+
+    InputError if that shows only after documents were read from it.
+    """
+    has_text = False
+    try:
+        for piece in read(source):
+            has_text = True
+            yield piece
+    except Unusable as error:
+        if has_text:
+            raise
+        source.reading.tally.skipped.append(Skipped(source.name, error.reason))
+
+
+def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:
+    """The chunks of one document, which may be empty, in pieces of at most `size` characters."""
+    last = ""
+    for chunk in chunks:
+        for start in range(0, len(chunk), size):
+            if last:
+                yield Piece(last, ends=False)
+            last = chunk[start : start + size]
+    if last:
+        yield Piece(last, ends=True)

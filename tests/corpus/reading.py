@@ -1,0 +1,49 @@
+"""What the tests of this folder share: reading paths to the end, and what is refused."""
+
+import pytest
+
+from smallmind import InputError
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.reading import Limits
+
+
+def corpus(paths, piece=None, **settings):
+    """A corpus, if need be with pieces of another size."""
+    if piece:
+        settings["limits"] = Limits(piece=piece)
+    return Corpus(paths, **settings)
+
+
+def documents(source):
+    """The documents of a corpus, or of paths."""
+    source = source if isinstance(source, Corpus) else Corpus(source)
+    texts, parts = [], []
+    for text, ends in source.pieces():
+        assert text
+        parts.append(text)
+        if ends:
+            texts.append("".join(parts))
+            parts.clear()
+    assert not parts, "the last document has no end"
+    return texts
+
+
+def refused(paths, **settings):
+    """The one-line message with which paths are refused."""
+    with pytest.raises(InputError) as caught:
+        list(corpus(paths, **settings).pieces())
+    message = str(caught.value)
+    assert message.isprintable()
+    return message
+
+
+def written(path, data):
+    """path, with data in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def skipped(corpus, folder):
+    """Name of a file in the folder -> why it was skipped."""
+    return {path.removeprefix(f"{folder}/"): reason for path, reason in corpus.report.skipped}

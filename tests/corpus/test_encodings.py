@@ -1,0 +1,148 @@
+"""Text files in any encoding: what is read by itself, with `encoding`, and what is refused."""
+
+import codecs
+import gzip
+import shutil
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smallmind.corpus.corpus import Corpus
+from tests.corpus.reading import corpus, documents, refused, written
+
+TEXT = "Ein süßer Bär aß “vier” Möhren für 3 € 🐻.\nZeile zwei\n"
+LATIN = "Ein süßer Bär aß vier Möhren.\n" * 4
+
+MARKED = {
+    "UTF-8": codecs.BOM_UTF8 + TEXT.encode(),
+    "UTF-16 little-endian": codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"),
+    "UTF-16 big-endian": codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"),
+    "UTF-32 little-endian": codecs.BOM_UTF32_LE + TEXT.encode("utf-32-le"),
+    "UTF-32 big-endian": codecs.BOM_UTF32_BE + TEXT.encode("utf-32-be"),
+}
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, None])
+@pytest.mark.parametrize("kind", MARKED)
+def test_a_byte_order_mark_says_the_encoding(kind, piece, tmp_path):
+    path = written(tmp_path / "a.txt", MARKED[kind])
+    for encoding in (None, "latin-1"):
+        texts = corpus(path, piece, encoding=encoding)
+        assert documents(texts) == [TEXT]
+        name = kind.partition(" ")[0]
+        note = f"text was read as {name} because of its byte order mark in 1 file"
+        assert texts.report.notes == (() if kind == "UTF-8" else (note,))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16-le", "shift_jis", "gb18030"])
+def test_an_encoding_can_be_given(encoding, tmp_path):
+    text = "日本語\n" if encoding == "shift_jis" else "süß\n"
+    path = written(tmp_path / "a.txt", text.encode(encoding))
+    assert documents(corpus(path, 1, encoding=encoding)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("latin-11", "latin-1"), ("uft-8", "utf-8"), ("windows-1525", "windows-125"), ("", "")],
+)
+def test_an_unknown_encoding_names_a_known_one(name, nearest):
+    message = refused("x", encoding=name)
+    assert message.startswith(f"encoding={name!r} is unknown; did you mean {nearest}")
+    b"".decode(message.removesuffix("?").rpartition(" ")[2])
+
+
+@pytest.mark.parametrize("name", ["rot13", "zlib", "undefined", "unicode_escape", "a\0", "\ud800"])
+def test_codecs_that_are_not_encodings_are_unknown(name):
+    assert "is unknown; did you mean" in refused("x", encoding=name)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.sampled_from(["a", "ä", "€", "🐻", "\r", "\n", "\r\n", "\x85", "\u2028"])),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "gb18030", "utf-7"]),
+    st.integers(1, 9),
+)
+def test_pieces_change_neither_characters_nor_line_ends(tmp_path_factory, words, encoding, piece):
+    text = "".join([*words, "."])
+    path = written(tmp_path_factory.getbasetemp() / "words.txt", text.encode(encoding))
+    texts = corpus(path, piece, encoding=encoding)
+    assert documents(texts) == [text.replace("\r\n", "\n").replace("\r", "\n")]
+    # A CR that is held back comes with what follows it.
+    assert all(len(part.text) <= piece + 1 for part in texts.pieces())
+
+
+def test_changed_line_ends_are_noted(tmp_path):
+    for name in ("a", "b", "c"):
+        written(tmp_path / name, "one\r\ntwo\r\n")
+    written(tmp_path / "d", "one\rtwo")
+    written(tmp_path / "e", "one\ntwo")
+    texts = Corpus(tmp_path)
+    assert set(documents(texts)) == {"one\ntwo\n", "one\ntwo"}
+    assert texts.report.notes == (
+        "CR line ends became LF in 1 file",
+        "CRLF line ends became LF in 3 files",
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "likely"),
+    [(LATIN.encode("latin-1"), "ISO-8859-1"), ((LATIN + "“€”").encode("cp1252"), "Windows-1252")],
+)
+def test_the_advice_works_in_either_way(data, likely, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "a b.txt", data)
+    message = refused("a b.txt")
+    start = f"a b.txt is not UTF-8: byte 0xfc at offset 5, but probably {likely}; "
+    assert message.startswith(f"{start}add --encoding {likely}, or convert it: iconv ")
+    [text] = documents(Corpus("a b.txt", encoding=likely))
+    assert text == data.decode(likely)
+    if not shutil.which("iconv"):
+        pytest.skip("iconv is not installed")
+    subprocess.run(["sh", "-c", message.partition("convert it: ")[2]], check=True)
+    assert documents("a b-utf8.txt") == [text]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"plain words\n".decode().encode("utf-16-le"), "probably UTF-16LE; add --encoding UTF-16"),
+        (TEXT.encode() * 3 + b"\xff tail", "the rest is; to leave out what is not: iconv -c"),
+        ("привет мир\n".encode("koi8-r"), "its encoding is unknown: save it as UTF-8"),
+        (gzip.compress(b"text"), "but compressed with gzip; convert it: gzip -dc"),
+        (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "but a PDF document; convert it: pdftotext "),
+        (b"\xd0\xcf\x11\xe0 office", "but an office document; save it as plain text in UTF-8"),
+        (b"cut \xe2\x82", "byte 0xe2 at offset 4"),
+        (b"\xff\xfea", "is not UTF-16: byte 0x61 at offset 2; it is damaged"),
+    ],
+)
+def test_what_is_not_utf8_is_refused_with_advice(data, words, tmp_path):
+    assert words in refused(written(tmp_path / "a.txt", data))
+    position = refused(tmp_path / "a.txt").partition(",")[0].partition(";")[0]
+    assert refused(tmp_path / "a.txt", piece=1).startswith(position)
+
+
+def test_a_command_is_not_given_for_what_it_cannot_read(tmp_path):
+    data = gzip.compress(LATIN.encode("latin-1"))
+    message = refused(written(tmp_path / "a.txt.gz", data))
+    assert message.endswith("but probably ISO-8859-1; add --encoding ISO-8859-1")
+    message = refused(written(tmp_path / "a\nb.txt", LATIN.encode("latin-1")))
+    assert message.endswith("but probably ISO-8859-1; add --encoding ISO-8859-1")
+
+
+def test_a_wrong_encoding_that_was_given_is_refused(tmp_path):
+    path = written(tmp_path / "a.txt", b"ab\xff")
+    message = refused(path, encoding="ascii")
+    assert message.endswith(
+        "is not ascii: byte 0xff at offset 2; give another --encoding, or none for UTF-8"
+    )
+
+
+def test_a_named_text_with_some_zeros_is_read(tmp_path):
+    assert documents(written(tmp_path / "a.txt", b"a\0b\0 plain")) == ["a\0b\0 plain"]
+
+
+def test_a_text_without_characters_is_refused(tmp_path):
+    assert "is empty; give a file with text" in refused(written(tmp_path / "a.txt", b""))
+    assert "has no text in it" in refused(written(tmp_path / "b.txt", codecs.BOM_UTF8))

@@ -1,0 +1,152 @@
+"""Which files paths, folders and globs mean, in which order, and what is left out."""
+
+import os
+import socket
+
+import pytest
+
+from smallmind.corpus.corpus import Corpus
+from tests.corpus.reading import documents, refused, skipped, written
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """texts/ with files, folders and hidden ones; the working directory is above it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.txt", "a.md", "c/z.txt", "c/a.py", "c/d/deep.txt", ".hidden.txt", ".git/x.txt"):
+        written(tmp_path / "texts" / name, name)
+    return tmp_path / "texts"
+
+
+IN_ORDER = ["a.md", "b.txt", "c/a.py", "c/d/deep.txt", "c/z.txt"]
+
+
+def test_a_folder_is_read_by_name(folder):
+    assert documents("texts") == IN_ORDER
+
+
+def test_the_order_is_not_that_of_the_directory(folder, monkeypatch):
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listed(path), reverse=True))
+    assert documents("texts") == IN_ORDER
+    assert documents("texts/*") == IN_ORDER
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("texts/*.txt", ["b.txt"]),
+        ("texts/**/*.txt", ["b.txt", "c/d/deep.txt", "c/z.txt"]),
+        ("**/deep.txt", ["c/d/deep.txt"]),
+        ("texts/**", IN_ORDER),
+        ("texts/?.[mt]*", ["a.md", "b.txt"]),
+        ("*/c/*.txt", ["c/z.txt"]),
+        ("texts/.h*", [".hidden.txt"]),
+        ("texts/c*", ["c/a.py", "c/d/deep.txt", "c/z.txt"]),
+    ],
+)
+def test_patterns_are_expanded(pattern, expected, folder):
+    assert documents(pattern) == expected
+    assert documents(folder.parent / pattern) == expected
+
+
+def test_a_file_with_the_name_of_a_pattern_is_that_file(folder):
+    written(folder / "[b].txt", "in brackets")
+    assert documents("texts/[b].txt") == ["in brackets"]
+
+
+def test_a_file_is_read_once(folder):
+    os.symlink("b.txt", folder / "link.txt")
+    paths = ["texts/c/z.txt", "texts", folder, "texts/**", "texts/../texts/b.txt"]
+    assert documents(paths) == ["c/z.txt", *[name for name in IN_ORDER if name != "c/z.txt"]]
+
+
+def test_links_that_lead_back_are_harmless(folder):
+    for number in range(3):
+        os.symlink("..", folder / "c" / f"up{number}")
+        os.symlink(folder, folder / "c" / "d" / f"top{number}")
+    assert sorted(documents("texts")) == sorted(IN_ORDER)
+    assert sorted(documents("texts/**/*")) == sorted(IN_ORDER)
+
+
+def test_files_are_listed_with_kind_and_size(folder):
+    written(folder / "table.CSV.gz", b"1234")
+    files = Corpus("texts").files
+    assert [(str(f.path.relative_to("texts")), f.kind, f.size) for f in files][-2:] == [
+        ("c/z.txt", "text", 7),
+        ("table.CSV.gz", "csv.gz", 4),
+    ]
+
+
+def test_what_is_no_text_is_skipped_when_found(folder):
+    written(folder / "image.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    written(folder / "zeros", b"text\0 with zeros")
+    written(folder / "latin.txt", "Ein süßer Bär aß vier Möhren.\n".encode("latin-1"))
+    written(folder / "late.txt", b"a" * 3_000_000 + b"\xff")
+    written(folder / "empty.txt", b"")
+    written(folder / "settings.json", b'{"indent": 4}')
+    written(folder / "book.pdf", b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n")
+    os.symlink("nowhere", folder / "lost")
+    os.mkfifo(folder / "fifo")
+    corpus = Corpus("texts")
+    assert documents(corpus) == IN_ORDER == documents(corpus)
+    reasons = skipped(corpus, "texts")
+    expected = {
+        "image.png": "is not UTF-8: byte 0x89 at offset 0",
+        "zeros": "is binary: it has zero bytes",
+        "latin.txt": "is not UTF-8: byte 0xfc at offset 5, but probably ISO-8859-1",
+        "late.txt": "is not UTF-8: byte 0xff at offset 3,000,000, but probably ISO-8859-1",
+        "empty.txt": "is empty",
+        "settings.json": "has no field 'text', 'content' or 'story' in its only value",
+        "book.pdf": "is not UTF-8: byte 0xe2 at offset 9, but a PDF document",
+        "lost": "is a symbolic link to nothing",
+        "fifo": "is not a regular file",
+    }
+    assert reasons == expected
+    assert corpus.report.files == corpus.report.documents == len(IN_ORDER)
+
+
+def test_what_was_also_named_is_not_skipped(folder):
+    written(folder / "empty.txt", b"")
+    assert refused(["texts", "texts/empty.txt"]).startswith("texts/empty.txt is empty; give")
+
+
+def test_nothing_is_refused(folder, tmp_path):
+    (tmp_path / "none").mkdir()
+    written(tmp_path / "useless" / "image.png", b"\x89PNG\0")
+    assert refused("none") == "no text was found; give a file or folder with text in it"
+    assert refused([]) == refused("none")
+    assert "no text was found: useless/image.png is not UTF-8" in refused("useless")
+    assert refused("missing.txt").startswith("missing.txt does not exist; give the path of")
+    assert refused("*.zzz").startswith("no file matches *.zzz; ")
+    assert refused("").startswith("'' does not exist")
+    assert refused("a\0b") == "cannot read a\ufffdb: embedded null byte"
+
+
+def test_what_is_not_a_regular_file_is_refused(folder, tmp_path):
+    os.mkfifo("fifo")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+        for name in ("fifo", "socket", "/dev/zero"):
+            assert refused(name).startswith(f"{name} is not a regular file, and texts are read")
+
+
+def test_a_file_that_vanishes_is_an_error(folder):
+    corpus = Corpus("texts")
+    (folder / "b.txt").unlink()
+    assert "cannot read texts/b.txt: No such file" in refused_reading(corpus)
+
+
+def refused_reading(corpus):
+    with pytest.raises(ValueError) as caught:
+        list(corpus.pieces())
+    return str(caught.value)
+
+
+def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="a path must be str or PathLike, not 3"):
+        Corpus([3])
+    with pytest.raises(TypeError, match="field must be str or None"):
+        Corpus("x", field=3)
+    with pytest.raises(TypeError, match="encoding must be str or None"):
+        Corpus("x", encoding=3)

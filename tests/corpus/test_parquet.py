@@ -1,0 +1,86 @@
+"""Parquet files: without pyarrow one line says what to install; with it each row is a document.
+
+A stand-in for pyarrow reads JSON, as pyarrow itself is not needed for anything else.
+"""
+
+import json
+import sys
+import types
+
+import pytest
+
+from smallmind.corpus.corpus import Corpus
+from tests.corpus.reading import documents, refused, written
+
+
+class Column:
+    def __init__(self, values):
+        self.values = values
+
+    def column(self, number):
+        assert number == 0
+        return self
+
+    def to_pylist(self):
+        return self.values
+
+
+class ParquetFile:
+    def __init__(self, file):
+        assert file.seekable() and file.readable() and not file.closed
+        file.seek(0, 2)
+        size = file.tell()
+        file.seek(0)
+        self.table = json.loads(file.read(size))
+        self.schema_arrow = types.SimpleNamespace(names=list(self.table))
+
+    def iter_batches(self, batch_size, columns):
+        [name] = columns
+        values = self.table[name]
+        for start in range(0, len(values), batch_size):
+            if values[start] == "damaged":
+                raise OSError("Corrupt snappy\ncompressed data.")
+            yield Column(values[start : start + batch_size])
+
+
+@pytest.fixture
+def pyarrow(monkeypatch):
+    module = types.ModuleType("pyarrow.parquet")
+    module.ParquetFile = ParquetFile
+    monkeypatch.setitem(sys.modules, "pyarrow", types.ModuleType("pyarrow"))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", module)
+
+
+@pytest.fixture
+def no_pyarrow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+
+
+def test_without_pyarrow_a_line_says_what_to_install(tmp_path, no_pyarrow):
+    path = written(tmp_path / "a.parquet", b"PAR1")
+    assert refused(path) == f'{path} needs pyarrow: pip install "smallmind[parquet]"'
+    assert refused(tmp_path) == refused(path)
+
+
+def test_each_row_is_a_document(tmp_path, pyarrow):
+    texts = [f"text {number}" for number in range(1000)]
+    path = written(tmp_path / "a.parquet", json.dumps({"id": [3], "text": [*texts, None, ""]}))
+    corpus = Corpus(path)
+    assert documents(corpus) == texts and corpus.report.empty == 2
+    assert documents(Corpus(written(path, '{"id": ["b"]}'), field="id")) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("PAR1", "is damaged, or not a Parquet file: Expecting value: line 1 column 1"),
+        ('{"text": ["damaged"]}', "is damaged, or not a Parquet file: Corrupt snappy\ufffdcompr"),
+        ('{"text": [3]}', "has a number as field 'text' in row 1; give --field"),
+        ('{"id": [3]}', "has no field 'text', 'content' or 'story' in its columns; give --field"),
+        ('{"text": []}', "has no text in it"),
+        ("", "is empty"),
+    ],
+)
+def test_a_damaged_file_is_refused(data, words, tmp_path, pyarrow):
+    assert words in refused(written(tmp_path / "a.parquet", data))
