@@ -53,12 +53,16 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """
     if value is None and field.default is None:
         return None
+    if isinstance(value, list | tuple) and field.type == str | tuple[str, ...] | None and value:
+        texts = tuple(check(field, text) for text in value)
+        return texts if len(texts) > 1 else texts[0]
     shown, choices = f"{field.name}={shown_value(value)}", field.metadata["choices"]
     if choices and not (isinstance(value, str) and value in choices):
         raise InputError(f"{shown} must be one of {', '.join(choices)}")
     if field.type is bool and not isinstance(value, bool):
         raise InputError(f"{shown} must be true or false")
-    if field.type in (str, str | None) and not isinstance(value, str):
+    is_text = field.type in (str, str | None, str | tuple[str, ...] | None)
+    if is_text and not isinstance(value, str):
         raise InputError(f"{shown} must be text in quotes")
     if isinstance(value, str) and not _is_unicode(value):
         raise InputError(f"{shown} is not valid UTF-8; rename it")

@@ -344,7 +344,15 @@ class TrainingConfig:
 class RunConfig:
     """The run: text, batches, seed, machine, directory."""
 
-    text: str | None = setting(None, "a UTF-8 text file; without it, built-in stories")
+    text: str | tuple[str, ...] | None = setting(
+        None, "files, folders or patterns; without them, built-in stories"
+    )
+    text_field: str | None = setting(
+        None, "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files"
+    )
+    text_encoding: str | None = setting(
+        None, "the encoding of texts without a byte order mark; default: UTF-8"
+    )
     init_from: str | None = setting(
         None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
     )

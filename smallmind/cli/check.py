@@ -23,22 +23,24 @@ def run(options: argparse.Namespace) -> int:
         fit_tokenizer,
         make_dataset,
         read_initial,
-        read_source,
         resolve_settings,
+        separator_of,
         with_initial,
     )
+    from smallmind.runs.source import read_source
     from smallmind.training.preflight import preflight
 
     console = Console()
     failed = count = 0
     with activity.showing_on(console.activity):
         settings = without_new_cache(settings_of(options))
-        text = read_source(settings.run.text).text
         initial = read_initial(settings.run)
+        separator = separator_of(settings.run.tokenizer, initial)
+        source = read_source(settings.run.text, settings.run, separator)
         if initial:
             settings = with_initial(settings, initial)
-        tokenizer = fit_tokenizer(settings, text, initial)
-        data = make_dataset(settings, text, tokenizer)
+        tokenizer = fit_tokenizer(settings, source, initial)
+        data = make_dataset(settings, source, tokenizer)
         settings = resolve_settings(settings, data, tokenizer)
         if not settings.run.minutes and (shortcoming := too_short(settings.training)):
             console.warning(shortcoming)

@@ -9,10 +9,12 @@ from smallmind.nn.sizes import size_rows
 from smallmind.settings import Settings
 
 if TYPE_CHECKING:
+    from smallmind.corpus.reading import Report
     from smallmind.runs.session import Run
     from smallmind.training.distillation import Distillation
 
 MOST_IN_HEAD = 0.5  # share of the arithmetic
+MOST_SKIPPED = 5  # files that are named
 FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 
 
@@ -64,17 +66,35 @@ def model_for_minutes(settings: Settings) -> str:
 
 def _describe_data(console: Console, run: "Run") -> None:
     tokenizer, dataset = run.training.tokenizer, run.training.data
-    rows = [
-        ["text", shorten(run.name)],
+    report = run.source.report
+    held_out = "the last documents" if run.source.held_out else "the end of the text"
+    rows = [["text", shorten(run.name)]]
+    if report:
+        rows += [["files", f"{report.files:,}"], ["documents", f"{report.documents:,}"]]
+    rows += [
         ["characters", f"{len(run.text):,}"],
         ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
         ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
         ["training", f"{len(dataset.train):,} tokens"],
-        ["held out", f"{len(dataset.held_out):,} tokens, the end of the text"],
+        ["held out", f"{len(dataset.held_out):,} tokens, {held_out}"],
     ]
     console.table("Data", rows)
+    if report:
+        _describe_reading(console, report)
     if advice := _advice_on_vocabulary(run):
         console.line(advice)
+
+
+def _describe_reading(console: Console, report: "Report") -> None:
+    """What was done to the texts, and which files were left out."""
+    for note in report.notes:
+        console.line(note)
+    if report.empty:
+        console.line(f"Left out: {report.empty:,} records without text")
+    for skipped in report.skipped[:MOST_SKIPPED]:
+        console.line(f"Skipped: {skipped}")
+    if (more := len(report.skipped) - MOST_SKIPPED) > 0:
+        console.line(f"Skipped: {more:,} more")
 
 
 def _advice_on_vocabulary(run: "Run") -> str:

@@ -46,10 +46,11 @@ def run(options: argparse.Namespace) -> int:
         fit_tokenizer,
         make_dataset,
         read_initial,
-        read_source,
         read_teacher,
+        separator_of,
         with_initial,
     )
+    from smallmind.runs.source import read_source
     from smallmind.runs.threads import choose_threads
     from smallmind.training.memory_estimate import TextSize
 
@@ -58,10 +59,11 @@ def run(options: argparse.Namespace) -> int:
         settings = with_initial(settings, initial)
     model, size, tokenizer, data = settings.model, None, None, None
     if settings.run.text or tokens is None:
-        text = read_source(settings.run.text).text
-        tokenizer = fit_tokenizer(settings, text, initial)
-        data = make_dataset(settings, text, tokenizer)
-        size = TextSize.of(text, data)
+        separator = separator_of(settings.run.tokenizer, initial)
+        source = read_source(settings.run.text, settings.run, separator)
+        tokenizer = fit_tokenizer(settings, source, initial)
+        data = make_dataset(settings, source, tokenizer)
+        size = TextSize.of(source.text, data)
     if tokens is not None:  # perhaps another number than that of the text
         tokenizer, model = None, dataclasses.replace(model, vocab_size=tokens)
     elif tokenizer:

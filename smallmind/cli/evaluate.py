@@ -24,11 +24,10 @@ def run(options: argparse.Namespace) -> int:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
     from smallmind.cli.describe import shorten
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
-    from smallmind.runs.assembly import read_source
     from smallmind.runs.loading import find
     from smallmind.runs.session import Run
-    from smallmind.text.dataset import HELD_OUT
-    from smallmind.training.evaluation import evaluate_text
+    from smallmind.runs.source import read_source
+    from smallmind.training.evaluation import evaluate_held_out, evaluate_text
 
     console = Console()
     path = run_of(options)
@@ -36,13 +35,16 @@ def run(options: argparse.Namespace) -> int:
     if is_file and not options.text:
         raise InputError(f"{path} is a file, which knows no text of its own: name one after it")
     with activity.showing_on(Console(sys.stderr).activity):
-        source = read_source(options.text) if options.text else None
         opened = None if is_file else Run.open(path)
-        text = source.text if source else opened.text if opened else ""
-        is_own = opened is not None and opened.is_own_text(text)
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
-        result = evaluate_text(model, tokenizer, text, HELD_OUT if is_own else 1.0)
+        run = opened.settings.run if opened else None
+        source = read_source(options.text, run, tokenizer.separator) if options.text else None
+        is_own = opened is not None and (source is None or opened.is_own_text(source.text))
+        if opened and is_own:
+            result = evaluate_held_out(model, opened.data)
+        else:
+            result = evaluate_text(model, tokenizer, source.text if source else "")
     if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
     elif opened:

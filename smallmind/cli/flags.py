@@ -25,12 +25,19 @@ from smallmind.sources import (
 
 WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
-FLAGS = {"bpe_vocab_size": "--vocab-size", "bpe_split": "--split"}  # not named after their fields
+FLAGS = {  # that are not named after their fields
+    "text_field": "--field",
+    "text_encoding": "--encoding",
+    "bpe_vocab_size": "--vocab-size",
+    "bpe_split": "--split",
+}
 METAVARS = {
     "init_from": "RUN",
     "teacher": "RUN_OR_MODEL",
     "teacher_cache": "FILE",
     "tokenizer": "KIND",
+    "text_field": "NAME",
+    "text_encoding": "NAME",
 }
 DEFAULTS = resolve()
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
@@ -38,13 +45,14 @@ METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """TEXT, sources of settings, and a flag for every field of the four configs."""
-    parser.usage = f"{parser.prog} [-h] [TEXT] [FLAG [VALUE]] ..."
+    parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
     parser.add_argument(
         "text",
-        nargs="?",
+        nargs="*",
         default=argparse.SUPPRESS,
         metavar="TEXT",
-        help="a UTF-8 text file; without it, built-in stories",
+        help="files with text in them (also .jsonl, .csv, .html, .gz, .zip ...), folders or "
+        "patterns; without any, built-in stories",
     )
     add_source_flags(parser)
     for config in SECTIONS.values():
@@ -167,13 +175,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """
     fields = fields_of(options)
     if fields.get("minutes"):
+        from smallmind.corpus.corpus import Corpus
         from smallmind.runs.budget import chooses, fit_recipe
         from smallmind.text.stories import CHARACTERS
 
         given, text = given_of(options), fields.get("text")
         if chooses(given, options.recipe):
-            # Characters of one byte; another text is missing, and refused when it is read.
-            characters = os.path.getsize(text) if text and os.path.isfile(text) else CHARACTERS
+            # As if a character were a byte, also of a compressed one.
+            characters = sum(file.size for file in Corpus(text).files) if text else CHARACTERS
             fields = fit_recipe(given, characters, options.recipe)
     settings = Settings.from_fields({**fields, **observing_of(options)})
     _check_needs(options, settings)

@@ -64,13 +64,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     """Continues a run; only its length, the threads and what is observed may change."""
-    changeable = ("threads", "steps", "epochs", *OBSERVING)
+    changeable = ("text", "threads", "steps", "epochs", *OBSERVING)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
     named = options.recipe, options.size, options.arch, options.preset, options.config
     if fixed or any(named) or options.dry_run:
         raise InputError(
-            "--resume takes all settings from the run, except --steps to make it longer; leave out "
-            "the other flags"
+            "--resume takes all settings from the run, except --steps to make it longer and the "
+            "paths of a text that has moved; leave out the other flags"
         )
     from smallmind.runs.session import Run
 
@@ -88,6 +88,8 @@ def _resume(options: argparse.Namespace) -> int:
 def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> int:
     """Trains a locked run to its end, or does what is missing there -> exit status."""
     threads = {"threads": options.threads} if "threads" in options else {}
+    if "text" in options:
+        opened.move_text(options.text)
     opened.check_text()
     opened.change(**threads, **observing_of(options))
     try:

@@ -74,6 +74,15 @@ class Corpus:
                 raise _nothing(skipped)
             self.report = reading.tally.report(self._skipped)
 
+    def documents(self) -> Iterator[str]:
+        """All documents, each as a whole."""
+        parts: list[str] = []
+        for piece in self.pieces():
+            parts.append(piece.text)
+            if piece.ends:
+                yield "".join(parts)
+                parts = []
+
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     """The documents of a file, cleaned and counted."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,44 +13,18 @@ from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConf
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load, load_model, read_tokenizer
+from smallmind.runs.source import Source, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
-from smallmind.text.dataset import HELD_OUT, Dataset, read_text
+from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.encoding import encoded
 from smallmind.text.samplers import Epochs
-from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.memory_estimate import Teacher
 from smallmind.training.training import Training
 
 CHUNK = 1 << 20  # characters
-MAX_PATH_CHARACTERS = 1000  # a longer string is a text
-
-
-class Source(NamedTuple):
-    """A text and a short name for it."""
-
-    text: str
-    name: str
-
-
-def read_source(text: str | PathLike[str] | None) -> Source:
-    """A path, a text itself, or None for the built-in stories -> the text and its name.
-
-    A string with a line break, or of more than 1000 characters, is a text itself. InputError if a
-    file cannot be read.
-    """
-    if text is None:
-        return Source(built_in_text(), "stories")
-    if is_literal(text):
-        return Source(str(text), "text")
-    return Source(read_text(str(text)), Path(text).stem)
-
-
-def is_literal(text: str | PathLike[str] | None) -> bool:
-    """Whether a string is a text itself rather than the path of one."""
-    return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)
 
 
 def digest(text: str) -> str:
@@ -61,12 +34,6 @@ def digest(text: str) -> str:
         for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
             sha.update(encoded(text, start, start + CHUNK))
     return sha.hexdigest()
-
-
-def make_dataset(settings: Settings, text: str, tokenizer: Tokenizer) -> Dataset:
-    """The dataset that settings describe. InputError if the text is too short."""
-    run = settings.run
-    return Dataset.from_text(text, tokenizer, settings.model.block_size, run.batch_size, run.seed)
 
 
 class Initial(NamedTuple):
@@ -80,6 +47,24 @@ class Initial(NamedTuple):
     def sha256(self) -> str:
         """SHA-256 of the weights."""
         return hashlib.sha256(self.weights.tobytes()).hexdigest()
+
+
+def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Dataset:
+    """The dataset that settings describe. InputError if the text is too short."""
+    run, T = settings.run, settings.model.block_size
+    return Dataset.from_text(
+        source.text, tokenizer, T, run.batch_size, run.seed, source.held_out or None
+    )
+
+
+def separator_of(tokenizer: str, initial: Initial | None = None) -> str:
+    """What separates documents: the tokenizer's end of text, or a newline if it has none."""
+    if initial:
+        return initial.tokenizer.separator
+    if tokenizer in parts.TOKENIZERS:
+        separator: str = parts.load(parts.TOKENIZERS, tokenizer).separator
+        return separator
+    return Tokenizer.load(tokenizer).separator
 
 
 def read_initial(run: RunConfig) -> Initial | None:
@@ -108,14 +93,14 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     return settings.replace(**fixed)
 
 
-def fit_tokenizer(settings: Settings, text: str, initial: Initial | None = None) -> Tokenizer:
+def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = None) -> Tokenizer:
     """The tokenizer of a new run: that of its initial weights, or one made from the text.
 
     InputError if the tokenizer of the weights does not know all characters of the text.
     """
     if initial is None:
-        return _own_tokenizer(settings.run, text)
-    if unknown := initial.tokenizer.unknown(text):
+        return _own_tokenizer(settings.run, source)
+    if unknown := initial.tokenizer.unknown(source.text):
         shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         raise InputError(
             f"the text has characters that {settings.run.init_from} does not know ({len(unknown)}):"
@@ -124,14 +109,15 @@ def fit_tokenizer(settings: Settings, text: str, initial: Initial | None = None)
     return initial.tokenizer
 
 
-def _own_tokenizer(run: RunConfig, text: str) -> Tokenizer:
+def _own_tokenizer(run: RunConfig, source: Source) -> Tokenizer:
     """The tokenizer that settings name: one of a file, or fitted to the text."""
     if run.tokenizer not in parts.TOKENIZERS:
         return Tokenizer.load(run.tokenizer)
     if run.tokenizer == "bpe":
-        trained_on = text[: len(text) - int(len(text) * HELD_OUT)]
+        held_out = source.held_out or int(len(source.text) * HELD_OUT)
+        trained_on = source.text[: len(source.text) - held_out]
         return Tokenizer(trained_on, "bpe", vocab_size=run.bpe_vocab_size, split=run.bpe_split)
-    return Tokenizer(text, run.tokenizer)
+    return Tokenizer(source.text, run.tokenizer)
 
 
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
@@ -163,16 +149,15 @@ class Prepared(NamedTuple):
     initial_sha256: str | None
 
 
-def prepare(settings: Settings, text: str) -> Prepared:
+def prepare(settings: Settings, source: Source, initial: Initial | None) -> Prepared:
     """Everything that a new run needs to know before its directory is made.
 
     InputError if the text is too short or does not fit the weights that the run starts from.
     """
-    initial = read_initial(settings.run)
     if initial:
         settings = with_initial(settings, initial)
-    tokenizer = fit_tokenizer(settings, text, initial)
-    data = make_dataset(settings, text, tokenizer)
+    tokenizer = fit_tokenizer(settings, source, initial)
+    data = make_dataset(settings, source, tokenizer)
     settings = resolve_settings(settings, data, tokenizer)
     return Prepared(settings, data, initial.sha256 if initial else None)
 
@@ -180,14 +165,14 @@ def prepare(settings: Settings, text: str) -> Prepared:
 def absolute_paths(settings: Settings) -> Settings:
     """The settings with paths that are valid from any directory; `out` stays as given."""
     fields = {
-        "text": settings.run.text,
         "init_from": settings.run.init_from,
         "tokenizer": _file_of_tokenizer(settings.run),
         "teacher": settings.distillation.teacher,
         "teacher_cache": settings.distillation.teacher_cache,
     }
     return settings.replace(
-        **{name: str(Path(path).resolve()) for name, path in fields.items() if path}
+        **{name: str(Path(path).resolve()) for name, path in fields.items() if path},
+        text=tuple(str(Path(path).resolve()) for path in paths_of(settings.run.text)) or None,
     )
 
 

@@ -13,14 +13,14 @@ Nothing here prints. The command line is a caller of this class.
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from smallmind.activity import clock
 from smallmind.checks import InputError, check_type
-from smallmind.config import OBSERVING
+from smallmind.config import OBSERVING, RunConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
 from smallmind.runs.budget import fit_recipe
@@ -35,11 +35,12 @@ from smallmind.runs.directory import (
 from smallmind.runs.ending import SAMPLE_TOKENS, save_ending
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
+from smallmind.runs.source import Source, Text, is_literal, name_of, paths_of, read_source
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings import Settings
 from smallmind.sources import with_recipe
-from smallmind.text.dataset import HELD_OUT, Dataset
+from smallmind.text.dataset import Dataset, read_text
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
@@ -95,7 +96,7 @@ class Run:
     def create(
         cls,
         settings: Settings | None = None,
-        text: str | PathLike[str] | None = None,
+        text: Text = None,
         *,
         out: str | PathLike[str] | None = None,
         recipe: str | None = None,
@@ -105,9 +106,10 @@ class Run:
 
         `fields` override `settings`, or without them those of a recipe, by default that of the
         command line, as in `Run.create(text="book.txt", n_layer=2, steps=500)`.
-        `text` is the path of a UTF-8 file, or the text itself (a string with a line break or of
-        more than 1000 characters), which is written to text.txt in the directory; without it the
-        model learns from built-in stories. `out` is by default runs/<date>-<text>.
+        `text` is a path or several, of files, folders or patterns, or the text itself (a string
+        with a line break or of more than 1000 characters), which is written to text.txt in the
+        directory; without it the model learns from built-in stories. `out` is by default
+        runs/<date>-<text>.
 
         The directory is locked until the run has been trained, or the object is gone.
 
@@ -116,29 +118,34 @@ class Run:
         """
         check_type("settings", settings, Settings, None)
         check_type("recipe", recipe, str, None)
-        check_type("text", text, str, PathLike, None)
+        check_type("text", text, str, PathLike, list, tuple, None)
         check_type("out", out, str, PathLike, None)
         if settings and recipe:
             raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
-        source = assembly.read_source(settings.run.text if settings and text is None else text)
         if settings:
             settings = settings.replace(**fields)
-        elif fields.get("minutes"):
+        of_text = ("text", "text_field", "text_encoding", "tokenizer", "init_from")
+        given = {name: fields[name] for name in of_text if name in fields}
+        run_config = settings.run if settings else RunConfig(**given)
+        initial = assembly.read_initial(run_config)
+        separator = assembly.separator_of(run_config.tokenizer, initial)
+        source = read_source(run_config.text if text is None else text, run_config, separator)
+        if settings is None and fields.get("minutes"):
             settings = Settings.from_fields(fit_recipe(fields, len(source.text), recipe))
-        else:
+        elif settings is None:
             settings = Settings.from_fields(with_recipe(fields, recipe))
         if out is not None:
             settings = settings.replace(out=str(out))
-        if text is not None and not assembly.is_literal(text):
-            settings = settings.replace(text=str(text))
-        settings, data, initial_sha256 = assembly.prepare(settings, source.text)
+        if text is not None and not is_literal(text):
+            settings = settings.replace(text=tuple(map(str, paths_of(text))))
+        settings, data, initial_sha256 = assembly.prepare(settings, source, initial)
         path = Path(out or settings.run.out or default_directory(source.name))
-        if assembly.is_literal(text):
+        if is_literal(text):
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         digest = assembly.digest(source.text)
         config = SavedConfig(settings, digest, initial_sha256=initial_sha256)
-        directory = RunDirectory.create(path, source.text if assembly.is_literal(text) else None)
+        directory = RunDirectory.create(path, source.text if is_literal(text) else None)
         try:
             if data.tokenizer:
                 directory.save_tokenizer(data.tokenizer)
@@ -148,7 +155,7 @@ class Run:
             raise
         run = cls(directory, config)
         # Otherwise the cached properties would read and encode the text again.
-        run.__dict__["text"] = source.text
+        run.__dict__["source"] = source
         run.__dict__["data"] = data
         return run
 
@@ -159,7 +166,8 @@ class Run:
         opened = RunDirectory(Path(directory))
         config = opened.load_config()
         recorded, own = config.settings.run.text, opened.path / TEXT
-        if recorded and Path(recorded).name == TEXT and own.is_file():  # wherever it was created
+        is_own = isinstance(recorded, str) and Path(recorded).name == TEXT
+        if is_own and own.is_file():  # wherever it was created
             settings = config.settings.replace(text=str(own.resolve()))
             config = config._replace(settings=settings)
         return cls(opened, config)
@@ -194,17 +202,50 @@ class Run:
     @property
     def name(self) -> str:
         """A short name for the text."""
-        return Path(self.settings.run.text).stem if self.settings.run.text else "stories"
+        return name_of(self.settings.run.text)
 
     @functools.cached_property
+    def source(self) -> Source:
+        """The text and where documents are held out. InputError if the text has changed."""
+        run = self.settings.run
+        tokenizer = self._saved_tokenizer()
+        separator = tokenizer.separator if tokenizer else "\n"
+        try:
+            source = read_source(run.text, run, separator)
+        except InputError as error:
+            raise InputError(
+                f"{error}; if the text of the run has moved, say where it is: smallmind train "
+                f"--resume {self.path} PATH"
+            ) from None
+        if self.is_own_text(source.text):
+            return source
+        if isinstance(run.text, str) and source.report:  # earlier versions read all files as texts
+            with suppress(InputError):
+                whole = Source(read_text(run.text), self.name)
+                if self.is_own_text(whole.text):
+                    return whole
+        raise InputError(
+            f"{self.name} has changed since the run was created; restore the text as it was"
+        )
+
+    @property
     def text(self) -> str:
         """The text. InputError if it is no longer the one that the run was created with."""
-        text = assembly.read_source(self.settings.run.text).text
-        if not self.is_own_text(text):
-            raise InputError(
-                f"{self.name} has changed since the run was created; restore the text as it was"
-            )
-        return text
+        return self.source.text
+
+    def move_text(self, text: Text) -> None:
+        """The text is at other paths from now on. InputError if it is not the run's own."""
+        before = self.settings
+        self.__dict__.pop("source", None)
+        self.settings = assembly.absolute_paths(
+            before.replace(text=tuple(map(str, paths_of(text))))
+        )
+        try:
+            self.check_text()
+        except InputError:
+            self.settings = before
+            raise
+        self._save_config()
 
     def check_text(self) -> None:
         """InputError if the text has changed since the run was created, or cannot be read."""
@@ -244,7 +285,7 @@ class Run:
     @functools.cached_property
     def data(self) -> Dataset:
         """The encoded text, read on first use. InputError as for `text`."""
-        return assembly.make_dataset(self.settings, self.text, self._tokenizer())
+        return assembly.make_dataset(self.settings, self.source, self._tokenizer())
 
     @functools.cached_property
     def training(self) -> Training:
@@ -432,9 +473,10 @@ class Run:
         run's own text, only the held-out part counts.
         """
         model, tokenizer = self.load(checkpoint)
-        content = self.text if text is None else assembly.read_source(text).text
-        share = HELD_OUT if self.is_own_text(content) else 1.0
-        return evaluation.evaluate_text(model, tokenizer, content, share)
+        content = None if text is None else read_source(text, separator=tokenizer.separator).text
+        if content is not None and not self.is_own_text(content):
+            return evaluation.evaluate_text(model, tokenizer, content)
+        return evaluation.evaluate_held_out(model, self.data)
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""
@@ -496,12 +538,15 @@ class Run:
         A run that an earlier version created has none before its first checkpoint: it is made from
         the text.
         """
+        return self._saved_tokenizer() or assembly.fit_tokenizer(
+            self.settings, self.source, self._initial()
+        )
+
+    def _saved_tokenizer(self) -> Tokenizer | None:
         newest = self._read_newest()
         if newest and "tokenizer" in newest.state:
             return loading.tokenizer_of(newest)
-        if saved := self.directory.load_tokenizer():
-            return saved
-        return assembly.fit_tokenizer(self.settings, self.text, self._initial())
+        return self.directory.load_tokenizer()
 
     def _initial(self) -> assembly.Initial | None:
         """The weights that the run starts from, unless it has a checkpoint by now."""

@@ -34,6 +34,7 @@ class BPETokenizer(Tokenizer):
     kind = "bpe"
     unit = "tokens"
     opening = "\n"
+    separator = END_OF_TEXT
     split: str
     vocabulary: list[bytes]
     merges: np.ndarray
@@ -78,6 +79,7 @@ class BPETokenizer(Tokenizer):
         self._table = Merges.of(lefts, rights, np.array(results, np.int32), of_bytes)
         self._pattern = PATTERNS[split]
         self.split, self.merges, self.special = split, merges, special
+        self.separator = END_OF_TEXT if END_OF_TEXT in special else "\n"
         self.vocab_size = 1 + max(len(vocabulary) - 1, *special.values(), -1)
         self.vocabulary = vocabulary + [b""] * (self.vocab_size - len(vocabulary))
         for content, token in special.items():

@@ -60,8 +60,9 @@ def read_text(path: str) -> str:
 
 
 class Dataset:
-    """The tokens of a text, with the last tenth held out, and windows of either part.
+    """The tokens of a text, and windows of either part: the last `held_out` tokens are held out.
 
+    By default that is a tenth of them.
     `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows to train
     on, by `seed`; evaluations always use the same ones. InputError if the text is too short.
     """
@@ -73,10 +74,12 @@ class Dataset:
         batch_size: int,
         seed: int,
         tokenizer: Tokenizer | None = None,
+        held_out: int | None = None,
     ) -> None:
         check_type("tokens", tokens, np.ndarray)
         block_size = check_field(ModelConfig, "block_size", block_size)
-        held_out = int(len(tokens) * HELD_OUT)
+        if held_out is None:
+            held_out = int(len(tokens) * HELD_OUT)
         self.train = tokens[: len(tokens) - held_out]
         self.held_out = tokens[len(tokens) - held_out :]
         if len(self.train) <= block_size or held_out < 2:
@@ -106,13 +109,21 @@ class Dataset:
         block_size: int,
         batch_size: int = 12,
         seed: int = 1337,
+        held_out: int | None = None,
     ) -> "Dataset":
-        """The dataset of a text. InputError if the tokenizer does not know a character."""
+        """The dataset of a text, whose last `held_out` characters are held out; None: a tenth.
+
+        InputError if the tokenizer does not know a character.
+        """
         check_type("text", text, str)
         check_type("tokenizer", tokenizer, Tokenizer)
         with activity.doing("Encoding the text", usual=len(text) < activity.LARGE):
-            tokens = tokenizer.encode(text)
-        return cls(tokens, block_size, batch_size, seed, tokenizer)
+            if held_out is None:
+                return cls(tokenizer.encode(text), block_size, batch_size, seed, tokenizer)
+            start = len(text) - held_out
+            parts = [tokenizer.encode(text[:start]), tokenizer.encode(text[start:])]
+        tokens, count = np.concatenate(parts), len(parts[1])
+        return cls(tokens, block_size, batch_size, seed, tokenizer, count)
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
         """Windows of the training part that begin at starts (B,), in the first rows of `out`."""

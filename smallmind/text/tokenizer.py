@@ -38,6 +38,7 @@ class Tokenizer:
     kind: ClassVar[str]
     unit: ClassVar[str]  # what tokens are: "characters"
     vocab_size: int
+    separator: str = "\n"  # of documents
     opening: str  # the default prompt: a newline, if the vocabulary has one
 
     def __new__(cls, *arguments: Any, **settings: Any) -> "Tokenizer":

@@ -113,12 +113,15 @@ def evaluate(
     return Evaluation(total / n, n, max(1, spelled.characters), max(1, spelled.bytes), correct)
 
 
-def evaluate_text(
-    model: TransformerModel, tokenizer: Tokenizer, text: str, share: float = 1.0
-) -> Evaluation:
-    """How well a model predicts the last share of a text. InputError for unknown characters."""
+def evaluate_held_out(model: TransformerModel, dataset: Dataset) -> Evaluation:
+    """How well a model predicts the part of a text that is held out."""
+    with activity.doing("Evaluating the held-out text", usual=True):
+        return evaluate(model, dataset.held_out, dataset.spelled)
+
+
+def evaluate_text(model: TransformerModel, tokenizer: Tokenizer, text: str) -> Evaluation:
+    """How well a model predicts a text. InputError for unknown characters."""
     tokens = tokenizer.encode(text)
-    tokens = tokens[len(tokens) - int(len(tokens) * share) :]
     with activity.doing("Evaluating the text", usual=True):
         return evaluate(model, tokens, tokenizer.spelled)
 

@@ -497,13 +497,14 @@ def test_recompute_changes_nothing_but_memory(text, tmp_path, capsys):
 
 def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
     (tmp_path / "empty").touch()
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "short").write_text("too short " * 3, encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"ab\xfe")
     (tmp_path / "epochs.toml").write_text("[training]\nepochs = 2\n")
     epochs = str(tmp_path / "epochs.toml")
     cases = [
         (["train", str(tmp_path / "none")], "does not exist"),
-        (["train", str(tmp_path)], "is a directory"),
+        (["train", str(tmp_path / "nothing")], "no text was found; give a file or folder"),
         (["train", str(tmp_path / "empty")], "is empty"),
         (["train", str(tmp_path / "short")], "block_size=64 needs at least 72 tokens"),
         (["train", str(tmp_path / "binary")], "byte 0xfe at offset 2"),

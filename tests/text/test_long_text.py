@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smallmind.runs import assembly
+from smallmind.runs.source import read_source
 from smallmind.text import byte_tokenizer, char_tokenizer
 from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ def test_the_peak_is_the_text_and_its_tokens(kind, name, tmp_path, small_chunks)
     Tokenizer("warm", kind).decode(Tokenizer("warm", kind).encode("warm"))
     tracemalloc.start()
     try:
-        text = assembly.read_source(file).text
+        text = read_source(file).text
         tokenizer = Tokenizer(text, kind)
         data = Dataset.from_text(text, tokenizer, 64)
         assembly.digest(text)

@@ -1,0 +1,112 @@
+"""Texts from many files: what a run makes of them."""
+
+import gzip
+import json
+
+import pytest
+
+from smallmind import InputError, Run
+from smallmind.cli import main
+from smallmind.runs.source import read_source, whole_documents
+
+FIELDS = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "batch_size": 4, "steps": 2}
+STORIES = [f"story {i}: the cat sat on mat {i}, and the dog ran to hill {i}." for i in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    lines = "".join(json.dumps({"story": story}) + "\n" for story in STORIES[:30])
+    (folder / "a.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(STORIES[30].encode()))
+    for i in range(31, 40):
+        (folder / f"c{i}.txt").write_bytes(STORIES[i].encode() + b"\r\n")
+    (folder / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("lengths", "held_out"),
+    [([], 0), ([100], 0), ([50, 50], 0), ([90, 10], 10), ([10] * 10, 10), ([5] * 40, 20)],
+)
+def test_as_many_documents_as_make_a_tenth_are_held_out(lengths, held_out):
+    assert whole_documents(lengths) == held_out
+
+
+def test_documents_are_held_out_whole(folder, tmp_path):
+    run = Run.create(text=folder, out=tmp_path / "run", **FIELDS)
+    tokenizer = run.data.tokenizer
+    held_out = tokenizer.decode(run.data.held_out)
+    assert held_out == "\n\n".join(STORIES[36:]) + "\n"
+    whole = tokenizer.decode(run.data.train) + held_out
+    assert whole == run.text and all(story in whole for story in STORIES)
+    assert run.source.report.documents == 40 and run.source.report.files == 11
+    assert len(run.source.report.skipped) == 1
+
+
+def test_learned_tokens_come_from_the_training_part(folder, tmp_path):
+    (folder / "c99.txt").write_text("zzzqqq " * 40, encoding="utf-8")
+    fields = {**FIELDS, "tokenizer": "bpe", "bpe_vocab_size": 300}
+    run = Run.create(text=[folder], out=tmp_path / "run", **fields)
+    tokenizer = run.data.tokenizer
+    assert run.text.count("<|endoftext|>") == 40
+    assert tokenizer.decode(run.data.held_out).endswith("zzzqqq " * 40)
+    assert not any(b"zz" in token for token in tokenizer.vocabulary)
+    assert tokenizer.special["<|endoftext|>"] in run.data.train
+
+
+def test_a_run_on_many_files_is_resumed_and_evaluated(folder, tmp_path):
+    run = Run.create(text=[folder / "*.txt", folder / "a.jsonl"], out=tmp_path / "run", **FIELDS)
+    run.train()
+    again = Run.open(tmp_path / "run")
+    assert again.text == run.text and again.is_finished
+    assert again.evaluate() == again.evaluate([folder / "*.txt", folder / "a.jsonl"])
+    assert len(again.resume(steps=3)) > 0
+    (folder / "a.jsonl").write_text('{"story": "another one"}\n', encoding="utf-8")
+    with pytest.raises(InputError, match="has changed since the run was created"):
+        Run.open(tmp_path / "run").check_text()
+
+
+def test_a_text_that_has_moved_is_found_where_it_is_said_to_be(folder, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    Run.create(text=folder, out=out, **FIELDS).train()
+    moved = folder.rename(tmp_path / "moved")
+    assert main(["train", "--resume", out, "--steps", "3"]) == 2
+    advice = capsys.readouterr().err
+    assert f"smallmind train --resume {out} PATH" in " ".join(advice.split())
+    other = tmp_path / "other.txt"
+    other.write_text("something else " * 40, encoding="utf-8")
+    assert main(["train", "--resume", out, str(other), "--steps", "3"]) == 2
+    assert main(["train", "--resume", out, str(moved), "--steps", "3"]) == 0
+    assert main(["train", "--resume", out, "--steps", "4"]) == 0  # it is remembered
+
+
+def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text("text,n\r\n" + "the cat sat,1\r\n" * 40, encoding="utf-8", newline="")
+    plain = tmp_path / "table"
+    plain.write_bytes(file.read_bytes())
+    run = Run.create(text=plain, out=tmp_path / "run", **FIELDS)
+    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
+    run.unlock()
+    config["run"]["text"] = str(file)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert Run.open(tmp_path / "run").text == read_source(plain).text
+
+
+def test_settings_may_name_several_texts(folder, tmp_path, capsys):
+    toml = tmp_path / "run.toml"
+    paths = json.dumps([str(folder / "a.jsonl"), str(folder / "c31.txt")])
+    toml.write_text(f'[run]\ntext = {paths}\ntext_field = "story"\n', encoding="utf-8")
+    small = ["--n-layer", "1", "--n-embd", "16", "--block-size", "16", "--steps", "2"]
+    out = str(tmp_path / "run")
+    assert main(["train", "--config", str(toml), *small, "--out", out]) == 0
+    assert "31" in capsys.readouterr().out
+    for command in ("check", "estimate"):
+        assert main([command, str(folder), *small]) == 0
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(("straße " * 40).encode("latin-1"))
+    encoding = ["--encoding", "latin-1", "--out", str(tmp_path / "latin")]
+    assert main(["train", str(latin), *small, *encoding]) == 0
+    assert "straße" in Run.open(tmp_path / "latin").text
