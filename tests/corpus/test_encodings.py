@@ -110,7 +110,7 @@ def test_the_advice_works_in_either_way(data, likely, tmp_path, monkeypatch):
         (b"plain words\n".decode().encode("utf-16-le"), "probably UTF-16LE; add --encoding UTF-16"),
         (TEXT.encode() * 3 + b"\xff tail", "the rest is; to leave out what is not: iconv -c"),
         ("привет мир\n".encode("koi8-r"), "its encoding is unknown: save it as UTF-8"),
-        (gzip.compress(b"text"), "but compressed with gzip; convert it: gzip -dc"),
+        (gzip.compress(b"text", mtime=0), "but compressed with gzip; convert it: gzip -dc"),
         (b"%PDF-1.7\n\xe2\xe3\xcf\xd3\n", "but a PDF document; convert it: pdftotext "),
         (b"\xd0\xcf\x11\xe0 office", "but an office document; save it as plain text in UTF-8"),
         (b"cut \xe2\x82", "byte 0xe2 at offset 4"),
