@@ -117,6 +117,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     start = commands.add_parser("start", help="time compiling kernels and loading them from cache")
     start.add_argument("--rounds", type=_count, default=3, metavar="N", help="later starts (3)")
 
+    tokenizer = commands.add_parser("tokenizer", help="time learning tokens and encoding with them")
+    tokenizer.add_argument(
+        "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; default: built-in stories"
+    )
+    tokenizer.add_argument(
+        "--megabytes",
+        type=lambda text: [_count(word) for word in text.split(",")],
+        default=[1, 100],
+        metavar="N,N",
+        help="the text is repeated to so many (1,100)",
+    )
+    tokenizer.add_argument("--vocab-size", type=_count, default=4096, metavar="N", help="(4096)")
+    tokenizer.add_argument("--rounds", type=_count, default=3, metavar="N", help="(3)")
+
     memory = commands.add_parser("memory", help="compare the memory of training with its estimate")
     memory.add_argument(
         "--only",
@@ -243,7 +257,7 @@ def main() -> None:
             sys.exit("--peers needs a TEXT")
         if not importlib.util.find_spec("torch"):
             sys.exit("--peers needs PyTorch: python -m pip install torch")
-    from bench import kernels, machine, memory, plot, recipe, start, step
+    from bench import kernels, machine, memory, plot, recipe, start, step, tokenizer
 
     if options.command == "kernels":
         unknown = [name for name in options.names if name not in kernels.KERNELS]
@@ -268,6 +282,7 @@ def main() -> None:
         "kernels": kernels.run,
         "step": step.run,
         "start": start.run,
+        "tokenizer": tokenizer.run,
         "memory": memory.run,
         "recipe": recipe.run,
     }

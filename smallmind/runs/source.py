@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from smallmind.checks import check_type
 from smallmind.config import RunConfig
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Report
@@ -53,7 +54,10 @@ def paths_of(text: Text) -> list[str | PathLike[str]]:
     """The paths that name a text; none for built-in stories."""
     if text is None:
         return []
-    return [text] if isinstance(text, str | PathLike) else list(text)
+    paths = [text] if isinstance(text, str | PathLike) else list(text)
+    for path in paths:
+        check_type("text", path, str, PathLike)
+    return paths
 
 
 def name_of(text: Text) -> str:

@@ -21,7 +21,6 @@ MODULES = {
     "jsonpickle",
     "torch",
     "tarfile",
-    "zipfile",
     "runpy",
     "code",
 }
@@ -36,6 +35,7 @@ CALLS = {
     "shutil.unpack_archive",
 }
 ARGUMENTS = {"allow_pickle", "shell"}
+METHODS = {"extract", "extractall"}  # of archives, whose members may have any name
 
 
 def unsafe(code):
@@ -47,6 +47,8 @@ def unsafe(code):
                 yield module
             case ast.Call(func=function) if ast.unparse(function) in CALLS:
                 yield ast.unparse(function)
+            case ast.Call(func=ast.Attribute(attr=str(name))) if name in METHODS:
+                yield name
             case ast.keyword(arg=str(name)) if name in ARGUMENTS:
                 yield name
 
@@ -71,6 +73,8 @@ def test_no_source_makes_an_unsafe_call(source):
         "load(path, allow_pickle=True)",
         "__import__(name)",
         "os.system('ls')",
+        "zipfile.ZipFile(path).extractall()",
+        "archive.extract(name, folder)",
     ],
 )
 def test_unsafe_calls_are_seen(code):
