@@ -201,7 +201,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--peers", action="store_true", help="nanoGPT's recipe in PyTorch beside them; needs TEXT"
     )
 
-    for command in (kernels, step, start, memory, faults, recipe):
+    for command in (kernels, step, start, tokenizer, memory, faults, recipe):
         command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")

@@ -131,9 +131,9 @@ def _count(texts: Iterable[str], pattern: Pattern) -> Words:
 
     for _ in _on_threads(count, (chunk for text in texts for chunk in chunks(text, {}))):
         pass
-    total = Words.empty(1 << 10, 1 << 14)
-    for (some,) in counted:
-        total = _added(total, some)
+    total = counted.pop()[0] if counted else Words.empty(1 << 10, 1 << 14)
+    while counted:  # each is freed once it has been added
+        total = _added(total, counted.pop()[0])
     return total
 
 
