@@ -35,15 +35,17 @@ def test_stories_are_learned_to_near_their_entropy(tmp_path):
 
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare.txt is not here")
 def test_shakespeare_is_learned_as_well_as_by_nanogpt(tmp_path):
-    _, last = train(tmp_path / "run", str(SHAKESPEARE), "--no-bias", "--tie-weights")
+    flags = ["--recipe", "gpt2", "--no-bias", "--tie-weights"]
+    _, last = train(tmp_path / "run", str(SHAKESPEARE), *flags)
     assert last["step"] == 2000
     assert last["val_loss"] <= 1.92
 
 
 def test_a_one_layer_student_learns_more_with_a_four_layer_teacher(tmp_path):
-    train(tmp_path / "teacher", "--val-every", "0")
+    gpt2 = ["--recipe", "gpt2"]  # with the default both come nearer to the entropy of the stories
+    train(tmp_path / "teacher", *gpt2, "--val-every", "0")
     for seed in ("1337", "1", "2"):
-        student = ["--n-layer", "1", "--steps", "1000", "--seed", seed]
+        student = [*gpt2, "--n-layer", "1", "--steps", "1000", "--seed", seed]
         _, alone = train(tmp_path / f"alone-{seed}", *student)
         teacher = ["--teacher", str(tmp_path / "teacher"), "--temperature", "1", "--alpha", "0.9"]
         _, taught = train(tmp_path / f"taught-{seed}", *student, *teacher)

@@ -114,7 +114,7 @@ def test_products_of_pairs_work_without_a_matrix_unit(tmp_path):
     command = [sys.executable, "-c", PAIRED, __file__]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, check=False)
     assert result.returncode == 0, result.stdout.decode()
-    assert list(tmp_path.rglob("bfloat16_pairs.*"))
+    assert list(tmp_path.rglob("gemm.bfloat16_pairs.*"))
 
 
 def normal(random, *shape):
