@@ -53,7 +53,8 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """
     if value is None and field.default is None:
         return None
-    if isinstance(value, list | tuple) and field.type == str | tuple[str, ...] | None and value:
+    is_several = field.type == str | tuple[str, ...] | None and isinstance(value, list | tuple)
+    if is_several and value and all(isinstance(text, str) for text in value):
         texts = tuple(check(field, text) for text in value)
         return texts if len(texts) > 1 else texts[0]
     shown, choices = f"{field.name}={shown_value(value)}", field.metadata["choices"]

@@ -29,6 +29,7 @@ TOKENS_PER_PARAMETER = 5.0  # where the loss is lowest for the time
 UPDATES = 1000  # that a batch is made for: fewer of a larger batch learn less from as many tokens
 MIN_BATCH, MAX_BATCH = 768, 4096  # tokens
 PARAMETERS_PER_CHARACTER = 4.0  # of the text: more of them memorise it
+CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # Passes over the text -> dropout that such a run needs at least.
 DROPOUT = ((24, 0.2), (4, 0.1), (0, 0.0))
 
@@ -90,8 +91,10 @@ def chooses(given: Fields, recipe: str | None = None) -> bool:
 
 def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:
     """given, and what `fields` lacks for training passes of so many operations on such a text."""
+    is_learned = fields.get("tokenizer", "char") not in ("char", "byte")
+    text = characters / (CHARACTERS_PER_TOKEN if is_learned else 1)  # its tokens
     # A window fits into the text many times, also into its held-out part.
-    longest = max(8, characters // 40)
+    longest = max(8, int(text // 40))
     shapes = [shape._replace(block_size=min(shape.block_size, longest)) for shape in SHAPES]
     candidates = [_fields(shape, given) | given for shape in shapes]
     chosen, size = candidates[0], parameters(fields | candidates[0]) or 1
@@ -103,7 +106,7 @@ def choose(given: Fields, fields: Fields, operations: float, characters: int) ->
             chosen, size = candidate, count
     tokens = operations / (OPERATIONS * size)
     batch = min(MAX_BATCH, max(MIN_BATCH, tokens / UPDATES))
-    passes = tokens / characters
+    passes = tokens / text
     dropout = next(share for least, share in DROPOUT if passes >= least)
     windows = max(1, round(batch / chosen["block_size"]))
     return {"batch_size": windows, "dropout": dropout} | chosen

@@ -13,7 +13,7 @@ Nothing here prints. The command line is a caller of this class.
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,20 @@ from smallmind.runs.directory import (
 from smallmind.runs.ending import SAMPLE_TOKENS, save_ending
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
-from smallmind.runs.source import Source, Text, is_literal, name_of, paths_of, read_source
+from smallmind.runs.source import (
+    Source,
+    Text,
+    is_literal,
+    name_of,
+    paths_of,
+    read_source,
+    reread_source,
+)
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings import Settings
 from smallmind.sources import with_recipe
-from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
@@ -124,7 +132,7 @@ class Run:
             raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
         if settings:
             settings = settings.replace(**fields)
-        of_text = ("text", "text_field", "text_encoding", "tokenizer", "init_from")
+        of_text = ("text_field", "text_encoding", "tokenizer", "init_from")
         given = {name: fields[name] for name in of_text if name in fields}
         run_config = settings.run if settings else RunConfig(**given)
         initial = assembly.read_initial(run_config)
@@ -207,26 +215,20 @@ class Run:
     @functools.cached_property
     def source(self) -> Source:
         """The text and where documents are held out. InputError if the text has changed."""
-        run = self.settings.run
         tokenizer = self._saved_tokenizer()
         separator = tokenizer.separator if tokenizer else "\n"
         try:
-            source = read_source(run.text, run, separator)
+            source = reread_source(self.settings.run, separator, self.is_own_text)
         except InputError as error:
             raise InputError(
                 f"{error}; if the text of the run has moved, say where it is: smallmind train "
                 f"--resume {self.path} PATH"
             ) from None
-        if self.is_own_text(source.text):
-            return source
-        if isinstance(run.text, str) and source.report:  # earlier versions read all files as texts
-            with suppress(InputError):
-                whole = Source(read_text(run.text), self.name)
-                if self.is_own_text(whole.text):
-                    return whole
-        raise InputError(
-            f"{self.name} has changed since the run was created; restore the text as it was"
-        )
+        if source is None:
+            raise InputError(
+                f"{self.name} has changed since the run was created; restore the text as it was"
+            )
+        return source
 
     @property
     def text(self) -> str:
@@ -473,9 +475,10 @@ class Run:
         run's own text, only the held-out part counts.
         """
         model, tokenizer = self.load(checkpoint)
-        content = None if text is None else read_source(text, separator=tokenizer.separator).text
-        if content is not None and not self.is_own_text(content):
-            return evaluation.evaluate_text(model, tokenizer, content)
+        if text is not None:
+            content = read_source(text, self.settings.run, tokenizer.separator).text
+            if not self.is_own_text(content):
+                return evaluation.evaluate_text(model, tokenizer, content)
         return evaluation.evaluate_held_out(model, self.data)
 
     def metrics(self) -> MetricsTable:

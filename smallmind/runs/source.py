@@ -1,14 +1,17 @@
 """The text of a run, from wherever it comes."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from smallmind.checks import check_type
+from smallmind.checks import InputError, check_type
 from smallmind.config import RunConfig
 from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.finding import WILDCARDS
 from smallmind.corpus.reading import Report
 from smallmind.corpus.source import kind_of
 from smallmind.text.dataset import HELD_OUT, read_text
@@ -50,6 +53,22 @@ def read_source(text: Text, run: RunConfig | None = None, separator: str = "\n")
     return Source(separator.join(documents), name_of(text), held_out, corpus.report)
 
 
+def reread_source(run: RunConfig, separator: str, is_own: Callable[[str], bool]) -> Source | None:
+    """The text that a run was created with, from where it was; None if it has changed.
+
+    `is_own` says whether a text is that one. InputError as for `read_source`.
+    """
+    source = read_source(run.text, run, separator)
+    if is_own(source.text):
+        return source
+    if isinstance(run.text, str) and source.report:
+        with suppress(InputError):
+            # Earlier versions read every file as plain text.
+            plain = Source(read_text(run.text), source.name)
+            return plain if is_own(plain.text) else None
+    return None
+
+
 def paths_of(text: Text) -> list[str | PathLike[str]]:
     """The paths that name a text; none for built-in stories."""
     if text is None:
@@ -73,11 +92,8 @@ def is_literal(text: Text) -> bool:
 
 def is_plain(path: str | PathLike[str]) -> bool:
     """Whether a path is that of one file whose name does not say that it is anything but text."""
-    return not Path(path).is_dir() and kind_of(Path(path).name) == "text" and not _is_glob(path)
-
-
-def _is_glob(path: str | PathLike[str]) -> bool:
-    return any(mark in str(path) for mark in "*?[") and not Path(path).exists()
+    is_glob = any(mark in str(path) for mark in WILDCARDS) and not os.path.exists(path)
+    return kind_of(Path(path).name) == "text" and not os.path.isdir(path) and not is_glob
 
 
 def whole_documents(lengths: Sequence[int], separator: int = 0) -> int:

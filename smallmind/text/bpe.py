@@ -83,13 +83,14 @@ def _cut(text: str, start: int, stop: int, token: int) -> Iterator[tuple[int, in
 
 
 def learn_merges(
-    texts: Iterable[str], pattern: Pattern, tokens: np.ndarray, most: int
+    text: str, special: dict[str, int], pattern: Pattern, tokens: np.ndarray, most: int
 ) -> np.ndarray:
-    """Learns at most so many merges from texts -> (M, 2) int32; their tokens are 256, 257, ...
+    """Learns at most so many merges from a text -> (M, 2) int32; their tokens are 256, 257, ...
 
-    tokens (256,) int32 are those of the bytes. Fewer merges if no pair of tokens occurs twice.
+    Special tokens are no part of words. tokens (256,) int32 are those of the bytes. Fewer merges if
+    no pair of tokens occurs twice.
     """
-    counted = _count(texts, pattern)
+    counted = _count(chunks(text, special), pattern)
     n = int(counted.size[0])
     starts = counted.starts[: n + 1]
     corpus = Corpus(
@@ -111,7 +112,7 @@ def learn_merges(
     return learned
 
 
-def _count(texts: Iterable[str], pattern: Pattern) -> Words:
+def _count(given: Iterable[Chunk], pattern: Pattern) -> Words:
     """The words of texts and how often they occur, in any order."""
     classes = character_classes()
     own = threading.local()
@@ -129,7 +130,7 @@ def _count(texts: Iterable[str], pattern: Pattern) -> Words:
         ) < len(chunk.data):
             own.words[0] = own.words[0].grown()
 
-    for _ in _on_threads(count, (chunk for text in texts for chunk in chunks(text, {}))):
+    for _ in _on_threads(count, given):
         pass
     total = counted.pop()[0] if counted else Words.empty(1 << 10, 1 << 14)
     while counted:  # each is freed once it has been added

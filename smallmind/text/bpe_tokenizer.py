@@ -16,7 +16,7 @@ from smallmind.text.tokenizer import Spelled, Tokenizer
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_SIZE = 512
 LARGE = 10**6  # characters that may take more than a second to learn from
-MAX_TOKENS = 2**24
+MAX_TOKENS = 2**20
 MAX_BYTES = 2**26  # of all tokens together: merges of merges could be longer than any memory
 
 
@@ -60,8 +60,8 @@ class BPETokenizer(Tokenizer):
         tokens = np.empty(256, np.int32)
         tokens[BYTES] = np.arange(256)
         with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
-            texts = text.split(END_OF_TEXT)
-            merges = learn_merges(texts, PATTERNS[split], tokens, vocab_size - 257)
+            none, most = {END_OF_TEXT: -1}, vocab_size - 257
+            merges = learn_merges(text, none, PATTERNS[split], tokens, most)
         vocabulary = _in_order(merges)
         self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)})
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given as examples
 from hypothesis import strategies as st
@@ -77,6 +78,20 @@ def test_what_is_given_stays(operations, characters, given):
 def test_small_texts_need_dropout():
     shares = [chosen(1e14, characters).model.dropout for characters in (10**8, 10**6, 10**5)]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] > shares[0]
+
+
+def test_a_text_has_fewer_learned_tokens_than_characters():
+    """So its windows are shorter, and it is passed over more often."""
+    windows = [chosen(1e14, 1200, tokenizer=kind).model.block_size for kind in ("char", "bpe")]
+    assert windows[0] == 30 and windows[1] == 15
+    shares = [
+        [
+            chosen(operations, tokenizer=kind).model.dropout
+            for operations in np.geomspace(1e12, 1e16)
+        ]
+        for kind in ("char", "bpe")
+    ]
+    assert all(char <= bpe for char, bpe in zip(*shares, strict=True)) and shares[0] != shares[1]
 
 
 def test_small_texts_need_small_models():

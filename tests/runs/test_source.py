@@ -8,6 +8,7 @@ import pytest
 from smallmind import InputError, Run
 from smallmind.cli import main
 from smallmind.runs.source import read_source, whole_documents
+from smallmind.sources import read_settings
 
 FIELDS = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "batch_size": 4, "steps": 2}
 STORIES = [f"story {i}: the cat sat on mat {i}, and the dog ran to hill {i}." for i in range(40)]
@@ -93,6 +94,21 @@ def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path):
     config["run"]["text"] = str(file)
     (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert Run.open(tmp_path / "run").text == read_source(plain).text
+
+
+@pytest.mark.parametrize("text", ["word " * 150, "x" * 400, "a\0b", "a/b" * 90])
+def test_paths_that_cannot_be_are_refused_in_a_line(tmp_path, text):
+    with pytest.raises(InputError) as error:
+        Run.create(text=text, out=tmp_path / "run", **FIELDS)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_of_lists_is_no_text(tmp_path):
+    toml = tmp_path / "run.toml"
+    for value in ('[["a", "b"], "c"]', "[]", "[1]", "[" * 90 + "]" * 90):
+        toml.write_text(f"[run]\ntext = {value}\n", encoding="utf-8")
+        with pytest.raises(InputError, match="must be text in quotes"):
+            read_settings(toml)
 
 
 def test_settings_may_name_several_texts(folder, tmp_path, capsys):
