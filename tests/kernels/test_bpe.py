@@ -73,3 +73,15 @@ def test_tokens_are_those_of_one_merge_after_another(text, other):
         count = encode(ids, data, stops, none, *arguments)
         expected = reference.encode(some, reference.GPT2, list(range(256)), order)
         assert ids[:count].tolist() == expected
+
+
+def test_what_is_remembered_is_forgotten_as_a_whole():
+    none = np.empty(0, np.int32)
+    table, memory, chain = Merges.of(none, none, none, BYTES), Memory.empty(), Chain.empty(10**6)
+    data = np.frombuffer("".join(f" {i}" for i in range(50_000)).encode(), np.uint8)
+    ids = np.empty(len(data) + 1, np.int32)
+    arguments = character_classes(), PATTERNS["gpt2"], table, memory, chain
+    encode(ids, data, np.array([len(data)]), np.array([-1], np.int32), *arguments)
+    words = memory.words
+    assert 0 < words.size[0] < 50_000
+    assert sorted(words.slots[words.slots >= 0].tolist()) == list(range(words.size[0]))
