@@ -15,6 +15,7 @@ from smallmind.corpus.reading import Skipped, shown
 from smallmind.corpus.source import kind_of
 
 WILDCARDS = "*?["
+RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
 
 
 class File(NamedTuple):
@@ -82,7 +83,12 @@ class Finder:
             path = waiting.pop()
             try:
                 status = os.stat(path)
-                if stat.S_ISDIR(status.st_mode):
+                is_folder = stat.S_ISDIR(status.st_mode)
+                folder = path if is_folder else path.parent
+                if _is_run(folder):
+                    # What a model wrote is no text to learn from, and changes while it trains.
+                    self._skip(folder, "is the directory of a run")
+                elif is_folder:
                     if _is_new(path, self._folders):
                         waiting += reversed(list(_entries(path)))
                 elif stat.S_ISREG(status.st_mode):
@@ -103,6 +109,10 @@ class Finder:
 
     def _skip(self, path: Path, reason: str) -> None:
         self._skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
+
+
+def _is_run(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in RUN)
 
 
 def find(paths: Sequence[str | PathLike[str]]) -> Finder:

@@ -32,6 +32,17 @@ def test_the_order_is_not_that_of_the_directory(folder, monkeypatch):
     assert documents("texts/*") == IN_ORDER
 
 
+@pytest.mark.parametrize("texts", ["texts", "texts/**/*"])
+def test_runs_in_a_folder_are_left_out(folder, texts):
+    for name in ("config.json", "metrics.jsonl", "samples.txt"):
+        written(folder / "runs" / "1" / name, '{"text": "written by a model"}')
+    written(folder / "config.json", '{"text": "of a person"}')
+    corpus = Corpus(texts)
+    assert sorted(documents(corpus)) == sorted([*IN_ORDER, "of a person"])
+    assert skipped(corpus, "texts") == {"runs/1": "is the directory of a run"}
+    assert "texts/runs/1 is the directory of a run" in refused("texts/runs/1")
+
+
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
