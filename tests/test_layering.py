@@ -18,6 +18,7 @@ LAYERS = [
     {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
     {"safetensors", "kernels"},
     {"memory", "text", "presets", "sources"},
+    {"corpus"},
     {"nn", "linalg"},
     {"optim", "generation"},
     {"training"},
