@@ -130,7 +130,7 @@ class PartWriter:
             raise InputError(f"{path} was truncated while it was written")
 
     def _reopen(self, sha256: str) -> None:
-        """Opens the partial file again, without what was written to it after the record."""
+        """Opens the partial file again; what was written to it after the record is overwritten."""
         number, nbytes = len(self.shards), self.tokens * self._dtype.itemsize
         path = self._partial(number)
         self._sha = digest(path, nbytes)
@@ -139,7 +139,6 @@ class PartWriter:
         flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         with durable.naming(path):
             file = self._files[number] = os.open(path, flags)
-            os.ftruncate(file, nbytes)
             os.lseek(file, nbytes, os.SEEK_SET)
 
 

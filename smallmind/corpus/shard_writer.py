@@ -192,10 +192,9 @@ class ShardWriter:
         for part in self._parts.values():
             part.close()
         with suppress(OSError, InputError):
-            # The record on disk may be a later one, if it failed after it had replaced the other.
+            # Not self._recorded: a write that failed may have replaced the record nevertheless.
             on_disk = Progress.read(self.directory)
-            kept = described(self._recorded.parts()) | described(on_disk.parts())
-            remove_leftovers(self.directory, kept)
+            remove_leftovers(self.directory, described(on_disk.parts()))
 
     def _close(self) -> None:
         self._is_usable = False

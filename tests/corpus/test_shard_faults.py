@@ -143,6 +143,93 @@ def test_a_full_disk_loses_nothing_that_was_appended(tmp_path, monkeypatch):
         shards.append(ids)
 
 
+def test_a_writer_that_has_failed_writes_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "files", Full(room=15))
+    shards = writer(tmp_path)
+    with pytest.raises(ValueError, match="has ended or failed; make a new one"), shards:
+        shards.append([1, 2, 3], position=1)
+        with pytest.raises(OSError, match="No space left"):
+            shards.append(range(10), position=2)
+        with pytest.raises(ValueError, match="has ended or failed"):
+            shards.append([4], position=3)
+    assert set(contents(tmp_path)) == {"progress.json", "train_000000.partial"}
+    monkeypatch.setattr(durable, "files", Quick())
+    with writer(tmp_path) as shards:
+        assert shards.position == 1
+
+
+class Ordered(Quick):
+    """Remembers the order of operations."""
+
+    def __init__(self):
+        self.calls = []
+
+    def unlink(self, path):
+        self.calls.append(("unlink", path))
+        super().unlink(path)
+
+    def fsync_directory(self, path):
+        self.calls.append(("fsync_directory", path))
+
+
+def test_a_record_is_synced_before_the_files_of_an_earlier_one_are_removed(tmp_path, monkeypatch):
+    """Its writer may have died between renaming and syncing it."""
+    with pytest.raises(EOFError):
+        prepare(tmp_path, until=9)
+    leftover = tmp_path / "held_out_000007.partial"
+    leftover.touch()
+    monkeypatch.setattr(durable, "files", Ordered())
+    writer(tmp_path)
+    assert durable.files.calls[-2:] == [("fsync_directory", tmp_path), ("unlink", leftover)]
+
+
+class Failing(Volatile):
+    """A disk that refuses one operation, and loses power at the end.
+
+    After an fsync that failed, the next one succeeds, but the data is gone.
+    """
+
+    def __init__(self, root, at):
+        super().__init__(root, sys.maxsize)
+        self.at, self.lost = at, []
+
+    def step(self):
+        self.at -= 1
+        if self.at == -1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fsync(self, file):
+        try:
+            synced = self.open[file].synced
+            super().fsync(file)
+        except OSError:
+            self.lost.append(self.open[file])
+            raise
+        if self.open[file] in self.lost:
+            self.open[file].synced = synced
+
+
+def test_a_power_loss_after_a_failed_operation_leaves_what_can_be_continued(
+    tmp_path, monkeypatch, expected
+):
+    random = np.random.default_rng(2)
+    for at in itertools.count():
+        directory = tmp_path / f"{at}" / "shards"
+        directory.parent.mkdir()
+        disk = Failing(directory.parent, at)
+        monkeypatch.setattr(durable, "files", disk)
+        with suppress(OSError, ValueError):
+            prepare(directory)
+        monkeypatch.setattr(durable, "files", Quick())
+        for state in range(4):
+            left = tmp_path / f"{at}-{state}"
+            disk.after_power_loss(random, left)
+            prepare(left / "shards")
+            assert contents(left / "shards") == expected
+        if disk.at >= 0:
+            return
+
+
 def test_a_power_loss_at_any_operation_leaves_what_can_be_continued(
     tmp_path, monkeypatch, expected
 ):
