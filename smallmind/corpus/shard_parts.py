@@ -102,6 +102,9 @@ class PartWriter:
         while self._files:
             os.close(self._files.popitem()[1])
 
+    def __del__(self) -> None:
+        self.close()
+
     def _partial(self, number: int) -> Path:
         return self.directory / partial_name(self.part, number)
 
