@@ -1,0 +1,222 @@
+"""What a directory of shards says about itself, in JSON with a format number.
+
+index.json describes a complete directory; until it is complete, progress.json says how far it is.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from smallmind import activity, durable, safetensors
+from smallmind.checks import InputError, shown_value
+from smallmind.corpus.token_files import dtype_for
+
+FORMAT = 1
+INDEX, PROGRESS = "index.json", "progress.json"
+PARTS = ("train", "held_out")
+DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+REMEDY = "restore it, or remove the directory and prepare it again"
+PIECE = 2**20  # bytes of a file that are digested at once
+
+
+class Shard(NamedTuple):
+    """A finished file of tokens."""
+
+    name: str
+    tokens: int
+    sha256: str
+
+
+class Recipe(NamedTuple):
+    """What has to stay the same from the first to the last shard."""
+
+    vocab_size: int
+    tokenizer_digest: str
+    shard_tokens: int  # in every shard of a part but the last
+
+
+class PartProgress(NamedTuple):
+    """How far the training or held-out part is written."""
+
+    shards: tuple[Shard, ...] = ()
+    tokens: int = 0  # in the file of the shard that is being filled
+    sha256: str = hashlib.sha256().hexdigest()  # of these
+
+
+class Index(NamedTuple):
+    """The contents of a complete directory."""
+
+    recipe: Recipe
+    train: tuple[Shard, ...]
+    held_out: tuple[Shard, ...]
+    state: dict[str, Any]  # whatever the caller of the writer gave
+
+    def write(self, directory: Path) -> None:
+        """Writes index.json. OSError if the disk refuses it."""
+        shards = {name: part.shards for name, part in self.parts().items()}
+        _write(
+            directory / INDEX,
+            {
+                "dtype": dtype_for(self.recipe.vocab_size).name,
+                **self.recipe._asdict(),
+                "tokens": {name: sum(s.tokens for s in shards[name]) for name in PARTS},
+                "shards": {name: _described(shards[name]) for name in PARTS},
+                "state": self.state,
+            },
+        )
+
+    def parts(self) -> dict[str, PartProgress]:
+        """Both parts by name."""
+        return {"train": PartProgress(self.train), "held_out": PartProgress(self.held_out)}
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Reads index.json. FileNotFoundError if there is none, InputError if it is damaged."""
+        with _fields(directory / INDEX) as fields:
+            shards = {name: _shards(fields["shards"][name], name) for name in PARTS}
+            state = fields["state"]
+            if not isinstance(state, dict):
+                raise ValueError("its state is not a JSON object")
+            return cls(_recipe(fields), shards["train"], shards["held_out"], state)
+
+
+class Progress(NamedTuple):
+    """Where an unfinished writer can go on."""
+
+    recipe: Recipe
+    position: Any  # JSON, of the caller: all tokens before it have been written
+    train: PartProgress = PartProgress()
+    held_out: PartProgress = PartProgress()
+
+    def write(self, directory: Path) -> None:
+        """Writes progress.json. OSError if the disk refuses it."""
+        _write(
+            directory / PROGRESS,
+            {
+                **self.recipe._asdict(),
+                "position": self.position,
+                "parts": {
+                    name: {**part._asdict(), "shards": _described(part.shards)}
+                    for name, part in self.parts().items()
+                },
+            },
+        )
+
+    def parts(self) -> dict[str, PartProgress]:
+        """Both parts by name."""
+        return {"train": self.train, "held_out": self.held_out}
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Reads progress.json. FileNotFoundError if there is none, InputError if it is damaged."""
+        with _fields(directory / PROGRESS) as fields:
+            parts = {name: _part(fields["parts"][name], name) for name in PARTS}
+            return cls(_recipe(fields), fields["position"], **parts)
+
+
+def verify(directory: Path, parts: dict[str, PartProgress]) -> None:
+    """Reads all finished shards. InputError naming the first that is not what was written."""
+    shards = [shard for part in parts.values() for shard in part.shards]
+    usual = sum(shard.tokens for shard in shards) < activity.LARGE
+    with activity.doing(f"Verifying {directory}", usual):
+        for shard in activity.parts(shards):
+            path = directory / shard.name
+            if digest(path).hexdigest() != shard.sha256:
+                raise InputError(damaged(path))
+
+
+def damaged(path: Path) -> str:
+    """What to say about a file that differs from what was written."""
+    return f"{path} does not match its SHA-256: it is damaged or was changed; {REMEDY}"
+
+
+def digest(path: Path, nbytes: int | None = None) -> "hashlib._Hash":
+    """The SHA-256 of a file, or of its first nbytes. InputError if they cannot be read."""
+    sha = hashlib.sha256()
+    try:
+        with durable.open_regular(path, follow=False) as file:
+            count = os.fstat(file.fileno()).st_size if nbytes is None else nbytes
+            for start in activity.parts(range(0, count, PIECE)):
+                sha.update(file.read(min(PIECE, count - start)))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {REMEDY}") from None
+    except ValueError as error:
+        raise InputError(f"cannot read {path}: {error}; {REMEDY}") from None
+    return sha
+
+
+@contextmanager
+def _fields(path: Path) -> Iterator[dict[str, Any]]:
+    """Reads a JSON object; errors about its fields within the block name the file.
+
+    FileNotFoundError if it is missing.
+    """
+    try:
+        with durable.open_regular(path, follow=False) as file:
+            fields = safetensors.from_json(file.read())
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
+        if fields["format"] != FORMAT:
+            found = shown_value(fields["format"])
+            raise InputError(f"{path} has format {found}; this version reads {FORMAT}")
+        yield fields
+    except (FileNotFoundError, InputError):
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except KeyError as error:
+        raise InputError(f"{path} was not written by smallmind: it lacks {error}") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} was not written by smallmind: {error}") from None
+
+
+def _write(path: Path, fields: Mapping[str, Any]) -> None:
+    durable.write(path, [safetensors.to_json({"format": FORMAT, **fields}).encode() + b"\n"])
+
+
+def _described(shards: Iterable[Shard]) -> list[dict[str, Any]]:
+    return [shard._asdict() for shard in shards]
+
+
+def _recipe(fields: dict[str, Any]) -> Recipe:
+    recipe = Recipe(*(fields[name] for name in Recipe._fields))
+    _count(recipe.vocab_size)
+    _count(recipe.shard_tokens)
+    if not isinstance(recipe.tokenizer_digest, str):
+        raise ValueError("its tokenizer_digest is not a string")
+    return recipe
+
+
+def _part(fields: dict[str, Any], part: str) -> PartProgress:
+    shards, tokens = _shards(fields["shards"], part), _count(fields["tokens"], low=0)
+    return PartProgress(shards, tokens, _digits(fields["sha256"]))
+
+
+def _shards(described: Any, part: str) -> tuple[Shard, ...]:
+    shards = tuple(Shard(s["name"], _count(s["tokens"]), _digits(s["sha256"])) for s in described)
+    for number, shard in enumerate(shards):
+        # A name is also a path: one from elsewhere could lead out of the directory.
+        if shard.name != shard_name(part, number):
+            raise ValueError(f"shard {number} of {part} is named {shown_value(shard.name)}")
+    return shards
+
+
+def shard_name(part: str, number: int) -> str:
+    """The name of a part's shard, from 0."""
+    return f"{part}_{number:06}.bin"
+
+
+def _count(value: Any, low: int = 1) -> int:
+    if type(value) is not int or not low <= value < 2**63:  # True is an int too
+        raise ValueError(f"{shown_value(value)} is not a number of tokens")
+    return value
+
+
+def _digits(value: Any) -> str:
+    if not isinstance(value, str) or not DIGEST.fullmatch(value):
+        raise ValueError(f"{shown_value(value)} is not a SHA-256")
+    return value

@@ -1,0 +1,253 @@
+"""Writing a corpus as shards, which a writer that was killed can go on with.
+
+progress.json records what is there and from which position the caller goes on: at the beginning,
+after each finished shard, and when the caller asks for it. Everything else is a leftover, which the
+next writer removes.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from smallmind import durable, safetensors
+from smallmind.checks import InputError, check_type
+from smallmind.corpus.shard_index import (
+    INDEX,
+    PARTS,
+    PROGRESS,
+    Index,
+    Progress,
+    Recipe,
+    verify,
+)
+from smallmind.corpus.shard_parts import PartWriter, described, remove_leftovers, written
+from smallmind.lock import RunLock
+from smallmind.text.ids import check_ids
+
+SHARD_TOKENS = 100_000_000  # 200 MB of uint16
+MAX_SHARD_TOKENS = 2**31 - 1  # the header has 32 bits for it
+MAX_VOCAB_SIZE = 2**31  # ids are int32 in memory
+
+
+class ShardWriter:
+    """Writes the shards of a corpus: `with ShardWriter(...) as writer: writer.append(ids)`.
+
+    At the end of the block the index is written and the directory is complete; after an exception
+    it can be continued by a writer with the same arguments. Such a writer begins at `position`: the
+    caller must append again what came after it.
+
+    Takes room on disk for one more shard of either part than it writes. InputError if the directory
+    is complete, in use, was begun with other arguments, or is damaged; OSError if the disk refuses
+    something, which loses nothing that was recorded.
+    """
+
+    def __init__(
+        self,
+        directory: str | PathLike[str],
+        vocab_size: int,
+        tokenizer_digest: str,
+        shard_tokens: int = SHARD_TOKENS,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.directory = Path(directory)
+        self.state = dict(state or {})  # goes into the index; may be changed until the end
+        self._recipe = _checked_recipe(vocab_size, tokenizer_digest, shard_tokens)
+        safetensors.to_json(self.state)
+        _make_directory(self.directory)
+        self._lock = RunLock(self.directory)
+        self._parts: dict[str, PartWriter] = {}
+        self._is_usable = True
+        try:
+            with self._explaining():
+                self._recorded = self._marked = self._open()
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def position(self) -> Any:
+        """The last position that was given, by an earlier writer if by none so far; else None."""
+        return self._marked.position
+
+    def append(self, ids: Any, position: Any = None, held_out: bool = False) -> None:
+        """Adds ids (n,) to the training or held-out part.
+
+        `position` is a JSON value from which the caller can go on after these ids, if it can: it
+        is recorded once a shard is finished. InputError for an id outside the vocabulary.
+        """
+        ids = check_ids("ids", ids, self._recipe.vocab_size) if len(ids) else np.empty(0, np.int32)
+        if ids.ndim != 1:
+            raise InputError(f"ids has shape {ids.shape}; it must have one dimension")
+        position = _copied(position)
+        with self._changing():
+            self._parts["held_out" if held_out else "train"].append(ids)
+            if position is not None:
+                self._mark(position)
+                recorded = self._recorded.parts()
+                if any(len(self._parts[p].shards) > len(recorded[p].shards) for p in PARTS):
+                    self._record()
+
+    def commit(self, position: Any = None) -> None:
+        """Records the last position, or this one, so that it survives even a power failure."""
+        position = _copied(position)
+        with self._changing():
+            if position is not None:
+                self._mark(position)
+            self._record()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                with self._changing():
+                    self._finish()
+        finally:
+            if not (self.directory / INDEX).exists():
+                self._leave_resumable()
+            self._close()
+
+    def _open(self) -> Progress:
+        """Makes the directory ready for more -> where to go on."""
+        if os.path.lexists(self.directory / INDEX):
+            self._refuse_complete()
+        try:
+            progress = Progress.read(self.directory)
+        except FileNotFoundError:
+            progress = self._begin()
+        for name, found, given in zip(Recipe._fields, progress.recipe, self._recipe, strict=True):
+            if found != given:
+                raise InputError(
+                    f"{self.directory} was begun with {name}={found!r}, not {given!r}; choose "
+                    "another directory, or remove it to begin again"
+                )
+        parts = progress.parts()
+        remove_leftovers(self.directory, described(parts))
+        verify(self.directory, parts)
+        for name, part in parts.items():
+            self._parts[name] = PartWriter(self.directory, name, self._recipe, part)
+        return progress
+
+    def _refuse_complete(self) -> None:
+        index = Index.read(self.directory)
+        # The writer may have been killed before it had removed these.
+        remove_leftovers(self.directory, described(index.parts()))
+        with suppress(FileNotFoundError):
+            durable.remove(self.directory / PROGRESS)
+        raise InputError(f"{self.directory} is complete; choose another directory to write to")
+
+    def _begin(self) -> Progress:
+        if taken := [name for name in written(self.directory) if not name.startswith(".")]:
+            raise InputError(
+                f"{self.directory} already holds {taken[0]}, but no {PROGRESS} of a writer; choose "
+                "another directory"
+            )
+        progress = Progress(self._recipe, None)
+        progress.write(self.directory)
+        return progress
+
+    def _mark(self, position: Any) -> None:
+        parts = {name: part.progress() for name, part in self._parts.items()}
+        self._marked = Progress(self._recipe, position, **parts)
+
+    def _record(self) -> None:
+        if self._marked is self._recorded:
+            return
+        # If this fails, it is not tried again: an fsync that has failed may succeed the next time,
+        # without the pages that the system has dropped.
+        marked, self._marked = self._marked, self._recorded
+        parts = marked.parts()
+        for name, part in self._parts.items():
+            part.sync(parts[name])
+        marked.write(self.directory)
+        self._recorded = self._marked = marked
+        for name, part in self._parts.items():
+            part.remove_copied(len(parts[name].shards))
+
+    def _finish(self) -> None:
+        self._record()
+        for part in self._parts.values():
+            part.finish_shard()
+        shards = {name: tuple(part.shards) for name, part in self._parts.items()}
+        Index(self._recipe, state=self.state, **shards).write(self.directory)
+        for part in self._parts.values():
+            part.remove_copied(len(part.shards))
+        with suppress(OSError):  # an index makes it meaningless
+            durable.remove(self.directory / PROGRESS)
+
+    def _leave_resumable(self) -> None:
+        """Records the last position, as far as the disk allows, and removes the rest."""
+        with suppress(OSError):
+            self._record()
+        for part in self._parts.values():
+            part.close()
+        with suppress(OSError, InputError):
+            # Not self._recorded: a write that failed may have replaced the record nevertheless.
+            on_disk = Progress.read(self.directory)
+            remove_leftovers(self.directory, described(on_disk.parts()))
+
+    def _close(self) -> None:
+        self._is_usable = False
+        for part in self._parts.values():
+            part.close()
+        self._lock.release()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """After an exception in the block nothing more is written: some of it may be missing."""
+        if not self._is_usable:
+            raise ValueError("this writer has ended or failed; make a new one, which goes on")
+        self._is_usable = False
+        with self._explaining():
+            yield
+        self._is_usable = True
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Adds to errors of a full disk within the block what to do."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            advice = "make room and start again: it goes on where the last record says"
+            raise OSError(error.errno, f"{error.strerror}; {advice}", error.filename) from None
+
+
+def _copied(position: Any) -> Any:
+    """A position as it will be read back. TypeError or ValueError if it is not JSON."""
+    return None if position is None else safetensors.from_json(safetensors.to_json(position))
+
+
+def _checked_recipe(vocab_size: int, tokenizer_digest: str, shard_tokens: int) -> Recipe:
+    check_type("vocab_size", vocab_size, int)
+    check_type("tokenizer_digest", tokenizer_digest, str)
+    check_type("shard_tokens", shard_tokens, int)
+    for name, value, most in (
+        ("vocab_size", vocab_size, MAX_VOCAB_SIZE),
+        ("shard_tokens", shard_tokens, MAX_SHARD_TOKENS),
+    ):
+        if not 1 <= value <= most:
+            raise InputError(f"{name}={value} must be at least 1 and at most {most}")
+    return Recipe(vocab_size, tokenizer_digest, shard_tokens)
+
+
+def _make_directory(directory: Path) -> None:
+    """Makes a directory and its parents. InputError if that is impossible."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        durable.make_directory(directory)
+    except OSError as error:
+        raise InputError(f"cannot make {directory}: {error.strerror}") from None
+    if not directory.is_dir():
+        raise InputError(f"{directory} is a file; choose another directory")

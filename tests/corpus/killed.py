@@ -1,0 +1,68 @@
+"""Kills writers of shards: python -m tests.corpus.killed DIRECTORY (operations|moments) KILLS.
+
+In a separate process, because children are made by fork. Prints how many were killed. However often
+it happens, the shards are in the end those of a writer that was never killed.
+"""
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from smallmind import durable
+from smallmind.corpus.shards import open_shards
+from tests.corpus.writing import contents, prepare
+from tests.faults.disk import Faulty, Quick, kill
+from tests.faults.killed import killed, start
+
+
+def at_every_operation(root, _):
+    expected = unbroken(root)
+
+    def prepare_and_die(directory, operation):
+        durable.files = Faulty(operation, kill)
+        prepare(directory)
+
+    for operation in itertools.count():
+        directory = root / str(operation)
+        died = killed(start(prepare_and_die, directory, operation))
+        # The second one dies while it cleans up, or a little later.
+        killed(start(prepare_and_die, directory, operation % 7))
+        prepare(directory)
+        assert contents(directory) == expected
+        if not died:
+            return operation
+
+
+def at_random_moments(root, kills):
+    moments, done = random.Random(1), 0
+    begin = time.perf_counter()
+    expected = unbroken(root)
+    duration = time.perf_counter() - begin
+    for number in itertools.count():
+        directory, died, deaths = root / str(number), True, 0
+        while died:
+            child = start(prepare, directory)
+            # Longer after each death: on a disk that has become slow none would end otherwise.
+            time.sleep(moments.uniform(0, duration * (0.5 + deaths / 10)))
+            os.kill(child, signal.SIGKILL)
+            died = killed(child)
+            done, deaths = done + died, deaths + died
+        assert contents(directory) == expected
+        open_shards(directory).verify()
+        if done >= kills:
+            return done
+
+
+def unbroken(root):
+    durable.files = Quick()
+    prepare(root / "unbroken")
+    return contents(root / "unbroken")
+
+
+if __name__ == "__main__":
+    kinds = {"operations": at_every_operation, "moments": at_random_moments}
+    print(kinds[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3])))

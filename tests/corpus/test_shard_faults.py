@@ -1,0 +1,251 @@
+"""Writers of shards that are killed, interrupted, lose power or run out of disk."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from smallmind import durable
+from tests.corpus.writing import contents, prepare, writer
+from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
+
+
+@pytest.fixture
+def expected(tmp_path, monkeypatch):
+    """The contents of a directory whose writer was never disturbed."""
+    monkeypatch.setattr(durable, "files", Quick())
+    prepare(tmp_path / "undisturbed")
+    return contents(tmp_path / "undisturbed")
+
+
+def kills(directory, what, number):
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.corpus.killed", str(directory), what, str(number)],
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+@needs_fork
+def test_a_writer_killed_at_any_operation_is_continued(tmp_path):
+    assert kills(tmp_path, "operations", 0) > 100
+
+
+@needs_fork
+@pytest.mark.parametrize("number", [50, pytest.param(2000, marks=pytest.mark.slow)])
+def test_writers_killed_at_random_moments_end_as_if_unbroken(tmp_path, number):
+    assert kills(tmp_path, "moments", number) >= number
+
+
+def refuse(number):
+    def fault():
+        raise OSError(number, os.strerror(number))
+
+    return fault
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def each_operation(tmp_path, monkeypatch, fault, lasting=False):
+    """A directory for each operation, and what a writer raised that met the fault there."""
+    for operation in itertools.count():
+        directory = tmp_path / str(operation)
+        disk = Faulty(operation, fault, lasting)
+        monkeypatch.setattr(durable, "files", disk)
+        raised = None
+        try:
+            prepare(directory)
+        except (OSError, ValueError, KeyboardInterrupt) as error:
+            raised = error
+        monkeypatch.setattr(durable, "files", Quick())
+        if disk.count <= operation:
+            return
+        yield directory, raised
+
+
+def temporary(directory):
+    return [name for name in contents(directory) if name.endswith(".smallmind")]
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
+def test_a_writer_that_the_disk_refuses_is_continued(
+    tmp_path, monkeypatch, expected, number, lasting
+):
+    failures = 0
+    for directory, raised in each_operation(tmp_path, monkeypatch, refuse(number), lasting):
+        if raised is not None and directory.exists():
+            failures += 1
+            assert "\n" not in str(raised) and str(directory) in str(raised)
+            if number == errno.ENOSPC and isinstance(raised, OSError):
+                assert "No space left on device; make room and start again" in str(raised)
+            # A disk that refuses everything lets nothing be removed.
+            assert lasting or not temporary(directory)
+        prepare(directory)
+        assert contents(directory) == expected
+    assert failures > 100
+
+
+def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, expected):
+    for directory, raised in each_operation(tmp_path, monkeypatch, interrupt):
+        assert isinstance(raised, KeyboardInterrupt)
+        if directory.exists():
+            assert not temporary(directory)
+        prepare(directory)
+        assert contents(directory) == expected
+
+
+class Full(Quick):
+    """A disk with room for some bytes of tokens, and a little for records."""
+
+    def __init__(self, room):
+        self.room = room
+
+    def write(self, file, data):
+        if data[:1] != b"{":
+            data = data[: self.room]
+            self.room -= len(data)
+            if not data:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(file, data)
+
+
+def test_a_full_disk_loses_nothing_that_was_appended(tmp_path, monkeypatch):
+    ids = np.arange(10) % 7
+    monkeypatch.setattr(durable, "files", Full(room=300 + 1024 + 300 + 300 + 33))
+
+    def write():
+        with writer(tmp_path) as shards:
+            for number in range(100):
+                shards.append(ids, position=number + 1)
+
+    with pytest.raises(OSError, match="No space left on device; make room") as caught:
+        write()
+    assert caught.value.errno == errno.ENOSPC
+    assert caught.value.filename == str(tmp_path / "train_000001.bin")
+    assert set(contents(tmp_path)) == {"progress.json", "train_000000.bin", "train_000001.partial"}
+    monkeypatch.setattr(durable, "files", Quick())
+    with writer(tmp_path) as shards:
+        assert shards.position == 29  # the next append would have finished the second shard
+        shards.append(ids)
+
+
+def test_a_writer_that_has_failed_writes_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "files", Full(room=15))
+    shards = writer(tmp_path)
+    with pytest.raises(ValueError, match="has ended or failed; make a new one"), shards:
+        shards.append([1, 2, 3], position=1)
+        with pytest.raises(OSError, match="No space left"):
+            shards.append(range(10), position=2)
+        with pytest.raises(ValueError, match="has ended or failed"):
+            shards.append([4], position=3)
+    assert set(contents(tmp_path)) == {"progress.json", "train_000000.partial"}
+    monkeypatch.setattr(durable, "files", Quick())
+    with writer(tmp_path) as shards:
+        assert shards.position == 1
+
+
+class Ordered(Quick):
+    """Remembers the order of operations."""
+
+    def __init__(self):
+        self.calls = []
+
+    def unlink(self, path):
+        self.calls.append(("unlink", path))
+        super().unlink(path)
+
+    def fsync_directory(self, path):
+        self.calls.append(("fsync_directory", path))
+
+
+def test_a_record_is_synced_before_the_files_of_an_earlier_one_are_removed(tmp_path, monkeypatch):
+    """Its writer may have died between renaming and syncing it."""
+    with pytest.raises(EOFError):
+        prepare(tmp_path, until=9)
+    leftover = tmp_path / "held_out_000007.partial"
+    leftover.touch()
+    monkeypatch.setattr(durable, "files", Ordered())
+    writer(tmp_path)
+    assert durable.files.calls[-2:] == [("fsync_directory", tmp_path), ("unlink", leftover)]
+
+
+class Failing(Volatile):
+    """A disk that refuses one operation, and loses power at the end.
+
+    After an fsync that failed, the next one succeeds, but the data is gone.
+    """
+
+    def __init__(self, root, at):
+        super().__init__(root, sys.maxsize)
+        self.at, self.lost = at, []
+
+    def step(self):
+        self.at -= 1
+        if self.at == -1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def fsync(self, file):
+        try:
+            synced = self.open[file].synced
+            super().fsync(file)
+        except OSError:
+            self.lost.append(self.open[file])
+            raise
+        if self.open[file] in self.lost:
+            self.open[file].synced = synced
+
+
+def test_a_power_loss_after_a_failed_operation_leaves_what_can_be_continued(
+    tmp_path, monkeypatch, expected
+):
+    random = np.random.default_rng(2)
+    for at in itertools.count():
+        directory = tmp_path / f"{at}" / "shards"
+        directory.parent.mkdir()
+        disk = Failing(directory.parent, at)
+        monkeypatch.setattr(durable, "files", disk)
+        with suppress(OSError, ValueError):
+            prepare(directory)
+        monkeypatch.setattr(durable, "files", Quick())
+        for state in range(4):
+            left = tmp_path / f"{at}-{state}"
+            disk.after_power_loss(random, left)
+            prepare(left / "shards")
+            assert contents(left / "shards") == expected
+        if disk.at >= 0:
+            return
+
+
+def test_a_power_loss_at_any_operation_leaves_what_can_be_continued(
+    tmp_path, monkeypatch, expected
+):
+    random = np.random.default_rng(1)
+    for cut in itertools.count():
+        directory = tmp_path / f"{cut}" / "shards"
+        directory.parent.mkdir()
+        disk = Volatile(directory.parent, cut)
+        monkeypatch.setattr(durable, "files", disk)
+        with suppress(PowerCut):
+            prepare(directory)
+        monkeypatch.setattr(durable, "files", Quick())
+        for state in range(2):
+            left = tmp_path / f"{cut}-{state}"
+            disk.after_power_loss(random, left)
+            prepare(left / "shards")
+            assert contents(left / "shards") == expected
+        if disk.cut >= 0:
+            return
