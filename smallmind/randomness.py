@@ -22,3 +22,22 @@ def hash_words(words: np.ndarray, key: int) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def permuted(places: np.ndarray, n: int, key: int) -> np.ndarray:
+    """places (k,) below n -> where a permutation of range(n) takes them (k,), int64.
+
+    A Feistel network (Luby and Rackoff 1988): any part of the permutation is computed by itself.
+    """
+    half = np.uint64(((n - 1).bit_length() + 1) // 2)
+    low, keys = np.uint64(2 ** int(half) - 1), [hash64(key, i) for i in range(4)]
+    x = places.astype(np.uint64)
+    outside = np.ones(len(x), bool)
+    # It permutes the numbers of 2 half bits: those that land above n are permuted again.
+    while outside.any():
+        left, right = x[outside] >> half, x[outside] & low
+        for round_key in keys:
+            left, right = right, left ^ (hash_words(right, round_key) & low)
+        x[outside] = (left << half) | right
+        outside = x >= n
+    return x.astype(np.int64)

@@ -21,11 +21,11 @@ from smallmind import (
     safetensors,
 )
 from smallmind.cli import main
-from smallmind.runs import assembly, ending
+from smallmind.runs import ending, source
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.ending import save_ending
 from smallmind.text import byte_tokenizer, char_tokenizer
-from smallmind.text.dataset import Dataset, read_text
+from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import evaluate_text
 from smallmind.training.progress import ProgressLine
@@ -194,10 +194,10 @@ def test_only_large_files_are_announced_before_they_are_read(large, shown, tmp_p
     file, text = tmp_path / "model", tmp_path / "text"
     safetensors.write(file, {"x": np.zeros(99)}, {})
     text.write_text(TEXT)
-    read_text(str(text))
+    source.read_source(text)
     safetensors.read(file)
     safetensors.open_tensors(file)
-    assembly.digest(TEXT)
+    source.digest(TEXT)
     model = TransformerModel(8, 8, 8, 1, 1, backend="numpy")
     tokenizer = Tokenizer(TEXT)
     Dataset.from_text(TEXT, tokenizer, 8)
@@ -213,10 +213,10 @@ def test_only_large_files_are_announced_before_they_are_read(large, shown, tmp_p
 
 @pytest.mark.parametrize("kind", ["char", "byte"])
 def test_a_long_text_says_how_far_it_is(slow, shown, monkeypatch, kind):
-    for module in (assembly, byte_tokenizer, char_tokenizer):
+    for module in (source, byte_tokenizer, char_tokenizer):
         monkeypatch.setattr(module, "CHUNK", 100)
     Dataset.from_text(TEXT, Tokenizer(TEXT, kind), 8)
-    assembly.digest(TEXT)
+    source.digest(TEXT)
     assert len(set(shares(shown, "Encoding"))) > 5 and len(set(shares(shown, "Computing"))) > 5
     assert (len(set(shares(shown, "Listing"))) > 5) == (kind == "char")
 

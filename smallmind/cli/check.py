@@ -20,12 +20,13 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.optim.schedule import too_short
     from smallmind.runs.assembly import (
         build_training,
+        encoding_of,
         fit_tokenizer,
         make_dataset,
         read_initial,
         resolve_settings,
-        separator_of,
         with_initial,
+        with_tokenizer,
     )
     from smallmind.runs.source import read_source
     from smallmind.training.preflight import preflight
@@ -35,11 +36,12 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(console.activity):
         settings = without_new_cache(settings_of(options))
         initial = read_initial(settings.run)
-        separator = separator_of(settings.run.tokenizer, initial)
-        source = read_source(settings.run.text, settings.run, separator)
+        encoding = encoding_of(settings.run, initial)
+        source = read_source(settings.run.text, settings.run, encoding)
         if initial:
             settings = with_initial(settings, initial)
         tokenizer = fit_tokenizer(settings, source, initial)
+        settings = with_tokenizer(settings, source)
         data = make_dataset(settings, source, tokenizer)
         settings = resolve_settings(settings, data, tokenizer)
         if not settings.run.minutes and (shortcoming := too_short(settings.training)):

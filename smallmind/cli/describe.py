@@ -72,7 +72,7 @@ def _describe_data(console: Console, run: "Run") -> None:
     if report:
         rows += [["files", f"{report.files:,}"], ["documents", f"{report.documents:,}"]]
     rows += [
-        ["characters", f"{len(run.text):,}"],
+        ["characters", f"{run.source.characters:,}"],
         ["tokens", f"{len(dataset.train) + len(dataset.held_out):,}"],
         ["vocabulary", f"{tokenizer.vocab_size} {tokenizer.unit}"],
         ["training", f"{len(dataset.train):,} tokens"],

@@ -43,14 +43,15 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.timing import time_of_settings
     from smallmind.memory.available import available_bytes
     from smallmind.runs.assembly import (
+        encoding_of,
         fit_tokenizer,
         make_dataset,
         read_initial,
         read_teacher,
-        separator_of,
         with_initial,
+        with_tokenizer,
     )
-    from smallmind.runs.source import read_source
+    from smallmind.runs.source import approximate_characters, is_large, read_source
     from smallmind.runs.threads import choose_threads
     from smallmind.training.memory_estimate import TextSize
 
@@ -58,12 +59,16 @@ def run(options: argparse.Namespace) -> int:
     if initial:
         settings = with_initial(settings, initial)
     model, size, tokenizer, data = settings.model, None, None, None
-    if settings.run.text or tokens is None:
-        separator = separator_of(settings.run.tokenizer, initial)
-        source = read_source(settings.run.text, settings.run, separator)
+    text = settings.run.text
+    if is_large(text, settings.run):
+        # Training keeps it on disk: its length is all that matters, and not exactly.
+        size = TextSize(0, approximate_characters(text, settings.run), is_on_disk=True)
+    elif text or tokens is None:
+        source = read_source(text, settings.run, encoding_of(settings.run, initial))
         tokenizer = fit_tokenizer(settings, source, initial)
+        settings = with_tokenizer(settings, source)
         data = make_dataset(settings, source, tokenizer)
-        size = TextSize.of(source.text, data)
+        size = TextSize.of(source.nbytes, data)
     if tokens is not None:  # perhaps another number than that of the text
         tokenizer, model = None, dataclasses.replace(model, vocab_size=tokens)
     elif tokenizer:

@@ -24,10 +24,11 @@ def run(options: argparse.Namespace) -> int:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
     from smallmind.cli.describe import shorten
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
+    from smallmind.corpus.preparation import Encoding
     from smallmind.runs.loading import find
     from smallmind.runs.session import Run
     from smallmind.runs.source import read_source
-    from smallmind.training.evaluation import evaluate_held_out, evaluate_text
+    from smallmind.training.evaluation import evaluate_held_out, evaluate_tokens
 
     console = Console()
     path = run_of(options)
@@ -39,12 +40,13 @@ def run(options: argparse.Namespace) -> int:
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
         run = opened.settings.run if opened else None
-        source = read_source(options.text, run, tokenizer.separator) if options.text else None
-        is_own = opened is not None and (source is None or opened.is_own_text(source.text))
+        source = read_source(options.text, run, Encoding(tokenizer)) if options.text else None
+        is_own = opened is not None and (source is None or opened.is_own(source))
         if opened and is_own:
             result = evaluate_held_out(model, opened.data)
         else:
-            result = evaluate_text(model, tokenizer, source.text if source else "")
+            assert source  # a file needs a text
+            result = evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
     if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
     elif opened:

@@ -175,14 +175,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """
     fields = fields_of(options)
     if fields.get("minutes"):
-        from smallmind.corpus.corpus import Corpus
         from smallmind.runs.budget import chooses, fit_recipe
-        from smallmind.text.stories import CHARACTERS
+        from smallmind.runs.source import approximate_characters
 
-        given, text = given_of(options), fields.get("text")
+        given, run = given_of(options), Settings.from_fields(fields).run
         if chooses(given, options.recipe):
-            # As if a character were a byte, also of a compressed one.
-            characters = sum(file.size for file in Corpus(text).files) if text else CHARACTERS
+            characters = approximate_characters(run.text, run)
             fields = fit_recipe(given, characters, options.recipe)
     settings = Settings.from_fields({**fields, **observing_of(options)})
     _check_needs(options, settings)

@@ -126,7 +126,7 @@ def _build(console: Console, run: "Run") -> None:
 
     settings = run.settings
     teacher = read_teacher(settings.distillation, run.data.tokenizer)
-    text = TextSize.of(run.text, run.data)
+    text = TextSize.of(run.source.nbytes, run.data)
     check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))
     run.training  # noqa: B018
 
@@ -175,7 +175,7 @@ def _train(
     if status:
         console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
         return status
-    prompt = _suggested_prompt(run.text)
+    prompt = _suggested_prompt(run.source.beginning)
     flags = ["--prompt", prompt] if prompt else []
     console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()

@@ -37,8 +37,8 @@ class Corpus:
         paths = [paths] if isinstance(paths, str | PathLike) else paths
         for path in check_type("paths", paths, Sequence):
             check_type("a path", path, str, PathLike)
-        self._field = check_type("field", field, str, None)
-        self._encoding = check_type("encoding", encoding, str, None)
+        self.field = check_type("field", field, str, None)
+        self.encoding = check_type("encoding", encoding, str, None)
         if encoding is not None:
             check_encoding(encoding)
         self._limits = limits or Limits()
@@ -49,8 +49,10 @@ class Corpus:
         if not self.files:
             raise _nothing(self._skipped)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self, doing: str = "Reading") -> Iterator[Piece]:
         """All documents in pieces; each call reads the files again, and completes a report.
+
+        `doing` is what is shown meanwhile, before the name of the file or their number.
 
         InputError for a file that was named and cannot be used, for a damaged one, and if there is
         no text in any.
@@ -58,10 +60,10 @@ class Corpus:
         size = sum(file.size for file in self.files)
         one = len(self.files) == 1
         what = shown(self.files[0].path) if one else count_of(len(self.files), "file")
-        with activity.doing(f"Reading {what}", usual=size < activity.LARGE):
+        with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
             reading = Reading(
-                self._field,
-                self._encoding,
+                self.field,
+                self.encoding,
                 self._limits,
                 Progress(size),
                 decodable=self._decodable,

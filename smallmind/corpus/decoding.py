@@ -83,18 +83,19 @@ def _decode(source: Source, stream: Stream, declared: re.Pattern[bytes] | None) 
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
         raise _wrong_encoding(source, head, "is not UTF-8: every second byte is zero", name)
     decoder = codecs.getincrementaldecoder(encoding)()
-    offset = 0
+    offset, before = 0, b""
     for block in _blocks(head, stream, source.reading.limits.piece):
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
-            more = stream.read(source.reading.limits.piece)
-            raise _undecodable(source, encoding, error, block, offset, more) from None
+            around = before + block + stream.read(source.reading.limits.piece)
+            raise _undecodable(source, encoding, error, block, offset, around) from None
         if "\0" in text and not source.is_named:
             raise Unusable(source.name, "is binary: it has zero bytes", "leave it out")
         if text:
             yield text
         offset += len(block)
+        before = block
 
 
 def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
@@ -123,13 +124,15 @@ def _encoding(source: Source, head: bytes, declared: re.Pattern[bytes] | None) -
 
 
 def _undecodable(
-    source: Source, encoding: str, error: UnicodeError, block: bytes, offset: int, more: bytes
+    source: Source, encoding: str, error: UnicodeError, block: bytes, offset: int, around: bytes
 ) -> Unusable:
-    """The error for a block that begins at `offset` and cannot be decoded; `more` follows it."""
+    """The error for a block that begins at `offset` and cannot be decoded.
+
+    `around` is that block with those before and after it.
+    """
     is_utf8 = codecs.lookup(encoding).name.startswith("utf-8")
     shown_name = "UTF-8" if is_utf8 else encoding
     reason = f"is not {shown_name}"
-    data = block
     if isinstance(error, UnicodeDecodeError):
         # What was left of the previous block stands before this one.
         data = error.object
@@ -140,8 +143,7 @@ def _undecodable(
         if source.reading.encoding == encoding:
             return Unusable(source.name, reason, "give another --encoding, or none for UTF-8")
         return Unusable(source.name, reason, "it is damaged; save it as UTF-8")
-    data += more
-    return _wrong_encoding(source, data, reason, likely_encoding(data))
+    return _wrong_encoding(source, around, reason, likely_encoding(around))
 
 
 def _wrong_encoding(source: Source, data: bytes, reason: str, likely: str | None) -> Unusable:

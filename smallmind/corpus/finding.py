@@ -16,6 +16,7 @@ from smallmind.corpus.source import kind_of
 
 WILDCARDS = "*?["
 RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
+TOKENS = ("index.json", "tokenizer.json")  # and in that of a text that has been prepared
 
 
 class File(NamedTuple):
@@ -85,9 +86,11 @@ class Finder:
                 status = os.stat(path)
                 is_folder = stat.S_ISDIR(status.st_mode)
                 folder = path if is_folder else path.parent
-                if _is_run(folder):
+                if _has(folder, RUN):
                     # What a model wrote is no text to learn from, and changes while it trains.
                     self._skip(folder, "is the directory of a run")
+                elif _has(folder, TOKENS):
+                    self._skip(folder, "holds tokens; give it alone to train on them")
                 elif is_folder:
                     if _is_new(path, self._folders):
                         waiting += reversed(list(_entries(path)))
@@ -111,8 +114,8 @@ class Finder:
         self._skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
 
 
-def _is_run(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in RUN)
+def _has(folder: Path, names: Sequence[str]) -> bool:
+    return all((folder / name).is_file() for name in names)
 
 
 def find(paths: Sequence[str | PathLike[str]]) -> Finder:

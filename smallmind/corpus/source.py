@@ -66,6 +66,11 @@ class Source:
         return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
 
 
+def is_compressed(kind: str) -> bool:
+    """Whether files of a kind, such as "jsonl.gz", take more room once they are unpacked."""
+    return f".{kind.rpartition('.')[2]}" in NESTED
+
+
 Reader = Callable[[Source], Iterator[Piece]]
 
 

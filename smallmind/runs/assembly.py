@@ -3,37 +3,27 @@
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind import activity, parts, safetensors
+from smallmind import parts, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
+from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load, load_model, read_tokenizer
-from smallmind.runs.source import Source, paths_of
+from smallmind.runs.source import Source, TextSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
+from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
-from smallmind.text.encoding import encoded
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.memory_estimate import Teacher
 from smallmind.training.training import Training
-
-CHUNK = 1 << 20  # characters
-
-
-def digest(text: str) -> str:
-    """SHA-256 of a text. InputError if it has halves of characters, which no file can hold."""
-    sha = hashlib.sha256()
-    with activity.doing("Computing the digest of the text", usual=len(text) < activity.LARGE):
-        for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
-            sha.update(encoded(text, start, start + CHUNK))
-    return sha.hexdigest()
 
 
 class Initial(NamedTuple):
@@ -51,20 +41,17 @@ class Initial(NamedTuple):
 
 def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Dataset:
     """The dataset that settings describe. InputError if the text is too short."""
-    run, T = settings.run, settings.model.block_size
-    return Dataset.from_text(
-        source.text, tokenizer, T, run.batch_size, run.seed, source.held_out or None
-    )
+    run = settings.run
+    return source.dataset(tokenizer, settings.model.block_size, run.batch_size, run.seed)
 
 
-def separator_of(tokenizer: str, initial: Initial | None = None) -> str:
-    """What separates documents: the tokenizer's end of text, or a newline if it has none."""
+def encoding_of(run: RunConfig, initial: Initial | None = None) -> Encoding:
+    """How the text of a new run becomes tokens."""
     if initial:
-        return initial.tokenizer.separator
-    if tokenizer in parts.TOKENIZERS:
-        separator: str = parts.load(parts.TOKENIZERS, tokenizer).separator
-        return separator
-    return Tokenizer.load(tokenizer).separator
+        return Encoding(initial.tokenizer)
+    if run.tokenizer in parts.TOKENIZERS:
+        return Encoding(run.tokenizer, run.bpe_vocab_size, run.bpe_split)
+    return Encoding(Tokenizer.load(run.tokenizer))
 
 
 def read_initial(run: RunConfig) -> Initial | None:
@@ -94,10 +81,13 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
 
 
 def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = None) -> Tokenizer:
-    """The tokenizer of a new run: that of its initial weights, or one made from the text.
+    """The tokenizer of a new run: that of its tokens or initial weights, or made from the text.
 
     InputError if the tokenizer of the weights does not know all characters of the text.
     """
+    if source.tokenizer:
+        return source.tokenizer
+    assert isinstance(source, TextSource)
     if initial is None:
         return _own_tokenizer(settings.run, source)
     if unknown := initial.tokenizer.unknown(source.text):
@@ -109,7 +99,7 @@ def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = 
     return initial.tokenizer
 
 
-def _own_tokenizer(run: RunConfig, source: Source) -> Tokenizer:
+def _own_tokenizer(run: RunConfig, source: TextSource) -> Tokenizer:
     """The tokenizer that settings name: one of a file, or fitted to the text."""
     if run.tokenizer not in parts.TOKENIZERS:
         return Tokenizer.load(run.tokenizer)
@@ -118,6 +108,17 @@ def _own_tokenizer(run: RunConfig, source: Source) -> Tokenizer:
         trained_on = source.text[: len(source.text) - held_out]
         return Tokenizer(trained_on, "bpe", vocab_size=run.bpe_vocab_size, split=run.bpe_split)
     return Tokenizer(source.text, run.tokenizer)
+
+
+def with_tokenizer(settings: Settings, source: Source) -> Settings:
+    """The settings with the kind of tokenizer that a text on disk has been encoded with."""
+    if source.tokenizer is None:
+        return settings
+    changes: dict[str, Any] = {"tokenizer": source.tokenizer.kind}
+    if isinstance(source.tokenizer, BPETokenizer):
+        changes["bpe_vocab_size"] = source.tokenizer.vocab_size
+        changes["bpe_split"] = source.tokenizer.split
+    return settings.replace(**changes)
 
 
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
@@ -157,6 +158,7 @@ def prepare(settings: Settings, source: Source, initial: Initial | None) -> Prep
     if initial:
         settings = with_initial(settings, initial)
     tokenizer = fit_tokenizer(settings, source, initial)
+    settings = with_tokenizer(settings, source)
     data = make_dataset(settings, source, tokenizer)
     settings = resolve_settings(settings, data, tokenizer)
     return Prepared(settings, data, initial.sha256 if initial else None)

@@ -21,6 +21,7 @@ from typing import Any
 from smallmind.activity import clock
 from smallmind.checks import InputError, check_type
 from smallmind.config import OBSERVING, RunConfig
+from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
 from smallmind.runs.budget import fit_recipe
@@ -36,8 +37,10 @@ from smallmind.runs.ending import SAMPLE_TOKENS, save_ending
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.source import (
+    TOKENS,
     Source,
     Text,
+    TextSource,
     is_literal,
     name_of,
     paths_of,
@@ -136,10 +139,16 @@ class Run:
         given = {name: fields[name] for name in of_text if name in fields}
         run_config = settings.run if settings else RunConfig(**given)
         initial = assembly.read_initial(run_config)
-        separator = assembly.separator_of(run_config.tokenizer, initial)
-        source = read_source(run_config.text if text is None else text, run_config, separator)
+        given_out = out or (settings.run.out if settings else fields.get("out"))
+        cache = Path(given_out or default_directory("")).parent / TOKENS
+        source = read_source(
+            run_config.text if text is None else text,
+            run_config,
+            assembly.encoding_of(run_config, initial),
+            cache,
+        )
         if settings is None and fields.get("minutes"):
-            settings = Settings.from_fields(fit_recipe(fields, len(source.text), recipe))
+            settings = Settings.from_fields(fit_recipe(fields, source.characters, recipe))
         elif settings is None:
             settings = Settings.from_fields(with_recipe(fields, recipe))
         if out is not None:
@@ -151,9 +160,8 @@ class Run:
         if is_literal(text):
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
-        digest = assembly.digest(source.text)
-        config = SavedConfig(settings, digest, initial_sha256=initial_sha256)
-        directory = RunDirectory.create(path, source.text if is_literal(text) else None)
+        config = SavedConfig(settings, source.sha256, initial_sha256=initial_sha256)
+        directory = RunDirectory.create(path, str(text) if is_literal(text) else None)
         try:
             if data.tokenizer:
                 directory.save_tokenizer(data.tokenizer)
@@ -214,11 +222,12 @@ class Run:
 
     @functools.cached_property
     def source(self) -> Source:
-        """The text and where documents are held out. InputError if the text has changed."""
-        tokenizer = self._saved_tokenizer()
-        separator = tokenizer.separator if tokenizer else "\n"
+        """The text, or its tokens. InputError if it has changed."""
+        tokenizer, run = self._saved_tokenizer(), self.settings.run
+        # Earlier versions kept no tokenizer before the first checkpoint.
+        encoding = Encoding(tokenizer) if tokenizer else assembly.encoding_of(run)
         try:
-            source = reread_source(self.settings.run, separator, self.is_own_text)
+            source = reread_source(run, encoding, self._config.text_sha256, self._cache)
         except InputError as error:
             raise InputError(
                 f"{error}; if the text of the run has moved, say where it is: smallmind train "
@@ -233,7 +242,14 @@ class Run:
     @property
     def text(self) -> str:
         """The text. InputError if it is no longer the one that the run was created with."""
+        if not isinstance(self.source, TextSource):
+            raise InputError("the text of this run is not in memory; its tokens are in `data`")
         return self.source.text
+
+    @property
+    def _cache(self) -> Path:
+        """Where texts that are large for the memory are kept as tokens."""
+        return self.path.resolve().parent / TOKENS
 
     def move_text(self, text: Text) -> None:
         """The text is at other paths from now on. InputError if it is not the run's own."""
@@ -251,11 +267,11 @@ class Run:
 
     def check_text(self) -> None:
         """InputError if the text has changed since the run was created, or cannot be read."""
-        assert self.text
+        assert self.source
 
-    def is_own_text(self, text: str) -> bool:
+    def is_own(self, source: Source) -> bool:
         """Whether a text is the one that the run was created with."""
-        return assembly.digest(text) == self._config.text_sha256
+        return source.sha256 == self._config.text_sha256
 
     def newest(self) -> RunState | None:
         """The newest sound checkpoint; None if nothing has been saved yet.
@@ -476,9 +492,9 @@ class Run:
         """
         model, tokenizer = self.load(checkpoint)
         if text is not None:
-            content = read_source(text, self.settings.run, tokenizer.separator).text
-            if not self.is_own_text(content):
-                return evaluation.evaluate_text(model, tokenizer, content)
+            source = read_source(text, self.settings.run, Encoding(tokenizer), self._cache)
+            if not self.is_own(source):
+                return evaluation.evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluation.evaluate_held_out(model, self.data)
 
     def metrics(self) -> MetricsTable:

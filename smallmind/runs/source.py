@@ -1,72 +1,197 @@
-"""The text of a run, from wherever it comes."""
+"""The text of a run, from wherever it comes: in memory, or as tokens on disk."""
 
-import itertools
-import os
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import hashlib
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
+from smallmind import activity, durable
 from smallmind.checks import InputError, check_type
 from smallmind.config import RunConfig
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.finding import WILDCARDS
+from smallmind.corpus.preparation import Encoding, digest_of, identity, prepare
 from smallmind.corpus.reading import Report
-from smallmind.corpus.source import kind_of
-from smallmind.text.dataset import HELD_OUT, read_text
-from smallmind.text.stories import built_in_text
+from smallmind.corpus.shard_index import INDEX, Index
+from smallmind.corpus.source import is_compressed
+from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
+from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.memory.available import available_bytes
+from smallmind.text.dataset import Dataset, Tokens
+from smallmind.text.encoding import encoded
+from smallmind.text.stories import CHARACTERS, built_in_text
+from smallmind.text.tokenizer import Tokenizer
 
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
-LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
+CHUNK = 1 << 20  # characters
+TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
+LARGE = 0.1  # share of the free memory: a larger text is kept on disk
+EXPANSION = 4  # of compressed texts, about
 
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
 
-class Source(NamedTuple):
-    """A text and a short name for it."""
+class Source:
+    """A text, or its tokens. Each subclass is one kind, and defines everything below."""
 
-    text: str
-    name: str
-    held_out: int = 0  # characters of documents at its end; 0: the last tenth of its tokens
-    report: Report | None = None  # if it was read from several files, or others than plain text
+    name: str  # a short one
+    report: Report | None  # if it was read from files
+    tokenizer: Tokenizer | None = None  # that its tokens are of, if it has any
+    held_out: int  # characters of documents at its end; 0: the last tenth of its tokens
+    characters: int  # its length; of tokens of other programs, an estimate
+    beginning: str  # the first characters
+    nbytes: int  # that it takes in memory
+
+    @property
+    def sha256(self) -> str:
+        """What identifies it."""
+        raise NotImplementedError
+
+    def tokens(self, tokenizer: Tokenizer) -> Tokens:
+        """All of its tokens. InputError if they are of another tokenizer."""
+        raise NotImplementedError
+
+    def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
+        """Its tokens in two parts. InputError if they are too few for windows of T."""
+        raise NotImplementedError
 
 
-def read_source(text: Text, run: RunConfig | None = None, separator: str = "\n") -> Source:
-    """Paths, a text itself, or None for the built-in stories -> the text and its name.
+class TextSource(Source):
+    """A text in memory."""
+
+    def __init__(
+        self, text: str, name: str, held_out: int = 0, report: Report | None = None
+    ) -> None:
+        self.text = text
+        self.name = name
+        self.held_out = held_out
+        self.report = report
+        self.characters = len(text)
+        self.beginning = text[:BEGINNING]
+        self.nbytes = sys.getsizeof(text)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        return digest(self.text)
+
+    def tokens(self, tokenizer: Tokenizer) -> Tokens:
+        return tokenizer.encode(self.text)
+
+    def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
+        return Dataset.from_text(self.text, tokenizer, T, batch_size, seed, self.held_out or None)
+
+
+class TokenSource(Source):
+    """Tokens in files, which are read window by window."""
+
+    nbytes = 0
+
+    def __init__(self, found: TokensOnDisk, name: str) -> None:
+        self.found = found
+        self.name = name
+        self.report = found.report
+        self.tokenizer = found.tokenizer
+        self.held_out = found.held_out_characters
+        self.characters = found.characters
+        self.beginning = found.beginning
+
+    @property
+    def sha256(self) -> str:
+        return self.found.sha256
+
+    def tokens(self, tokenizer: Tokenizer) -> Tokens:
+        self._check(tokenizer)
+        return self.found.tokens
+
+    def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
+        self._check(tokenizer)
+        train, held_out = self.found.train, self.found.held_out
+        return Dataset.of_parts(train, held_out, T, batch_size, seed, tokenizer)
+
+    def _check(self, tokenizer: Tokenizer) -> None:
+        if tokenizer.state() != self.found.tokenizer.state():
+            raise InputError(
+                f"the tokens in {self.found.place} are not those of this model; give the texts "
+                "that they were made from"
+            )
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text. InputError if it has halves of characters, which no file can hold."""
+    sha = hashlib.sha256()
+    with activity.doing("Computing the digest of the text", usual=len(text) < activity.LARGE):
+        for start in activity.parts(range(0, len(text), CHUNK)):  # no copy of a long text
+            sha.update(encoded(text, start, start + CHUNK))
+    return sha.hexdigest()
+
+
+def read_source(
+    text: Text,
+    run: RunConfig | None = None,
+    encoding: Encoding | None = None,
+    cache: Path | None = None,
+) -> Source:
+    """Paths, a text itself, or None for the built-in stories -> the text, or its tokens.
 
     A string with a line break, or of more than 1000 characters, is a text itself. Documents are
-    joined by the separator; `run` says how they are encoded and where records have their text.
+    joined by the separator of `encoding`; `run` says how they are encoded and where records have
+    their text. Texts that are large for the memory are prepared in `cache`, if it is given.
     InputError if there is no text, or a file cannot be read.
     """
     if text is None:
-        return Source(built_in_text(), "stories")
+        return TextSource(built_in_text(), "stories")
     if is_literal(text):
-        return Source(str(text), "text")
-    paths = paths_of(text)
-    field, encoding = (run.text_field, run.text_encoding) if run else (None, None)
-    if len(paths) == 1 and not field and not encoding and is_plain(paths[0]):
-        return Source(read_text(str(paths[0])), name_of(text))
-    corpus = Corpus(paths, field, encoding)
-    documents = list(corpus.documents())
-    held_out = whole_documents(list(map(len, documents)), len(separator))
-    return Source(separator.join(documents), name_of(text), held_out, corpus.report)
+        return TextSource(str(text), "text")
+    paths, encoding = paths_of(text), encoding or Encoding("char")
+    if found := find_tokens(paths, encoding.tokenizer):
+        return TokenSource(found, name_of(text))
+    corpus = _corpus(paths, run)
+    if cache and _is_large(corpus):
+        return _prepared(corpus, encoding, cache, name_of(text))
+    starts = DocumentStarts()
+    content = "".join(joined(corpus.pieces(), encoding.separator, starts))
+    return TextSource(content, name_of(text), starts.held_out(len(content)), corpus.report)
 
 
-def reread_source(run: RunConfig, separator: str, is_own: Callable[[str], bool]) -> Source | None:
+def reread_source(
+    run: RunConfig, encoding: Encoding, sha256: str, cache: Path | None = None
+) -> Source | None:
     """The text that a run was created with, from where it was; None if it has changed.
 
-    `is_own` says whether a text is that one. InputError as for `read_source`.
+    `sha256` identifies it. InputError as for `read_source`.
     """
-    source = read_source(run.text, run, separator)
-    if is_own(source.text):
+    if run.text is not None and (kept := _find_prepared(run, encoding, sha256, cache)):
+        return kept
+    source = read_source(run.text, run, encoding, cache)
+    if source.sha256 == sha256:
         return source
-    if isinstance(run.text, str) and source.report:
-        with suppress(InputError):
-            # Earlier versions read every file as plain text.
-            plain = Source(read_text(run.text), source.name)
-            return plain if is_own(plain.text) else None
+    if isinstance(run.text, str):
+        with suppress(OSError, ValueError):
+            # Earlier versions read every file as plain text, and kept its line ends.
+            with durable.open_regular(run.text) as file:
+                plain = TextSource(file.read().decode("utf-8-sig"), source.name)
+            return plain if plain.sha256 == sha256 else None
     return None
+
+
+def approximate_characters(text: Text, run: RunConfig) -> int:
+    """The length of a text without reading it: as if a character were a byte."""
+    if text is None:
+        return CHARACTERS
+    if is_literal(text):
+        return len(str(text))
+    if found := find_tokens(paths_of(text), None):
+        return found.characters
+    return _size(_corpus(paths_of(text), run))
+
+
+def is_large(text: Text, run: RunConfig) -> bool:
+    """Whether a run would keep a text on disk because it is large for the memory."""
+    if text is None or is_literal(text) or find_tokens(paths_of(text), None):
+        return False
+    return _is_large(_corpus(paths_of(text), run))
 
 
 def paths_of(text: Text) -> list[str | PathLike[str]]:
@@ -90,20 +215,42 @@ def is_literal(text: Text) -> bool:
     return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)
 
 
-def is_plain(path: str | PathLike[str]) -> bool:
-    """Whether a path is that of one file whose name does not say that it is anything but text."""
-    is_glob = any(mark in str(path) for mark in WILDCARDS) and not os.path.exists(path)
-    return kind_of(Path(path).name) == "text" and not os.path.isdir(path) and not is_glob
+def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
+    return Corpus(paths, run.text_field, run.text_encoding) if run else Corpus(paths)
 
 
-def whole_documents(lengths: Sequence[int], separator: int = 0) -> int:
-    """The lengths of documents -> how many characters at the end are held out, as whole documents.
+def _size(corpus: Corpus) -> int:
+    """Bytes of text, about."""
+    return sum(file.size * (EXPANSION if is_compressed(file.kind) else 1) for file in corpus.files)
 
-    As near to a tenth as they allow; 0 if that is less than a twentieth or more than a fifth.
-    """
-    total = sum(lengths) + separator * max(0, len(lengths) - 1)
-    ends: Iterable[int] = itertools.accumulate(
-        reversed(lengths[1:]), lambda a, b: a + separator + b
-    )
-    best = min(ends, key=lambda held_out: abs(held_out - HELD_OUT * total), default=0)
-    return best if LEAST_HELD_OUT * total <= best <= MOST_HELD_OUT * total else 0
+
+def _is_large(corpus: Corpus) -> bool:
+    return _size(corpus) > LARGE * available_bytes()
+
+
+def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> TokenSource:
+    """The tokens of a text in the cache, where they are now if they were not before."""
+    key = hashlib.sha256(repr(sorted(identity(corpus, encoding).items())).encode()).hexdigest()
+    directory = cache / f"{name[:40]}-{key[:12]}"
+    with activity.doing(f"Preparing the text in {directory}, as it is large for the memory"):
+        shards = prepare(corpus, directory, encoding)
+    return TokenSource(TokensOnDisk.of_shards(shards), name)
+
+
+def _find_prepared(
+    run: RunConfig, encoding: Encoding, sha256: str, cache: Path | None
+) -> TokenSource | None:
+    """The tokens of a text that is large, or no longer there, in the cache."""
+    with suppress(InputError):
+        if not is_large(run.text, run):
+            return None
+    if not cache or not isinstance(encoding.tokenizer, Tokenizer):
+        return None
+    wanted = digest_of(encoding.tokenizer)
+    for path in sorted(cache.glob(f"*/{INDEX}")):
+        with suppress(InputError, FileNotFoundError):
+            index = Index.read(path.parent)
+            if index.state.get("sha256") == sha256 and index.recipe.tokenizer_digest == wanted:
+                found = find_tokens([path.parent], None)
+                return TokenSource(found, name_of(run.text)) if found else None
+    return None

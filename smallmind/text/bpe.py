@@ -41,26 +41,50 @@ class Chunk(NamedTuple):
     following: np.ndarray  # int32 (S,), the token after it, or NONE
 
 
-def chunks(text: str, special: dict[str, int]) -> Iterator[Chunk]:
-    """A text, cut at special tokens and where words end -> chunks of about CHUNK characters."""
-    pieces: list[bytes] = []
-    following: list[int] = []
-    size = 0
-    for start, stop, token in _pieces(text, special):
-        pieces.append(encoded(text, start, stop))
-        following.append(token)
-        size += stop - start
-        if size >= CHUNK:
-            yield _chunk(pieces, following)
-            pieces, following, size = [], [], 0
-    if pieces:
-        yield _chunk(pieces, following)
+def cut(texts: Iterable[str], special: dict[str, int]) -> Iterator[str]:
+    """Texts, one after another -> the same text in chunks of about CHUNK characters.
+
+    They end where a word ends, and never within a special token: each can be encoded by itself.
+    """
+    waiting: list[str] = []
+    size, enough = 0, 2 * CHUNK
+    for text in texts:
+        waiting.append(text)
+        size += len(text)
+        if size < enough:
+            continue
+        joined, start = "".join(waiting), 0
+        while len(joined) - start > CHUNK and (end := _border(joined, start + CHUNK, special)):
+            yield joined[start:end]
+            start = end
+        waiting = [joined[start:]]
+        size = len(waiting[0])
+        enough = 2 * max(CHUNK, size)  # where no word ends, not each time all of it once more
+    if size:
+        yield "".join(waiting)
 
 
-def _chunk(pieces: list[bytes], following: list[int]) -> Chunk:
-    stops = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
-    data = np.frombuffer(b"".join(pieces), np.uint8)
-    return Chunk(data, stops, np.array(following, np.int32))
+def _border(text: str, begin: int, special: dict[str, int]) -> int:
+    """The first place from begin on where a word ends, outside of special tokens; 0: none."""
+    for found in BORDER.finditer(text, begin):
+        end = found.start()
+        if not any(s in text[max(0, end - len(s) + 1) : end + len(s) - 1] for s in special):
+            return end
+    return 0
+
+
+def _chunks(texts: Iterable[str], special: dict[str, int]) -> Iterator[Chunk]:
+    """Each text, divided at its special tokens."""
+    offset = 0
+    for text in texts:
+        pieces, following = [], []
+        for start, stop, token in _pieces(text, special):
+            pieces.append(encoded(text, start, stop, offset=offset))
+            following.append(token)
+        stops = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        data = np.frombuffer(b"".join(pieces), np.uint8)
+        yield Chunk(data, stops, np.array(following, np.int32))
+        offset += len(text)
 
 
 def _pieces(text: str, special: dict[str, int]) -> Iterator[tuple[int, int, int]]:
@@ -69,28 +93,21 @@ def _pieces(text: str, special: dict[str, int]) -> Iterator[tuple[int, int, int]
     if special:
         longest_first = sorted(special, key=len, reverse=True)
         for found in re.finditer("|".join(map(re.escape, longest_first)), text):
-            yield from _cut(text, start, found.start(), special[found[0]])
+            yield start, found.start(), special[found[0]]
             start = found.end()
     if start < len(text):
-        yield from _cut(text, start, len(text), NONE)
-
-
-def _cut(text: str, start: int, stop: int, token: int) -> Iterator[tuple[int, int, int]]:
-    while stop - start > CHUNK and (border := BORDER.search(text, start + CHUNK, stop)):
-        yield start, border.start(), NONE
-        start = border.start()
-    yield start, stop, token
+        yield start, len(text), NONE
 
 
 def learn_merges(
-    text: str, special: dict[str, int], pattern: Pattern, tokens: np.ndarray, most: int
+    texts: Iterable[str], special: dict[str, int], pattern: Pattern, tokens: np.ndarray, most: int
 ) -> np.ndarray:
-    """Learns at most so many merges from a text -> (M, 2) int32; their tokens are 256, 257, ...
+    """Learns at most so many merges from texts -> (M, 2) int32; their tokens are 256, 257, ...
 
     Special tokens are no part of words. tokens (256,) int32 are those of the bytes. Fewer merges if
     no pair of tokens occurs twice.
     """
-    counted = _count(chunks(text, special), pattern)
+    counted = _count(_chunks(cut(texts, special), special), pattern)
     n = int(counted.size[0])
     starts = counted.starts[: n + 1]
     corpus = Corpus(
@@ -149,9 +166,9 @@ def _added(total: Words, some: Words) -> Words:
 
 
 def encode_chunks(
-    text: str, pattern: Pattern, table: Merges, special: dict[str, int]
+    texts: Iterable[str], pattern: Pattern, table: Merges, special: dict[str, int]
 ) -> Iterator[np.ndarray]:
-    """A text -> its tokens, int32, in pieces one after another."""
+    """Texts, as `cut` makes them -> the tokens of each, int32."""
     classes = character_classes()
     own = threading.local()
 
@@ -165,7 +182,7 @@ def encode_chunks(
         count = encode.encode(ids, *chunk, classes, pattern, table, own.memory, own.chain)
         return ids[:count].copy()
 
-    return _on_threads(run, chunks(text, special))
+    return _on_threads(run, _chunks(texts, special))
 
 
 def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> Iterator[Result]:

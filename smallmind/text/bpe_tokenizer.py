@@ -11,7 +11,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
-from smallmind.text.tokenizer import Spelled, Tokenizer
+from smallmind.text.tokenizer import Spelled, Tokenizer, sliced
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_SIZE = 512
@@ -47,11 +47,24 @@ class BPETokenizer(Tokenizer):
         vocab_size: int = DEFAULT_SIZE,
         split: str = "gpt2",
     ) -> None:
+        check_type("text", text, str)
+        with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
+            self._learn(sliced(text), vocab_size, split)
+
+    @classmethod
+    def learn(
+        cls, texts: Iterable[str], vocab_size: int = DEFAULT_SIZE, split: str = "gpt2"
+    ) -> "BPETokenizer":
+        """The tokenizer of texts, one after another, of which only a little is kept in memory."""
+        made = object.__new__(cls)
+        made._learn(texts, vocab_size, split)
+        return made
+
+    def _learn(self, texts: Iterable[str], vocab_size: int, split: str) -> None:
         # Numba takes half a second to import.
         from smallmind.kernels.bpe.split import PATTERNS
         from smallmind.text.bpe import learn_merges
 
-        check_type("text", text, str)
         _check_split(split)
         if check_type("vocab_size", vocab_size, int) < 257:
             raise InputError(f"vocab_size={vocab_size} must be at least 257: bytes and end of text")
@@ -59,9 +72,8 @@ class BPETokenizer(Tokenizer):
             raise InputError(f"vocab_size={vocab_size} must be at most {MAX_TOKENS}")
         tokens = np.empty(256, np.int32)
         tokens[BYTES] = np.arange(256)
-        with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
-            none, most = {END_OF_TEXT: -1}, vocab_size - 257
-            merges = learn_merges(text, none, PATTERNS[split], tokens, most)
+        none, most = {END_OF_TEXT: -1}, vocab_size - 257
+        merges = learn_merges(texts, none, PATTERNS[split], tokens, most)
         vocabulary = _in_order(merges)
         self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)})
 
@@ -88,11 +100,19 @@ class BPETokenizer(Tokenizer):
         self._bytes = np.array([len(token) for token in self.vocabulary])
 
     def encode(self, text: str) -> np.ndarray:
+        check_type("text", text, str)
+        ids = list(self.encode_chunks(self.chunks(sliced(text))))
+        return np.concatenate(ids) if ids else np.empty(0, np.int32)
+
+    def chunks(self, texts: Iterable[str]) -> Iterator[str]:
+        from smallmind.text.bpe import cut
+
+        return cut(texts, self.special)
+
+    def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
         from smallmind.text.bpe import encode_chunks
 
-        check_type("text", text, str)
-        chunks = list(encode_chunks(text, self._pattern, self._table, self.special))
-        return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
+        return encode_chunks(chunks, self._pattern, self._table, self.special)
 
     def spelled(self, ids: np.ndarray) -> Spelled:
         return Spelled(total(self._characters, ids), total(self._bytes, ids))

@@ -11,9 +11,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import CHARACTER_OF
 from smallmind.text.encoding import encoded
-from smallmind.text.tokenizer import Spelled, Tokenizer
-
-CHUNK = 1 << 20  # characters encoded together
+from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
 
 class ByteTokenizer(Tokenizer):

@@ -9,9 +9,7 @@ from smallmind import activity
 from smallmind.checks import InputError, check_type
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
-from smallmind.text.tokenizer import Spelled, Tokenizer
-
-CHUNK = 1 << 20  # characters encoded together
+from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
 
 class CharTokenizer(Tokenizer):

@@ -1,20 +1,25 @@
-"""Reading texts, and windows of their tokens."""
+"""The tokens of a text, and windows of them."""
 
 import math
-import os
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from smallmind import activity, durable
+from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, RunConfig
 from smallmind.randomness import hash64
-from smallmind.text.encoding import advice, unmarked_utf16
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
+
+
+class Tokens(Protocol):
+    """Tokens that are sliced like an array (n,) of int32: in memory, or in files."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
 class Batch(NamedTuple):
@@ -25,44 +30,10 @@ class Batch(NamedTuple):
     starts: np.ndarray  # (B,), where in the sequence each window begins
 
 
-def read_text(path: str) -> str:
-    """The text of a UTF-8 file. InputError, one line, if it cannot be read."""
-    try:
-        if Path(path).is_dir():
-            raise InputError(f"{path} is a directory; give a text file in it")
-        with durable.open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            with activity.doing(f"Reading {path}", usual=size < activity.LARGE):
-                data = file.read()
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; give the path of a UTF-8 text file") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path[:80]}: {error.strerror}") from None
-    except InputError:
-        raise
-    except ValueError:
-        raise InputError(
-            f"{path} is not a regular file, and a resumed run reads its text again; "
-            "write it to a file first"
-        ) from None
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}; "
-            f"{advice(path, data)}"
-        ) from None
-    if unmarked_utf16(data):
-        raise InputError(f"{path} is not UTF-8: every second byte is zero; {advice(path, data)}")
-    if not text:
-        raise InputError(f"{path} is empty; give a file with text in it")
-    return text
-
-
 class Dataset:
     """The tokens of a text, and windows of either part: the last `held_out` tokens are held out.
 
-    By default that is a tenth of them.
+    By default that is a tenth of them. `of_parts` takes two parts, which may be in files.
     `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows to train
     on, by `seed`; evaluations always use the same ones. InputError if the text is too short.
     """
@@ -77,18 +48,44 @@ class Dataset:
         held_out: int | None = None,
     ) -> None:
         check_type("tokens", tokens, np.ndarray)
-        block_size = check_field(ModelConfig, "block_size", block_size)
         if held_out is None:
             held_out = int(len(tokens) * HELD_OUT)
-        self.train = tokens[: len(tokens) - held_out]
-        self.held_out = tokens[len(tokens) - held_out :]
-        if len(self.train) <= block_size or held_out < 2:
-            needed = max(20, block_size + 1 + block_size // 9)
-            if len(tokens) < 20:
-                raise InputError(f"a text needs at least 20 tokens; this one has {len(tokens)}")
+        start = len(tokens) - held_out
+        self._set(tokens[:start], tokens[start:], block_size, batch_size, seed, tokenizer)
+
+    @classmethod
+    def of_parts(
+        cls,
+        train: Tokens,
+        held_out: Tokens,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+        tokenizer: Tokenizer | None = None,
+    ) -> "Dataset":
+        """The dataset of two parts, which are read only as far as windows are taken from them."""
+        made = cls.__new__(cls)
+        made._set(train, held_out, block_size, batch_size, seed, tokenizer)
+        return made
+
+    def _set(
+        self,
+        train: Tokens,
+        held_out: Tokens,
+        block_size: int,
+        batch_size: int,
+        seed: int,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        block_size = check_field(ModelConfig, "block_size", block_size)
+        self.train, self.held_out = train, held_out
+        if len(train) <= block_size or len(held_out) < 2:
+            needed, count = max(20, block_size + 1 + block_size // 9), len(train) + len(held_out)
+            if count < 20:
+                raise InputError(f"a text needs at least 20 tokens; this one has {count}")
             raise InputError(
                 f"block_size={block_size} needs at least {needed} tokens, a tenth of them held "
-                f"out; the text has {len(tokens)}: give a longer text or a smaller block_size"
+                f"out; the text has {count}: give a longer text or a smaller block_size"
             )
         self.block_size = block_size
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
@@ -130,6 +127,11 @@ class Dataset:
         return _windows(self.train, self.block_size, starts, out)
 
     @property
+    def is_on_disk(self) -> bool:
+        """Whether windows are read from files when they are needed."""
+        return not isinstance(self.train, np.ndarray)
+
+    @property
     def held_out_batches(self) -> int:
         """The number of batches with as many tokens as the held-out part."""
         return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
@@ -153,12 +155,12 @@ def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1)
     return np.array([hash64(*key, row) % choices * stride for row in range(count)])
 
 
-def _windows(tokens: np.ndarray, T: int, starts: np.ndarray, out: Batch | None) -> Batch:
+def _windows(tokens: Tokens, T: int, starts: np.ndarray, out: Batch | None) -> Batch:
     if out is None:
         shape = (len(starts), T)
         out = Batch(np.empty(shape, np.int32), np.empty(shape, np.int32), starts)
     ids, targets = out.ids[: len(starts)], out.targets[: len(starts)]
     for row, start in enumerate(starts):
-        ids[row] = tokens[start : start + T]
-        targets[row] = tokens[start + 1 : start + T + 1]
+        window = tokens[start : start + T + 1]
+        ids[row], targets[row] = window[:-1], window[1:]
     return Batch(ids, targets, starts)

@@ -38,14 +38,18 @@ MOSTLY_ASCII = 0.7  # share of the bytes, in the languages of Western Europe
 MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
-def encoded(text: str, start: int, stop: int, errors: str = "strict") -> bytes:
-    """text[start:stop] in UTF-8. InputError for half a character, which no file can hold."""
+def encoded(text: str, start: int, stop: int, errors: str = "strict", offset: int = 0) -> bytes:
+    """text[start:stop] in UTF-8. InputError for half a character, which no file can hold.
+
+    `offset` is where the text begins in a longer one, whose positions are reported.
+    """
     try:
         return text[start:stop].encode("utf-8", errors)
     except UnicodeEncodeError as error:
+        position = offset + start + error.start
         raise InputError(
             f"the text has {error.object[error.start]!r}, half a character, at position "
-            f"{start + error.start}: replace it, as with text.encode(errors='replace').decode()"
+            f"{position}: replace it, as with text.encode(errors='replace').decode()"
         ) from None
 
 

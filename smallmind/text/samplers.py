@@ -9,8 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from smallmind.randomness import hash64, hash_words
+from smallmind.randomness import hash64, hash_words, permuted
 from smallmind.text.dataset import Batch, Dataset, random_starts
+
+MOST_SHUFFLED = 1 << 20  # windows whose order is held in memory
 
 
 class Sampler(Protocol):
@@ -72,10 +74,14 @@ class Epochs(Sampler):
 
     def starts(self, number: int) -> np.ndarray:
         epoch, place = divmod(number, self.steps * self.batches)
+        B, T = self.dataset.batch_size, self.dataset.block_size
+        first, last = place * B, min((place + 1) * B, self.windows)
+        if self.windows > MOST_SHUFFLED:
+            key = hash64(self.dataset.seed, 3, epoch)
+            return permuted(np.arange(first, last), self.windows, key) * T + self._offset(epoch)
         if self._shuffled[0] != epoch:
             self._shuffled = epoch, self._shuffle(epoch)
-        B = self.dataset.batch_size
-        return self._shuffled[1][place * B : (place + 1) * B]
+        return self._shuffled[1][first:last]
 
     def windows_in_step(self, step: int) -> int:
         full = self.batches * self.dataset.batch_size
@@ -84,10 +90,14 @@ class Epochs(Sampler):
     def _shuffle(self, epoch: int) -> np.ndarray:
         data = self.dataset
         order = np.argsort(hash_words(np.arange(self.windows), hash64(data.seed, 3, epoch)))
+        return order * data.block_size + self._offset(epoch)
+
+    def _offset(self, epoch: int) -> int:
+        """Where the first window of an epoch begins."""
+        data = self.dataset
         # The windows do not fill the text: which tokens are unused changes from epoch to epoch.
         unused = len(data.train) - 1 - self.windows * data.block_size
-        first = hash64(data.seed, 4, epoch) % (unused // self.stride + 1) * self.stride
-        return order * data.block_size + first
+        return hash64(data.seed, 4, epoch) % (unused // self.stride + 1) * self.stride
 
 
 def make_sampler(dataset: Dataset, epochs: int, batches: int, stride: int = 1) -> Sampler:

@@ -6,10 +6,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smallmind import parts
+from smallmind import activity, parts
 from smallmind.checks import InputError, check_type
 from smallmind.text.ids import check_ids
 from smallmind.text.tokenizer_json import kind_of, read, write
+
+CHUNK = 1 << 20  # characters encoded together
 
 
 class Spelled(NamedTuple):
@@ -55,6 +57,14 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
         raise NotImplementedError
+
+    def chunks(self, texts: Iterable[str]) -> Iterator[str]:
+        """Texts, one after another -> the same text in chunks that can be encoded by themselves."""
+        return batched(texts)
+
+    def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
+        """Chunks of `chunks` -> the ids of each, int32; only a few chunks are held in memory."""
+        return map(self.encode, chunks)
 
     def spelled(self, ids: np.ndarray) -> Spelled:
         """ids, an array of any shape -> what they spell."""
@@ -127,3 +137,23 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.vocab_size} {self.unit}>"
+
+
+def batched(texts: Iterable[str]) -> Iterator[str]:
+    """Texts, one after another -> the same text in pieces of at least CHUNK characters."""
+    waiting: list[str] = []
+    size = 0
+    for text in texts:
+        waiting.append(text)
+        size += len(text)
+        if size >= CHUNK:
+            yield "".join(waiting)
+            waiting, size = [], 0
+    if size:
+        yield "".join(waiting)
+
+
+def sliced(text: str) -> Iterator[str]:
+    """A text in pieces of CHUNK characters, each an equal part of what is being done."""
+    for start in activity.parts(range(0, len(text), CHUNK)):
+        yield text[start : start + CHUNK]

@@ -10,7 +10,7 @@ from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
-from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
@@ -80,7 +80,7 @@ def evaluate_batches(
 
 def evaluate(
     model: TransformerModel,
-    tokens: np.ndarray,
+    tokens: Tokens,
     spells: Spells = Spelled.as_bytes,
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
@@ -96,21 +96,24 @@ def evaluate(
     T = min(model.config.block_size, n)
     stride = max(1, T // 2)
     starts = [*range(0, n - T, stride), n - T]
-    total, scored, correct = 0.0, 0, 0
+    total, scored, correct, characters, nbytes = 0.0, 0, 0, 0, 0
     for first in activity.parts(range(0, len(starts), batch_size)):
         before_batch()
         # The last batch is as large as the others: arrays of its own size would take more memory.
         first = max(0, min(first, len(starts) - batch_size))
-        places = np.array(starts[first : first + batch_size])
-        windows = tokens[places[:, None] + np.arange(T + 1)]
-        right = np.empty((len(places), T), np.bool_)
-        losses = model.losses(windows[:, :-1], windows[:, 1:], right)
-        for start, row, hits in zip(places, losses, right, strict=True):
-            total += float(row[scored - start :].sum(dtype=np.float64))
-            correct += int(hits[scored - start :].sum())
-            scored = max(scored, int(start) + T)
-    spelled = spells(tokens[1:])
-    return Evaluation(total / n, n, max(1, spelled.characters), max(1, spelled.bytes), correct)
+        places = starts[first : first + batch_size]
+        windows = np.stack([tokens[start : start + T + 1] for start in places])
+        targets = windows[:, 1:]
+        right = np.empty(targets.shape, np.bool_)
+        losses = model.losses(windows[:, :-1], targets, right)
+        for start, row, ids, hits in zip(places, losses, targets, right, strict=True):
+            new = slice(scored - start, None)
+            total += float(row[new].sum(dtype=np.float64))
+            correct += int(hits[new].sum())
+            spelled = spells(ids[new])
+            characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
+            scored = max(scored, start + T)
+    return Evaluation(total / n, n, max(1, characters), max(1, nbytes), correct)
 
 
 def evaluate_held_out(model: TransformerModel, dataset: Dataset) -> Evaluation:
@@ -121,7 +124,11 @@ def evaluate_held_out(model: TransformerModel, dataset: Dataset) -> Evaluation:
 
 def evaluate_text(model: TransformerModel, tokenizer: Tokenizer, text: str) -> Evaluation:
     """How well a model predicts a text. InputError for unknown characters."""
-    tokens = tokenizer.encode(text)
+    return evaluate_tokens(model, tokenizer, tokenizer.encode(text))
+
+
+def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
+    """How well a model predicts the tokens of a text, all but the first."""
     with activity.doing("Evaluating the text", usual=True):
         return evaluate(model, tokens, tokenizer.spelled)
 

@@ -4,7 +4,6 @@ Kernels do nothing, and arrays have a shape but no memory: the pool only counts 
 NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,11 +46,17 @@ class TextSize:
 
     nbytes: int
     tokens: int
+    is_on_disk: bool = False
 
     @classmethod
-    def of(cls, text: str, data: Dataset) -> "TextSize":
-        """That of a text and its dataset."""
-        return cls(sys.getsizeof(text), len(data.train) + len(data.held_out))
+    def of(cls, nbytes: int, data: Dataset) -> "TextSize":
+        """That of a text of nbytes and its dataset."""
+        return cls(nbytes, len(data.train) + len(data.held_out), data.is_on_disk)
+
+    @property
+    def in_memory(self) -> int:
+        """Bytes that the text and its tokens take in memory."""
+        return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def estimate(
         scratch=run.temporaries if is_plain else _scratch(model, run.optimizer, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=0 if teacher and teacher.top_k else teacher_weights,
-        text=text.nbytes + 4 * text.tokens if text else 0,
+        text=text.in_memory if text else 0,
         program=PLAIN_PROGRAM if is_plain else PROGRAM,
         timing=parameters if timed else 0,
         preparation=preparation,

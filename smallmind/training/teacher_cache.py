@@ -28,6 +28,7 @@ from smallmind.text.dataset import Dataset
 FORMAT = "smallmind teacher cache 1"
 MIN_LOG_PROBABILITY = -65504.0  # smallest finite float16; exp of it is 0 at any temperature
 TOKENS_PER_PASS = 2048  # of the teacher, while it fills a cache
+TOKENS_PER_READ = 1 << 18  # while the text is identified
 
 
 class TeacherCache:
@@ -106,7 +107,7 @@ def make_cache(
         windows_per_pass = max(1, tokens_per_pass // T)
         for first in activity.parts(range(0, windows, windows_per_pass)):
             starts = np.arange(first, min(windows, first + windows_per_pass)) * T
-            ids = dataset.train[starts[:, None] + np.arange(T)]
+            ids = dataset.windows(starts).ids
             tokens, kept = teacher.with_logits(ids, lambda x: top_k_log_probabilities(x, K))
             indices.write(tokens.astype("<i4").data)
             log_probabilities.write(kept.astype("<f2").data)
@@ -152,10 +153,12 @@ def _windows(dataset: Dataset) -> int:
 
 def _key(teacher: str, top_k: int, dataset: Dataset) -> dict[str, str]:
     """The metadata that identifies the cache of a teacher, a text, a window and k."""
-    tokens = np.ascontiguousarray(dataset.train, "<i4")
+    text, tokens = hashlib.sha256(), dataset.train
+    for start in activity.parts(range(0, len(tokens), TOKENS_PER_READ)):
+        text.update(np.ascontiguousarray(tokens[start : start + TOKENS_PER_READ], "<i4").data)
     return {
         "teacher": teacher,
-        "text": hashlib.sha256(tokens.data).hexdigest(),
+        "text": text.hexdigest(),
         "block_size": str(dataset.block_size),
         "top_k": str(top_k),
     }

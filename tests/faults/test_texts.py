@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from smallmind.text.dataset import read_text
+from smallmind.runs.source import read_source
 from smallmind.training.training import Training
 from tests.faults.runs import FLAGS, TEXT, outcome, status, train
 
@@ -123,7 +123,7 @@ def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypat
         words = {"remove": "does not exist", "truncate": "is empty"}.get(change, "has changed")
         assert words in printed and printed.count("\n") == 1
     text.write_text(TEXT, encoding="utf-8")
-    assert read_text(str(text)) == TEXT
+    assert read_source(text).text == TEXT
     assert status("train", "--resume", run) == 0
 
 

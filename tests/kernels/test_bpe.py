@@ -51,7 +51,7 @@ def test_words_of_known_texts(name, text, words):
 @given(st.lists(st.text(alphabet="ab c\u00e9", max_size=40), max_size=5), st.integers(0, 30))
 def test_merges_are_those_of_counting_anew_after_each(texts, count):
     text = "<|endoftext|>".join(texts)
-    learned = learn_merges(text, {"<|endoftext|>": -1}, PATTERNS["gpt2"], BYTES, count)
+    learned = learn_merges([text], {"<|endoftext|>": -1}, PATTERNS["gpt2"], BYTES, count)
     expected = reference.learn(texts, reference.GPT2, list(range(256)), count)
     assert list(map(tuple, learned.tolist())) == expected
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import InputError
-from smallmind.text.dataset import Batch, Dataset, read_text
+from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 
 TOKENS = np.arange(1000, dtype=np.int32)
@@ -78,26 +78,3 @@ def test_a_text_of_the_length_in_the_message_is_long_enough(block_size):
 def test_a_short_held_out_part_is_evaluated_in_shorter_windows():
     dataset = Dataset(TOKENS[:100], block_size=64, batch_size=2, seed=1)
     assert dataset.evaluation_batch("held_out", 0).ids.shape == (2, 9)
-
-
-def test_text_is_utf8_with_or_without_a_byte_order_mark(tmp_path):
-    for data in ("häß\r\n".encode(), "häß\r\n".encode("utf-8-sig")):
-        (tmp_path / "text").write_bytes(data)
-        assert read_text(str(tmp_path / "text")) == "häß\r\n"
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(b"abc\xffdef", "not UTF-8: byte 0xff at offset 3"), (b"", "is empty")],
-)
-def test_a_file_that_is_not_text_is_refused(tmp_path, data, message):
-    (tmp_path / "text").write_bytes(data)
-    with pytest.raises(InputError, match=message):
-        read_text(str(tmp_path / "text"))
-
-
-def test_a_missing_file_and_a_directory_are_refused(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        read_text(str(tmp_path / "none"))
-    with pytest.raises(InputError, match="is a directory"):
-        read_text(str(tmp_path))

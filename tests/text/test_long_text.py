@@ -5,10 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from smallmind.runs import assembly
-from smallmind.runs.source import read_source
+from smallmind.runs import source
 from smallmind.text import byte_tokenizer, char_tokenizer
-from smallmind.text.dataset import Dataset
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.memory_estimate import TextSize
 
@@ -21,7 +19,7 @@ LINES = {
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    for module in (assembly, byte_tokenizer, char_tokenizer):
+    for module in (source, byte_tokenizer, char_tokenizer):
         monkeypatch.setattr(module, "CHUNK", 1 << 10)
 
 
@@ -33,16 +31,15 @@ def test_the_peak_is_the_text_and_its_tokens(kind, name, tmp_path, small_chunks)
     Tokenizer("warm", kind).decode(Tokenizer("warm", kind).encode("warm"))
     tracemalloc.start()
     try:
-        text = read_source(file).text
-        tokenizer = Tokenizer(text, kind)
-        data = Dataset.from_text(text, tokenizer, 64)
-        assembly.digest(text)
+        read = source.read_source(file)
+        tokenizer = Tokenizer(read.text, kind)
+        data = read.dataset(tokenizer, 64, 12, 1337)
+        assert read.sha256
         assert data.spelled(data.held_out).characters > 0
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    size = TextSize.of(text, data)
-    counted = size.nbytes + 4 * size.tokens
+    counted = TextSize.of(read.nbytes, data).in_memory
     # The held-out tenth while it is decoded, and the table of a vocabulary with emoji; Python
     # decodes a file of wide characters into a larger array, which it then shrinks.
     assert peak <= (1.25 if name == "Hebrew" else 1.1) * counted + 600_000

@@ -1,0 +1,289 @@
+"""From texts to shards of tokens, in memory that does not grow with the texts.
+
+They are read two to four times: to measure them, to learn tokens, to count the tokens if their last
+tenth is held out, and to write them. plan.json keeps what the first passes found, so that whoever
+goes on after a kill only has to write.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from smallmind import activity, durable, parts, safetensors
+from smallmind.checks import InputError, check_type
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.shard_index import INDEX, Index
+from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter
+from smallmind.corpus.shards import Shards, open_shards
+from smallmind.corpus.survey import Survey, joined, survey
+from smallmind.text.bpe_tokenizer import DEFAULT_SIZE, BPETokenizer
+from smallmind.text.dataset import HELD_OUT
+from smallmind.text.tokenizer import Tokenizer
+
+FORMAT = 1
+PLAN, TOKENIZER = "plan.json", "tokenizer.json"
+COMMIT = 1 << 25  # tokens after which progress is recorded
+MOST_SKIPPED = 100  # files whose names are kept
+
+
+class Encoding(NamedTuple):
+    """How texts become tokens: a kind of tokenizer, fitted to them, or one that there is."""
+
+    tokenizer: str | Tokenizer = "bpe"
+    vocab_size: int = DEFAULT_SIZE
+    split: str = "gpt2"
+
+    @property
+    def separator(self) -> str:
+        """What separates documents."""
+        if isinstance(self.tokenizer, Tokenizer):
+            return self.tokenizer.separator
+        separator: str = parts.load(parts.TOKENIZERS, self.tokenizer).separator
+        return separator
+
+    def described(self) -> dict[str, Any]:
+        """What has to be the same for the same tokens, as JSON."""
+        if isinstance(self.tokenizer, Tokenizer):
+            return {"tokenizer": digest_of(self.tokenizer)}
+        learned = {"vocab_size": self.vocab_size, "split": self.split}
+        return {"tokenizer": self.tokenizer, **(learned if self.tokenizer == "bpe" else {})}
+
+
+class Plan(NamedTuple):
+    """What is known before the first token is written."""
+
+    characters: int
+    nbytes: int
+    held_out: int  # characters of whole documents; 0: tokens
+    train_tokens: int  # if tokens are held out, else 0
+    sha256: str
+    beginning: str
+
+
+def prepare(
+    corpus: Corpus,
+    directory: str | PathLike[str],
+    encoding: Encoding | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+) -> Shards:
+    """Writes the tokens of texts to a directory, with their tokenizer.json -> what it holds.
+
+    Goes on where a process that was killed came to, and does nothing if the directory is complete.
+    InputError if it was begun with other texts or settings, or a text cannot be used or changes
+    meanwhile; OSError if the disk refuses something. Both leave what can be continued.
+    """
+    encoding = encoding or Encoding()
+    directory = Path(check_type("directory", directory, str, PathLike))
+    wanted = identity(corpus, encoding, shard_tokens)
+    if os.path.lexists(directory / INDEX):
+        _check_same(directory, Index.read(directory).state.get("made_from"), wanted)
+        return open_shards(directory)
+    plan = _read_plan(directory, wanted)
+    if plan:
+        tokenizer = Tokenizer.load(directory / TOKENIZER)
+        _write(corpus, plan, tokenizer, directory, wanted)
+    else:
+        is_new = not directory.exists()
+        try:
+            _make(directory)
+            measured = survey(corpus.pieces(), encoding.separator)
+            tokenizer = _fitted(corpus, measured, encoding)
+            _write(corpus, _plan(corpus, measured, tokenizer), tokenizer, directory, wanted)
+        except BaseException:
+            if is_new:
+                with suppress(OSError):  # not empty
+                    directory.rmdir()
+            raise
+    return open_shards(directory)
+
+
+def identity(
+    corpus: Corpus, encoding: Encoding, shard_tokens: int = SHARD_TOKENS
+) -> dict[str, Any]:
+    """What a directory is made from: the same makes the same shards."""
+    return {
+        "files": _files_digest(corpus),
+        "field": corpus.field,
+        "encoding": corpus.encoding,
+        "shard_tokens": shard_tokens,
+        **encoding.described(),
+    }
+
+
+def digest_of(tokenizer: Tokenizer) -> str:
+    """SHA-256 of what a tokenizer knows."""
+    return hashlib.sha256(safetensors.to_json(tokenizer.state()).encode()).hexdigest()
+
+
+def load_tokenizer(shards: Shards) -> Tokenizer:
+    """The tokenizer of prepared texts. InputError if it is missing or another one."""
+    path = shards.directory / TOKENIZER
+    tokenizer = Tokenizer.load(path)
+    if digest_of(tokenizer) != shards.index.recipe.tokenizer_digest:
+        raise InputError(f"{path} is not the tokenizer of these tokens; restore it")
+    return tokenizer
+
+
+def _files_digest(corpus: Corpus) -> str:
+    """SHA-256 of the names, sizes and times of the files."""
+    sha = hashlib.sha256()
+    for file in corpus.files:
+        try:
+            time = os.stat(file.path).st_mtime_ns
+        except OSError as error:
+            raise InputError(f"cannot read {file.path}: {error.strerror}") from None
+        sha.update(f"{os.path.abspath(file.path)}\0{file.size}\0{time}\n".encode(errors="replace"))
+    return sha.hexdigest()
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK):
+        raise InputError(f"cannot write to {directory}; choose another directory")
+
+
+def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
+    if found == wanted:
+        return
+    found = found if isinstance(found, dict) else {}
+    changed = [name for name in wanted if found.get(name) != wanted[name]]
+    raise InputError(
+        f"{directory} was made from other texts or settings ({', '.join(changed)}); choose another "
+        "directory, or remove it to begin again"
+    )
+
+
+def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
+    """The plan of a process that was killed; None if there is none."""
+    path = directory / PLAN
+    if not os.path.lexists(path):
+        return None
+    try:
+        with durable.open_regular(path, follow=False) as file:
+            fields = safetensors.from_json(file.read())
+        made_from, plan = fields["made_from"], Plan(**fields["plan"])
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is damaged: {error}; remove {directory}, and begin again"
+        ) from None
+    _check_same(directory, made_from, wanted)
+    return plan
+
+
+def _fitted(corpus: Corpus, measured: Survey, encoding: Encoding) -> Tokenizer:
+    """The tokenizer for texts that have been surveyed."""
+    tokenizer = encoding.tokenizer
+    if isinstance(tokenizer, Tokenizer):
+        if unknown := tokenizer.unknown(measured.distinct):
+            raise InputError(
+                f"the texts have {len(unknown)} characters that the tokenizer does not know, such "
+                f"as {unknown[0]!r}; remove them, or choose another tokenizer"
+            )
+        return tokenizer
+    if tokenizer != "bpe":
+        return Tokenizer(measured.distinct, tokenizer)
+    held_out = measured.held_out or int(measured.characters * HELD_OUT)
+    texts = joined(corpus.pieces("Learning the tokens of"), encoding.separator)
+    trained_on = _first(texts, measured.characters - held_out)
+    return BPETokenizer.learn(trained_on, encoding.vocab_size, encoding.split)
+
+
+def _plan(corpus: Corpus, measured: Survey, tokenizer: Tokenizer) -> Plan:
+    train_tokens = 0
+    if not measured.held_out:
+        counts = {"char": measured.characters, "byte": measured.nbytes}
+        tokens = counts.get(tokenizer.kind) or _count(corpus, tokenizer)
+        train_tokens = tokens - int(tokens * HELD_OUT)
+    return Plan(
+        measured.characters,
+        measured.nbytes,
+        measured.held_out,
+        train_tokens,
+        measured.sha256,
+        measured.beginning,
+    )
+
+
+def _count(corpus: Corpus, tokenizer: Tokenizer) -> int:
+    """The number of tokens that the texts have."""
+    texts = joined(corpus.pieces("Counting the tokens of"), tokenizer.separator)
+    return sum(map(len, tokenizer.encode_chunks(tokenizer.chunks(texts))))
+
+
+def _write(
+    corpus: Corpus, plan: Plan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
+) -> None:
+    """Writes all that is missing in the directory."""
+    writer = ShardWriter(
+        directory, tokenizer.vocab_size, digest_of(tokenizer), wanted["shard_tokens"]
+    )
+    with writer:
+        if writer.position is None:
+            tokenizer.save(directory / TOKENIZER)
+            fields = {"format": FORMAT, "made_from": wanted, "plan": plan._asdict()}
+            durable.write(directory / PLAN, [safetensors.to_json(fields).encode()])
+        if _append(writer, corpus, plan, tokenizer) != plan.sha256:
+            raise InputError(
+                f"the texts have changed since {directory} was begun; remove it to begin again"
+            )
+        report = corpus.report
+        assert report  # the corpus has been read to its end
+        shown = dataclasses.replace(report, skipped=report.skipped[:MOST_SKIPPED])
+        writer.state.update(made_from=wanted, report=dataclasses.asdict(shown), **plan._asdict())
+    durable.remove(directory / PLAN)
+
+
+def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> str:
+    """Writes all tokens that are missing -> SHA-256 of the whole text.
+
+    What was written before is read again, but not encoded.
+    """
+    sha = hashlib.sha256()
+    begun = writer.position or {"part": 0, "chunks": 0, "tokens": 0}
+    texts = joined(corpus.pieces("Encoding"), tokenizer.separator)
+    train = _first(texts, plan.characters - plan.held_out)
+    uncommitted = 0
+    for part, given in enumerate((train, texts) if plan.held_out else (texts,)):
+        chunks = _hashed(tokenizer.chunks(given), sha)
+        is_begun = part == begun["part"]
+        done, tokens = (begun["chunks"], begun["tokens"]) if is_begun else (0, 0)
+        for _ in itertools.islice(chunks, None if part < begun["part"] else done):
+            activity.tick()
+        for ids in tokenizer.encode_chunks(chunks):
+            # The training part ends between documents, or after a number of tokens.
+            train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
+            train_ids = min(len(ids), max(0, train_ids))
+            done, tokens, uncommitted = done + 1, tokens + len(ids), uncommitted + len(ids)
+            position = {"part": part, "chunks": done, "tokens": tokens}
+            writer.append(ids[:train_ids])
+            writer.append(ids[train_ids:], position, held_out=True)
+            if uncommitted >= COMMIT:
+                writer.commit()
+                uncommitted = 0
+    return sha.hexdigest()
+
+
+def _hashed(texts: Iterable[str], sha: "hashlib._Hash") -> Iterator[str]:
+    for text in texts:
+        sha.update(text.encode())
+        yield text
+
+
+def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
+    """As many characters of the texts; takes no more of them."""
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return

@@ -1,0 +1,92 @@
+"""What has to be known about a text before it is encoded: how long it is, what is held out."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from smallmind.corpus.source import Piece
+from smallmind.text.dataset import HELD_OUT
+from smallmind.text.tokenizer import batched
+
+LEAST_HELD_OUT, MOST_HELD_OUT = 0.05, 0.2  # share of a text, as whole documents
+MOST_STARTS = 1 << 20  # of documents, that are remembered
+BEGINNING = 200  # characters
+CODE_POINTS = 0x110000
+
+
+class DocumentStarts:
+    """Where the documents of a text begin, but for the first, in characters.
+
+    Of more than MOST_STARTS only every second, fourth, ... is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._starts = array("q")
+        self._count, self._stride = 0, 1
+
+    def add(self, start: int) -> None:
+        """A document begins here, after all others."""
+        if self._count % self._stride == 0:
+            self._starts.append(start)
+        self._count += 1
+        if len(self._starts) > MOST_STARTS:
+            self._starts = self._starts[::2]
+            self._stride *= 2
+
+    def held_out(self, characters: int) -> int:
+        """The length of the text -> how much of it, at its end, is held out as whole documents.
+
+        As near to a tenth as they allow; 0 if that is less than a twentieth or more than a fifth.
+        """
+        if not self._starts:
+            return 0
+        held_out = characters - np.array(self._starts)[::-1]
+        best = int(held_out[np.argmin(np.abs(held_out - HELD_OUT * characters))])
+        return best if LEAST_HELD_OUT * characters <= best <= MOST_HELD_OUT * characters else 0
+
+
+class Survey(NamedTuple):
+    """What is known about a text once it has been read."""
+
+    characters: int
+    nbytes: int  # in UTF-8
+    held_out: int  # characters of whole documents at its end; 0: the last tenth of its tokens
+    sha256: str  # of its UTF-8
+    distinct: str  # the characters that occur, sorted
+    beginning: str
+
+
+def joined(
+    pieces: Iterable[Piece], separator: str, starts: DocumentStarts | None = None
+) -> Iterator[str]:
+    """Pieces of documents -> those of one text, which has the separator between documents."""
+    characters, is_between = 0, False
+    for piece in pieces:
+        if is_between:
+            yield separator
+            characters += len(separator)
+            if starts:
+                starts.add(characters)
+        yield piece.text
+        characters += len(piece.text)
+        is_between = piece.ends
+
+
+def survey(pieces: Iterable[Piece], separator: str) -> Survey:
+    """Reads the documents whose pieces these are, once."""
+    starts, seen, sha = DocumentStarts(), np.zeros(CODE_POINTS, bool), hashlib.sha256()
+    characters = nbytes = 0
+    beginning = ""
+    for text in batched(joined(pieces, separator, starts)):
+        data = text.encode()
+        sha.update(data)
+        nbytes += len(data)
+        characters += len(text)
+        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+        beginning += text[: BEGINNING - len(beginning)]
+    distinct = "".join(map(chr, np.flatnonzero(seen)))
+    held_out = starts.held_out(characters)
+    return Survey(characters, nbytes, held_out, sha.hexdigest(), distinct, beginning)

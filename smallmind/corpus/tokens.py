@@ -1,0 +1,177 @@
+"""Tokens on disk that a run can take as they are: prepared ones, and files of other programs."""
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from smallmind import activity
+from smallmind.checks import InputError
+from smallmind.corpus.mapped_tokens import CHUNK, MappedTokens, check_vocabulary
+from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
+from smallmind.corpus.reading import Report, Skipped
+from smallmind.corpus.shard_index import INDEX, PROGRESS
+from smallmind.corpus.shards import Shards, open_shards
+from smallmind.corpus.token_files import TokenFile
+from smallmind.text.dataset import HELD_OUT
+from smallmind.text.tokenizer import Tokenizer
+
+SUFFIX = ".bin"
+HELD_OUT_NAME = re.compile(r"(?:^|[_.-])val(?:id|idation)?(?:[_.-]|$)", re.IGNORECASE)
+TRAINING_NAME = re.compile(r"(?:^|[_.-])train(?:ing)?(?:[_.-]|$)", re.IGNORECASE)
+SAMPLE = 1 << 16  # tokens from which the length of a text is estimated
+BEGINNING = 100  # tokens
+
+
+class TokensOnDisk(NamedTuple):
+    """The tokens of a text in both parts, and what is known about the text."""
+
+    place: str  # directory or file, for messages
+    train: MappedTokens
+    held_out: MappedTokens
+    tokens: MappedTokens  # of both
+    tokenizer: Tokenizer
+    sha256: str  # of the text, or of the tokens where it is unknown
+    characters: int
+    held_out_characters: int  # of whole documents
+    beginning: str
+    report: Report | None
+
+    @classmethod
+    def of_shards(cls, shards: Shards) -> Self:
+        """What `prepare` wrote. InputError if something else did, or files are missing."""
+        state = shards.index.state
+        try:
+            return cls(
+                str(shards.directory),
+                shards.train,
+                shards.held_out,
+                MappedTokens((*shards.train.files, *shards.held_out.files)),
+                load_tokenizer(shards),
+                str(state["sha256"]),
+                int(state["characters"]),
+                int(state["held_out"]),
+                str(state["beginning"]),
+                _report(state["report"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(
+                f"{shards.directory / INDEX} does not describe a text: {error}; prepare it again"
+            ) from None
+
+    @classmethod
+    def of_files(cls, paths: Sequence[Path], tokenizer: Tokenizer | None) -> Self:
+        """Files of other programs, which are held out if they are named val, else a tenth."""
+        tokenizer = tokenizer or _tokenizer_beside(paths)
+        files = [TokenFile(path) for path in paths]
+        held_out = [file for file in files if HELD_OUT_NAME.search(file.path.stem)]
+        training = [file for file in files if file not in held_out]
+        if not training:
+            raise InputError(f"{paths[0]} is a held-out part; give the training part too")
+        tokens = MappedTokens((*training, *held_out))
+        check_vocabulary(tokens, tokenizer.vocab_size)
+        count = sum(map(len, held_out)) or int(len(tokens) * HELD_OUT)
+        sample = tokens[: min(SAMPLE, len(tokens))]
+        spelled = tokenizer.spelled(sample).characters
+        return cls(
+            str(paths[0]),
+            tokens.part(0, len(tokens) - count),
+            tokens.part(len(tokens) - count),
+            tokens,
+            tokenizer,
+            _digest(tokens, count),
+            round(len(tokens) * spelled / max(1, len(sample))),
+            0,
+            tokenizer.decode(sample[:BEGINNING]),
+            None,
+        )
+
+
+def find_tokens(
+    paths: Sequence[str | PathLike[str]], tokenizer: Tokenizer | str | None
+) -> TokensOnDisk | None:
+    """The tokens that paths mean; None if they are texts.
+
+    `tokenizer`, or its kind, has been asked for: InputError if the tokens are of another one. Files
+    of other programs need it, unless a tokenizer.json is beside them.
+    """
+    directories = [Path(path) for path in paths if _is_prepared(Path(path))]
+    if directories:
+        if len(paths) > 1:
+            raise InputError(f"{directories[0]} holds tokens: give it alone, without other texts")
+        found = TokensOnDisk.of_shards(open_shards(directories[0]))
+        _check_kind(found, tokenizer)
+        return found
+    files = [file for path in paths for file in _token_files(Path(path))]
+    if not files:
+        return None
+    if others := [path for path in paths if not _token_files(Path(path))]:
+        raise InputError(f"{files[0]} holds tokens, and {others[0]} does not: give one of them")
+    if tokenizer == "byte":
+        tokenizer = Tokenizer(kind="byte")
+    return TokensOnDisk.of_files(files, None if isinstance(tokenizer, str) else tokenizer)
+
+
+def _is_prepared(path: Path) -> bool:
+    return os.path.isfile(path / INDEX) or os.path.isfile(path / PROGRESS)
+
+
+def _token_files(path: Path) -> list[Path]:
+    """A file of tokens, or those for training and evaluation in a directory."""
+    if os.path.isdir(path):
+        named = sorted(path.glob(f"*{SUFFIX}"))
+        names = TRAINING_NAME, HELD_OUT_NAME
+        return [file for file in named if any(name.search(file.stem) for name in names)]
+    return [path] if path.suffix == SUFFIX else []
+
+
+def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
+    """InputError if another tokenizer than that of the tokens was asked for."""
+    kind = found.tokenizer.kind
+    if isinstance(tokenizer, Tokenizer):
+        if tokenizer.state() != found.tokenizer.state():
+            raise InputError(
+                f"{found.place} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
+                "texts with the one that is needed: smallmind prepare ... --tokenizer FILE"
+            )
+    elif tokenizer not in (None, "char", kind):  # "char" is the default
+        raise InputError(
+            f"tokenizer={tokenizer!r} contradicts {found.place}, whose tokens are those of "
+            f"{kind!r}; leave it out"
+        )
+
+
+def _tokenizer_beside(paths: Sequence[Path]) -> Tokenizer:
+    path = paths[0].parent / TOKENIZER
+    if path.is_file():
+        return Tokenizer.load(path)
+    raise InputError(
+        f"{paths[0]} does not say what its tokens are: name their tokenizer with --tokenizer FILE, "
+        f"or put its {TOKENIZER} beside it"
+    )
+
+
+def _digest(tokens: MappedTokens, held_out: int) -> str:
+    """SHA-256 of tokens and of how many are held out."""
+    sha = hashlib.sha256(str(held_out).encode())
+    with activity.doing("Computing the digest of the tokens", usual=len(tokens) < activity.LARGE):
+        for start in activity.parts(range(0, len(tokens), CHUNK)):
+            sha.update(tokens[start : start + CHUNK].astype("<i4", copy=False).data)
+    return sha.hexdigest()
+
+
+def _report(saved: dict[str, Any]) -> Report:
+    """What was stored of a Report."""
+    return Report(
+        files=int(saved["files"]),
+        documents=int(saved["documents"]),
+        characters=int(saved["characters"]),
+        empty=int(saved["empty"]),
+        skipped=tuple(Skipped(str(path), str(reason)) for path, reason in saved["skipped"]),
+        notes=tuple(map(str, saved["notes"])),
+    )
