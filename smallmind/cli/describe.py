@@ -65,6 +65,8 @@ def model_for_minutes(settings: Settings) -> str:
 
 
 def _describe_data(console: Console, run: "Run") -> None:
+    from smallmind.runs.source import TokenSource
+
     tokenizer, dataset = run.training.tokenizer, run.training.data
     report = run.source.report
     held_out = "the last documents" if run.source.held_out else "the end of the text"
@@ -78,14 +80,16 @@ def _describe_data(console: Console, run: "Run") -> None:
         ["training", f"{len(dataset.train):,} tokens"],
         ["held out", f"{len(dataset.held_out):,} tokens, {held_out}"],
     ]
+    if isinstance(run.source, TokenSource):
+        rows.append(["read from", shorten(run.source.found.place)])
     console.table("Data", rows)
     if report:
-        _describe_reading(console, report)
+        describe_reading(console, report)
     if advice := _advice_on_vocabulary(run):
         console.line(advice)
 
 
-def _describe_reading(console: Console, report: "Report") -> None:
+def describe_reading(console: Console, report: "Report") -> None:
     """What was done to the texts, and which files were left out."""
     for note in report.notes:
         console.line(note)

@@ -46,14 +46,7 @@ METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """TEXT, sources of settings, and a flag for every field of the four configs."""
     parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
-    parser.add_argument(
-        "text",
-        nargs="*",
-        default=argparse.SUPPRESS,
-        metavar="TEXT",
-        help="files with text in them (also .jsonl, .csv, .html, .gz, .zip ...), folders or "
-        "patterns; without any, built-in stories",
-    )
+    add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
     add_source_flags(parser)
     for config in SECTIONS.values():
         title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
@@ -74,6 +67,18 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--profile-json", metavar="FILE", help="the same, and write a trace for chrome://tracing"
+    )
+
+
+def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> None:
+    """TEXT, several times; `more` goes on with its help."""
+    parser.add_argument(
+        "text",
+        nargs=count,
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="files with text in them (also .jsonl, .csv, .html, .gz, .zip ...), folders or "
+        f"patterns{more}",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 # command is given; it has `add_arguments(parser)` and `run(options) -> exit status`.
 COMMANDS = {
     "train": ("train", "train a model on a text"),
+    "prepare": ("prepare", "encode texts once, into files of tokens to train on"),
     "check": ("check", "check that a run would learn, before starting it"),
     "estimate": ("estimate", "show how much memory a run would take, and what fits"),
     "generate": ("generate", "generate text with a trained model"),

@@ -25,16 +25,17 @@ def trained(tmp_path, content, *flags):
     ("content", "characters"),
     [
         (b"\xef\xbb\xbf" + TEXT.encode(), set(TEXT)),
-        (TEXT.encode().replace(b"\n", b"\r\n"), {*TEXT, "\r"}),
+        (TEXT.encode().replace(b"\n", b"\r\n"), set(TEXT)),
+        (TEXT.encode("utf-16"), set(TEXT)),
         (TEXT.encode().replace(b" ", b"\0"), {*TEXT.replace(" ", "\0")}),
         ("\u2028\x85\x0c\ud7ff\U0010ffff".encode() * 200, set("\u2028\x85\x0c\ud7ff\U0010ffff")),
         (b"x" * 3000, {"x"}),
         (TEXT.replace("\n", " ").encode() * 70, set(TEXT) - {"\n"}),  # one line of 200 KB
     ],
-    ids=["mark", "CRLF", "NUL", "odd breaks", "one character", "one line"],
+    ids=["mark", "CRLF", "UTF-16", "NUL", "odd breaks", "one character", "one line"],
 )
 def test_every_character_of_a_text_counts(tmp_path, capsys, content, characters, tokenizer):
-    """Line ends are kept as they are; nothing is cut at a NUL or left out."""
+    """Line ends become LF; nothing is cut at a NUL or left out."""
     assert trained(tmp_path, content, "--tokenizer", tokenizer, "--steps", "3") == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     expected = len(characters) if tokenizer == "char" else 256
@@ -66,8 +67,8 @@ def test_a_text_that_is_just_long_enough_is_trained_on(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"\xff\xfe" + "abc".encode("utf-16-le"), "not UTF-8: byte 0xff at offset 0"),
-        (TEXT.encode() + b"\xc3", f"not UTF-8: byte 0xc3 at offset {len(TEXT)}"),
+        (b"\xff\xfe" + "abc".encode("utf-16-le") + b"x", "not UTF-16: byte 0x78 at offset 8"),
+        (TEXT.encode() + b"\xc3", f"not UTF-8: byte 0xc3 at offset {len(TEXT):,}"),
         (TEXT.encode() + b"\xed\xa0\x80", "not UTF-8"),  # half a pair of surrogates
         (b"\x80\x04\x95" + TEXT.encode(), "not UTF-8: byte 0x80 at offset 0"),  # a pickle
     ],

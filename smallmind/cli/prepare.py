@@ -1,0 +1,79 @@
+"""Encode texts once, into files of tokens that `smallmind train DIR` reads from disk.
+
+For texts that are large for the memory, or that several models learn from. The same command goes on
+where an interrupted one came to.
+"""
+
+import argparse
+from pathlib import Path
+
+from smallmind import activity
+from smallmind.checks import InputError
+from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.flags import add_config_flags, add_text
+from smallmind.config import RunConfig
+
+SETTINGS = ("text_field", "text_encoding", "tokenizer", "bpe_vocab_size", "bpe_split")
+SHARD_TOKENS = 100_000_000  # 200 MB, or 400 MB with more than 65,536 tokens in the vocabulary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind prepare`."""
+    add_text(parser, "+")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where tokens go")
+    add_config_flags(parser, RunConfig, SETTINGS)
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=SHARD_TOKENS,
+        metavar="N",
+        help=f"tokens per file ({SHARD_TOKENS})",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the tokens, and prints a table of what was read and written -> exit status."""
+    config = RunConfig(**{name: x for name, x in vars(options).items() if name in SETTINGS})
+    if config.tokenizer != "bpe" and {"bpe_vocab_size", "bpe_split"} & vars(options).keys():
+        raise InputError("--vocab-size and --split have no effect; they need --tokenizer bpe")
+    from smallmind.cli.describe import describe_reading
+    from smallmind.corpus.corpus import Corpus
+    from smallmind.corpus.preparation import prepare
+    from smallmind.corpus.tokens import TokensOnDisk
+    from smallmind.runs.assembly import encoding_of
+
+    console = Console()
+    start = activity.clock()
+    with activity.showing_on(console.activity):
+        corpus = Corpus(options.text, config.text_field, config.text_encoding)
+        try:
+            shards = prepare(corpus, options.out, encoding_of(config), options.shard_tokens)
+        except KeyboardInterrupt:
+            console.line("Interrupted; the same command goes on from here")
+            raise
+        found = TokensOnDisk.of_shards(shards)
+    seconds = activity.clock() - start
+    report, tokenizer = found.report, found.tokenizer
+    assert report  # prepared texts have one
+    whole = "the last documents" if found.held_out_characters else "the end of the text"
+    nbytes = sum(file.path.stat().st_size for file in found.tokens.files)
+    console.table(
+        "Text",
+        [
+            ["files", f"{report.files:,}"],
+            ["documents", f"{report.documents:,}"],
+            ["characters", f"{found.characters:,}"],
+            ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
+            ["training", f"{len(found.train):,} tokens"],
+            ["held out", f"{len(found.held_out):,} tokens, {whole}"],
+            ["on disk", f"{format_bytes(nbytes)} in {len(found.tokens.files)} files"],
+        ],
+    )
+    describe_reading(console, report)
+    if corpus.report is None:
+        console.line(f"{options.out} was complete already")
+    else:
+        size = shards.index.state["nbytes"]
+        console.line(f"{format_bytes(size)} in {seconds:.1f} s, {size / seconds / 1e6:.0f} MB/s")
+    console.command("Next:", ["smallmind", "train", str(options.out)])
+    return 0
