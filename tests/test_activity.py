@@ -168,7 +168,7 @@ def test_the_end_of_a_run_says_how_far_it_is(slow, shown, tmp_path):
     training = new_training()
     list(training.steps(TrainingConfig(steps=0)))
     save_ending(training, new_directory(tmp_path), seed=1)
-    assert len(set(shares(shown, "Evaluating the whole held-out text: "))) > 3
+    assert len(set(shares(shown, "Evaluating the held-out text: "))) > 3
     assert len(set(shares(shown, "Writing a sample: "))) > ending.SAMPLE_TOKENS // 2
 
 

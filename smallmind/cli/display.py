@@ -192,7 +192,11 @@ def show_result(console: Console, run: "Run") -> None:
     if not result:
         return
     scores = _scores(result, token_name(run.training.tokenizer.kind))
-    console.line(f"Whole held-out text: {result.loss:.4f} nats per token")
+    held_out = len(run.training.data.held_out) - 1
+    part = "Whole held-out text"
+    if result.tokens < held_out:
+        part = f"Held-out text, {result.tokens:,} of {held_out:,} tokens"
+    console.line(f"{part}: {result.loss:.4f} nats per token")
     console.line(f"  {scores}")
     if run.settings.run.text is None:
         floor, excess = floor_of_stories(result)

@@ -1,7 +1,7 @@
 """What files of many records have in common: lines, and the field that holds the text."""
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from smallmind.checks import InputError
 from smallmind.corpus.reading import Unusable, shown
@@ -55,11 +55,13 @@ class TextField:
         self._source = source
         self._chosen: str | None = None
 
-    def choose(self, names: Iterable[object], where: str) -> str:
+    def choose(self, names: Collection[object], where: str) -> str:
         """The field, out of those that a record has; the same for all records of the file.
 
         Unusable if the record lacks it.
         """
+        if self._chosen in names and self._chosen is not None:
+            return self._chosen
         known = [name for name in names if isinstance(name, str)]
         if self._chosen is None:
             field = self._source.reading.field
@@ -76,7 +78,8 @@ class TextField:
         if isinstance(value, dict):
             name = self.choose(value, where)
             value = value[name]
-            where = f"field {shown(name, 60)!r} in {where}"
+            if value is not None and not isinstance(value, str):
+                where = f"field {shown(name, 60)!r} in {where}"
         elif value is not None and not isinstance(value, str):
             reason = f"has {_kind(value)} in {where}"
             advice = "a record must be an object with the text in one of its fields, or a text"

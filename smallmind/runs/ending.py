@@ -16,7 +16,7 @@ SAMPLE_TOKENS = 400
 
 
 class Ending(NamedTuple):
-    """The evaluation on the whole held-out part, and a text that the model wrote.
+    """The evaluation on the held-out part, and a text that the model wrote.
 
     Both are None if the run has not ended, or was stopped during the evaluation.
     """
@@ -34,7 +34,10 @@ def save_ending(training: Training, directory: RunDirectory, seed: int) -> Endin
     final = None
     if has_ended:
         with suppress(Stopped):
-            final = _evaluate_held_out(training)
+            # In batches of the run, for which there are arrays in the pool already.
+            final = evaluation.evaluate_held_out(
+                training.model, training.data, training.data.batch_size, training.check_stop
+            )
     if final:
         directory.log(_final_record(step, final))
     directory.flush()
@@ -45,19 +48,6 @@ def save_ending(training: Training, directory: RunDirectory, seed: int) -> Endin
         sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
     directory.save_sample(step, sample)
     return Ending(final, sample)
-
-
-def _evaluate_held_out(training: Training) -> Evaluation:
-    """The loss on the whole held-out part. Raises Stopped after `stop`."""
-    data = training.data
-    with activity.doing("Evaluating the whole held-out text", usual=True):
-        return evaluation.evaluate(
-            training.model,
-            data.held_out,
-            data.spelled,
-            data.batch_size,  # of the run, for which there are arrays in the pool already
-            training.check_stop,
-        )
 
 
 def _final_record(step: int, final: Evaluation) -> FinalRecord:

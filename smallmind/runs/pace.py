@@ -18,7 +18,9 @@ from smallmind.generation import generate
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
+from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
+from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step import make_objective, set_up
@@ -83,7 +85,7 @@ def measure(
                 generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS)
     # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
     # like the windows of both parts here.
-    whole = evaluating[0] * training.data.held_out_batches / (batches or 1)
+    whole = evaluating[0] * _batches_at_the_end(training.data) / (batches or 1)
     return Pace(
         step=step,
         evaluation=evaluating[0] if config.val_every else 0.0,
@@ -112,14 +114,21 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         reading = _fastest(lambda: model.losses(batch.ids, batch.targets)) / windows
         update = _fastest(make_optimizer(model, config).step)
     model.workspace.pool.trim()  # a run has batches of other sizes
-    held_out = 2 * B * data.held_out_batches * reading  # windows overlap by half
-    evaluation = 2 * B * config.val_batches * reading if config.val_batches else 1.5 * held_out
+    end = 2 * B * _batches_at_the_end(data) * reading  # windows overlap by half
+    batches = config.val_batches or 1.5 * data.held_out_batches
+    evaluation = 2 * B * batches * reading
     return Pace(
         step=config.grad_accum_steps * B * learning + update,
         evaluation=evaluation if config.val_every else 0.0,
         save=0.0,
-        end=held_out,
+        end=end,
     )
+
+
+def _batches_at_the_end(data: Dataset) -> int:
+    """As many batches as have the tokens that the evaluation after training predicts."""
+    tokens = data.batch_size * data.block_size
+    return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
 
 
 def fit_steps(

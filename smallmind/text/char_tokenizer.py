@@ -32,12 +32,14 @@ class CharTokenizer(Tokenizer):
         ids = np.full(len(check_type("text", text, str)), -1, np.int32)
         # In chunks, so that temporary arrays stay small even for a long text.
         for start in activity.parts(range(0, len(text), CHUNK)):
-            codes = _code_points(text[start : start + CHUNK])
-            chunk, inside = ids[start : start + CHUNK], codes < len(self._ids)
-            chunk[inside] = self._ids[codes[inside]]
-            unknown = np.flatnonzero(chunk < 0)
-            if len(unknown):
-                position = start + int(unknown[0])
+            codes, chunk = _code_points(text[start : start + CHUNK]), ids[start : start + CHUNK]
+            if codes.max() < len(self._ids):
+                np.take(self._ids, codes, out=chunk, mode="clip")  # in other modes it makes a copy
+            else:
+                inside = codes < len(self._ids)
+                chunk[inside] = self._ids[codes[inside]]
+            if chunk.min() < 0:
+                position = start + int(np.argmax(chunk < 0))
                 raise InputError(
                     f"the model has never seen the character {text[position]!r} "
                     f"(at position {position}); it knows {_shorten(self.characters)!r}"

@@ -18,6 +18,9 @@ from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunPro
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
 
 
+MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Mean loss in nats per token over `tokens` predictions.
@@ -84,42 +87,53 @@ def evaluate(
     spells: Spells = Spelled.as_bytes,
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
+    most: int | None = None,
 ) -> Evaluation:
     """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
 
     Windows overlap by half: every token is predicted from at least block_size / 2 tokens before
-    it, except at the very start. InputError for fewer than two tokens.
+    it, except at the very start. With `most`, about as many predictions at most, spread evenly.
+    InputError for fewer than two tokens.
     """
     n = len(tokens) - 1
     if n < 1:
         raise InputError(f"an evaluation needs at least 2 tokens; the text has {len(tokens)}")
     T = min(model.config.block_size, n)
     stride = max(1, T // 2)
-    starts = [*range(0, n - T, stride), n - T]
-    total, scored, correct, characters, nbytes = 0.0, 0, 0, 0, 0
-    for first in activity.parts(range(0, len(starts), batch_size)):
+    windows_in_all = math.ceil((n - T) / stride) + 1
+    count = windows_in_all if most is None else min(windows_in_all, max(1, most // stride))
+    total, scored, correct, counted, characters, nbytes = 0.0, 0, 0, 0, 0, 0
+    for first in activity.parts(range(0, count, batch_size)):
         before_batch()
         # The last batch is as large as the others: arrays of its own size would take more memory.
-        first = max(0, min(first, len(starts) - batch_size))
-        places = starts[first : first + batch_size]
+        first = max(0, min(first, count - batch_size))
+        numbers = range(first, min(first + batch_size, count))
+        places = [min(i * windows_in_all // count * stride, n - T) for i in numbers]
         windows = np.stack([tokens[start : start + T + 1] for start in places])
         targets = windows[:, 1:]
         right = np.empty(targets.shape, np.bool_)
         losses = model.losses(windows[:, :-1], targets, right)
         for start, row, ids, hits in zip(places, losses, targets, right, strict=True):
-            new = slice(scored - start, None)
+            new = slice(scored - start if start <= scored else T - stride, None)
             total += float(row[new].sum(dtype=np.float64))
             correct += int(hits[new].sum())
             spelled = spells(ids[new])
             characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
+            counted += len(row[new])
             scored = max(scored, start + T)
-    return Evaluation(total / n, n, max(1, characters), max(1, nbytes), correct)
+    return Evaluation(total / counted, counted, max(1, characters), max(1, nbytes), correct)
 
 
-def evaluate_held_out(model: TransformerModel, dataset: Dataset) -> Evaluation:
-    """How well a model predicts the part of a text that is held out."""
+def evaluate_held_out(
+    model: TransformerModel,
+    dataset: Dataset,
+    batch_size: int = 32,
+    before_batch: Callable[[], object] = _continue,
+) -> Evaluation:
+    """How well a model predicts the held-out part of a text: all of it, or about MOST_HELD_OUT."""
+    spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
-        return evaluate(model, dataset.held_out, dataset.spelled)
+        return evaluate(model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT)
 
 
 def evaluate_text(model: TransformerModel, tokenizer: Tokenizer, text: str) -> Evaluation:
