@@ -24,22 +24,24 @@ from smallmind.text.samplers import RandomWindows, draw
 MODEL = {"block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
 BATCH, VOCABULARY, TOKENS = 12, 65, 10**6
 SLOW = (0.5, 1.5)  # of a step, that reading a batch takes from a slow disk
+STALL, EVERY = 1.5, 10  # of a step, that one of so many batches takes
 COLD = 3  # steps of a turn that are not counted: before the first one nothing is drawn
 HEADS = ["tokens", "reading", "computing", "ahead", "step", "waiting", "share", "unavoidable"]
 
 
 class _Slow:
-    """Tokens of which every read takes `seconds` longer."""
+    """Tokens of which every `every`-th read takes `seconds` longer."""
 
-    def __init__(self, tokens: np.ndarray, seconds: float) -> None:
-        self.tokens, self.seconds, self.reads = tokens, seconds, 0
+    def __init__(self, tokens: np.ndarray, seconds: float, every: int = 1) -> None:
+        self.tokens, self.seconds, self.every, self.reads = tokens, seconds, every, 0
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, key: slice) -> np.ndarray:
         self.reads += 1
-        time.sleep(self.seconds)
+        if self.reads % self.every == 0:
+            time.sleep(self.seconds)
         return self.tokens[key]
 
 
@@ -120,6 +122,8 @@ def _cases(
     for share in SLOW:
         name = f"slow: {share:g} of a step"
         yield _Case(name, _Slow(tokens, share * step / counted.reads))
+    stalls = _Slow(tokens, STALL * step, EVERY * counted.reads)
+    yield _Case(f"stalls: {STALL:g} steps, 1 in {EVERY}", stalls)
     if not hasattr(os, "posix_fadvise"):
         print("This system cannot drop the pages of a file: only slow reads are measured.")
         return

@@ -333,7 +333,7 @@ def test_waiting_for_batches_is_measured_for_each_number_ahead(tmp_path, monkeyp
     tokens = list(dict.fromkeys(record["tokens"] for record in records))
     assert tokens[:3] == ["in memory", "slow: 0.5 of a step", "slow: 1.5 of a step"]
     assert [record["ahead"] for record in records] == [0, 2] * len(tokens)
-    assert len(tokens) == 3 + hasattr(os, "posix_fadvise")
+    assert len(tokens) == 4 + hasattr(os, "posix_fadvise")
     for record in records:
         assert 0 <= record["waiting"] <= record["step"] and 0 <= record["share"] < 1
     assert not list(tmp_path.iterdir())
