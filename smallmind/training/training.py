@@ -154,7 +154,8 @@ class Training:
 
         FloatingPointError if `max_rollbacks` rollbacks did not help, if only the gradient is not
         finite, or in float16 if no loss scale keeps it finite; the weights are then those from
-        before that step. InputError if the state belongs to another run.
+        before that step. InputError if the state belongs to another run. If a batch cannot be read,
+        the saver gets the state before it, and then comes the error.
         """
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
