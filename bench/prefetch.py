@@ -5,6 +5,7 @@ dropped before every step. Runs with different numbers of batches ahead take tur
 """
 
 import argparse
+import functools
 import os
 import statistics
 import sys
@@ -18,7 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel, box
-from smallmind.text.dataset import Dataset
+from smallmind.corpus.mapped_tokens import open_tokens
+from smallmind.corpus.token_files import UINT16, encode_header
+from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.samplers import RandomWindows, draw
 
 MODEL = {"block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
@@ -45,28 +48,15 @@ class _Slow:
         return self.tokens[key]
 
 
-class _OnDisk:
-    """The tokens of a file of uint16, of which every slice is read when it is taken."""
-
-    def __init__(self, path: Path, count: int) -> None:
-        random = np.random.default_rng(0)
-        with path.open("wb") as file:
-            for _ in range(0, count, TOKENS):
-                file.write(random.integers(0, VOCABULARY, TOKENS, np.uint16).tobytes())
-            file.flush()
-            os.fsync(file.fileno())  # else its pages could not be dropped
-        self.count = count
-        self.file = os.open(path, os.O_RDONLY)
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, key: slice) -> np.ndarray:
-        start, stop, _ = key.indices(self.count)
-        return np.frombuffer(os.pread(self.file, 2 * (stop - start), 2 * start), np.uint16)
-
-    def drop(self) -> None:
-        os.posix_fadvise(self.file, 0, 0, os.POSIX_FADV_DONTNEED)
+def _write(path: Path, megabytes: int) -> None:
+    """A token file of random ids."""
+    random, half = np.random.default_rng(0), TOKENS // 2
+    with path.open("wb") as file:
+        file.write(encode_header(UINT16, megabytes * half))
+        for _ in range(megabytes):
+            file.write(random.integers(0, VOCABULARY, half, np.uint16).tobytes())
+        file.flush()
+        os.fsync(file.fileno())  # else its pages could not be dropped
 
 
 class _Stopwatch:
@@ -84,7 +74,7 @@ class _Stopwatch:
 
 class _Case(NamedTuple):
     name: str
-    tokens: Any  # sliced like an array
+    tokens: Tokens
     before_step: Callable[[], object] = lambda: None
 
 
@@ -117,7 +107,7 @@ def _cases(
     training: Training, tokens: np.ndarray, step: float, folder: Path, megabytes: int
 ) -> Iterator[_Case]:
     yield _Case("in memory", tokens)
-    counted = training.data.train = _Slow(tokens, 0.0)  # type: ignore[assignment]
+    counted = training.data.train = _Slow(tokens, 0.0)
     draw(RandomWindows(training.data), 0)
     for share in SLOW:
         name = f"slow: {share:g} of a step"
@@ -127,11 +117,11 @@ def _cases(
     if not hasattr(os, "posix_fadvise"):
         print("This system cannot drop the pages of a file: only slow reads are measured.")
         return
-    stored = _OnDisk(folder / "tokens.bin", megabytes * TOKENS // 2)
-    try:
-        yield _Case("file, pages dropped", stored, stored.drop)
-    finally:
-        os.close(stored.file)
+    path = folder / "tokens.bin"
+    _write(path, megabytes)
+    with path.open("rb") as file:
+        drop = functools.partial(os.posix_fadvise, file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        yield _Case("file, pages dropped", open_tokens(path), drop)
 
 
 def _measure(training: Training, case: _Case, options: argparse.Namespace) -> list[dict[str, Any]]:

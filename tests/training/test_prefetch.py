@@ -11,6 +11,7 @@ import pytest
 import smallmind
 from smallmind import InputError, TrainingConfig, activity
 from smallmind.cli import main
+from smallmind.corpus.mapped_tokens import open_tokens
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, RandomWindows, draw
@@ -19,6 +20,7 @@ from smallmind.training import prefetch
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.prefetch import drawing
 from smallmind.training.records import RollbackRecord, StepRecord
+from tests.corpus.files import llm_c
 from tests.faults.interrupts import interrupted_everywhere
 from tests.training.test_resume import SMALL, Saves, digest, losses, new_training, shown, tensors_of
 from tests.training.test_spikes import spiking_training
@@ -330,6 +332,25 @@ def test_ctrl_c_at_any_moment_leaves_no_thread_and_returns_the_buffers():
         assert pool.statistics().bytes_rented == 0, error
         interrupts += 1
     assert interrupts > 50
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+def test_a_token_file_that_is_truncated_ends_the_run_at_that_batch(ahead, tmp_path, monkeypatch):
+    ids = new_training().data.train[:600]
+    path = llm_c(tmp_path / "tokens.bin", ids)
+    whole, training, records = new_training(), new_training(), []
+    whole.data.train, training.data.train = ids, open_tokens(path)
+    expected = list(whole.steps(config(steps=5, val_every=0)))
+
+    def on_draw(number):
+        if number == 3:
+            os.truncate(path, 1100)
+
+    Drawn(monkeypatch, on_draw)
+    with pytest.raises(InputError, match=r"tokens\.bin was truncated while it was read; restore"):
+        for record in training.steps(config(ahead, steps=5, val_every=0)):
+            records.append(record)
+    assert shown(records) == shown(expected)[: len(records)] and len(records) == 3
 
 
 @pytest.fixture
