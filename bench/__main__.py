@@ -77,6 +77,10 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line -> options, without importing numerical packages."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n")[0])
@@ -140,6 +144,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     memory.add_argument("--steps", type=_count, default=5, metavar="N", help="steps to time (5)")
 
+    prefetch = commands.add_parser("prefetch", help="measure how long steps wait for batches")
+    prefetch.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="FOLDER",
+        help="on the disk to read from; default: that of temporary files",
+    )
+    prefetch.add_argument(
+        "--ahead",
+        type=lambda text: [_number(word) for word in text.split(",")],
+        default=[0, 1, 2, 4],
+        metavar="N,N",
+        help="batches drawn ahead (0,1,2,4)",
+    )
+    prefetch.add_argument(
+        "--megabytes", type=_count, default=256, metavar="N", help="size of the file (256)"
+    )
+    prefetch.add_argument("--steps", type=_count, default=30, metavar="N", help="in a turn (30)")
+    prefetch.add_argument("--rounds", type=_count, default=7, metavar="N", help="turns each (7)")
+
     faults = commands.add_parser("faults", help="count the faults that runs survive")
     faults.add_argument(
         "--kills",
@@ -201,7 +226,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--peers", action="store_true", help="nanoGPT's recipe in PyTorch beside them; needs TEXT"
     )
 
-    for command in (kernels, step, start, tokenizer, memory, faults, recipe):
+    for command in (kernels, step, start, tokenizer, memory, prefetch, faults, recipe):
         command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
@@ -257,7 +282,7 @@ def main() -> None:
             sys.exit("--peers needs a TEXT")
         if not importlib.util.find_spec("torch"):
             sys.exit("--peers needs PyTorch: python -m pip install torch")
-    from bench import kernels, machine, memory, plot, recipe, start, step, tokenizer
+    from bench import kernels, machine, memory, plot, prefetch, recipe, start, step, tokenizer
 
     if options.command == "kernels":
         unknown = [name for name in options.names if name not in kernels.KERNELS]
@@ -284,6 +309,7 @@ def main() -> None:
         "start": start.run,
         "tokenizer": tokenizer.run,
         "memory": memory.run,
+        "prefetch": prefetch.run,
         "recipe": recipe.run,
     }
     if options.command == "faults":

@@ -159,8 +159,15 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
     return [windows * (i + 1) // count - windows * i // count for i in range(count)]
 
 
-# Fields of TrainingConfig that observe a run without changing what it learns.
-OBSERVING = ("enable_diagnostics", "check_gradient_health", "diagnostic_interval", "detect_anomaly")
+# Fields of TrainingConfig that do not change what a run learns: a resumed run may have others.
+NEUTRAL = (
+    "prefetch",
+    "enable_diagnostics",
+    "check_gradient_health",
+    "diagnostic_interval",
+    "detect_anomaly",
+)
+PREFETCH = 2  # batches, for data on a disk: one may be slow, the next is there already
 
 
 @dataclass(frozen=True)
@@ -260,6 +267,13 @@ class TrainingConfig:
     micro_batch_size: int | None = setting(
         None, "windows in memory at once; default: 2048 tokens' worth", low=1
     )
+    prefetch: int | None = setting(
+        None,
+        "batches that a background thread draws ahead of the step; default: 2 if they are read "
+        "from disk, else 0",
+        low=0,
+        high=2**10,
+    )
     enable_diagnostics: bool = setting(False, "report at the end where time and memory went")
     check_gradient_health: bool = setting(
         False, "check gradients, updates and hidden units for problems"
@@ -331,6 +345,12 @@ class TrainingConfig:
         """The precision that use_mixed_precision and precision together ask for."""
         default = Precision.FLOAT16 if self.use_mixed_precision else Precision.FLOAT32
         return Precision(self.precision or default)
+
+    def batches_ahead(self, is_on_disk: bool) -> int:
+        """prefetch, or what suits the data if it is None."""
+        if self.prefetch is None:
+            return PREFETCH if is_on_disk else 0
+        return self.prefetch
 
     @property
     def recompute(self) -> CheckpointStrategy:

@@ -1,6 +1,7 @@
 """The bench measures what it claims, and refuses what it cannot; no times are asserted."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import Phase
 
 from bench import __main__ as program
-from bench import cases, kernels, memory, recipe, step, trial
+from bench import cases, kernels, memory, prefetch, recipe, step, trial
 from bench.__main__ import parse
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
@@ -322,3 +323,22 @@ def test_a_recipe_is_measured_over_seeds(tmp_path, capsys):
         assert run["steps"] == 2  # the first evaluation reached the target
         assert run["tokens"] == 2 * 2 * 8 and 0 < run["loss"] < 9
     assert "default" in capsys.readouterr().out
+
+
+def test_waiting_for_batches_is_measured_for_each_number_ahead(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prefetch, "MODEL", TINY)
+    monkeypatch.setattr(prefetch, "BATCH", 2)
+    flags = ["--ahead", "0,2", "--steps", "4", "--rounds", "2", "--megabytes", "2"]
+    records = prefetch.run(parse(["prefetch", str(tmp_path), *flags]), {"threads": 1})
+    tokens = list(dict.fromkeys(record["tokens"] for record in records))
+    assert tokens[:3] == ["in memory", "slow: 0.5 of a step", "slow: 1.5 of a step"]
+    assert [record["ahead"] for record in records] == [0, 2] * len(tokens)
+    assert len(tokens) == 4 + hasattr(os, "posix_fadvise")
+    for record in records:
+        assert 0 <= record["waiting"] <= record["step"] and 0 <= record["share"] < 1
+    assert not list(tmp_path.iterdir())
+    capsys.readouterr()
+    for unavoidable, count in ((0.25, 1), (0.0, 0)):
+        prefetch._show([{**record, "unavoidable": unavoidable} for record in records[:2]])
+        warning = "in memory: reading a batch takes longer than computing a step"
+        assert capsys.readouterr().out.count(warning) == count

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.checks import InputError
-from smallmind.config import OBSERVING, GenerationConfig
+from smallmind.config import NEUTRAL, GenerationConfig
 from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
 from smallmind.settings import RENAMED, SECTIONS, Settings
 from smallmind.sources import (
@@ -187,7 +187,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         if chooses(given, options.recipe):
             characters = approximate_characters(run.text, run)
             fields = fit_recipe(given, characters, options.recipe)
-    settings = Settings.from_fields({**fields, **observing_of(options)})
+    settings = Settings.from_fields({**fields, **neutral_of(options)})
     _check_needs(options, settings)
     return settings
 
@@ -222,9 +222,9 @@ def _either(words: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def observing_of(options: argparse.Namespace) -> Fields:
-    """The flags that only observe a run, which a resumed run may change."""
-    flags = {name: value for name, value in vars(options).items() if name in OBSERVING}
+def neutral_of(options: argparse.Namespace) -> Fields:
+    """The flags that do not change what a run learns, which a resumed run may change."""
+    flags = {name: value for name, value in vars(options).items() if name in NEUTRAL}
     if options.profile_wide or options.profile_json:
         flags["enable_diagnostics"] = True
     return flags

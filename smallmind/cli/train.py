@@ -12,8 +12,8 @@ from smallmind.box import can_print
 from smallmind.checks import InputError
 from smallmind.cli import check
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_training_flags, check_writable, observing_of, settings_of
-from smallmind.config import OBSERVING
+from smallmind.cli.flags import add_training_flags, check_writable, neutral_of, settings_of
+from smallmind.config import NEUTRAL
 from smallmind.sources import FIELDS
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    """Continues a run; only its length, the threads and what is observed may change."""
-    changeable = ("text", "threads", "steps", "epochs", *OBSERVING)
+    """Continues a run; only its length and what does not affect the result may change."""
+    changeable = ("text", "threads", "steps", "epochs", *NEUTRAL)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
     named = options.recipe, options.size, options.arch, options.preset, options.config
     if fixed or any(named) or options.dry_run:
@@ -91,7 +91,7 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> i
     if "text" in options:
         opened.move_text(options.text)
     opened.check_text()
-    opened.change(**threads, **observing_of(options))
+    opened.change(**threads, **neutral_of(options))
     try:
         newest = opened.newest()
     finally:

@@ -20,7 +20,7 @@ from typing import Any
 
 from smallmind.activity import clock
 from smallmind.checks import InputError, check_type
-from smallmind.config import OBSERVING, RunConfig
+from smallmind.config import NEUTRAL, RunConfig
 from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, loading, pace
@@ -61,7 +61,7 @@ from smallmind.training.records import FailureRecord, FileWarningRecord, Record
 from smallmind.training.state import RunState, reopened
 from smallmind.training.training import Training
 
-CHANGEABLE = ("threads", *OBSERVING)  # settings that do not affect the result
+CHANGEABLE = ("threads", *NEUTRAL)  # settings that do not affect the result
 
 OnRecord = Callable[[Any], object]
 
@@ -376,7 +376,7 @@ class Run:
             self.unlock()
 
     def change(self, **fields: Any) -> None:
-        """Changes settings that do not affect the result: `threads` and what is only observed.
+        """Changes settings that do not affect the result, those in CHANGEABLE.
 
         InputError for any other, and for more threads than this machine runs.
         """

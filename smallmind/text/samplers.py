@@ -79,9 +79,10 @@ class Epochs(Sampler):
         if self.windows > MOST_SHUFFLED:
             key = hash64(self.dataset.seed, 3, epoch)
             return permuted(np.arange(first, last), self.windows, key) * T + self._offset(epoch)
-        if self._shuffled[0] != epoch:
-            self._shuffled = epoch, self._shuffle(epoch)
-        return self._shuffled[1][first:last]
+        shuffled = self._shuffled  # another thread may draw from another epoch
+        if shuffled[0] != epoch:
+            self._shuffled = shuffled = epoch, self._shuffle(epoch)
+        return shuffled[1][first:last]
 
     def windows_in_step(self, step: int) -> int:
         full = self.batches * self.dataset.batch_size

@@ -6,7 +6,7 @@ from typing import Any
 
 from smallmind import safetensors
 from smallmind.checks import InputError
-from smallmind.config import OBSERVING, ModelConfig, Precision, TrainingConfig, __version__
+from smallmind.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
@@ -82,7 +82,7 @@ class LiveState:
             "schedule": self.schedule.state(),
             "scaler": self.scaler and self.scaler.state(),
             "spikes": self.spikes.state(),
-            "config": {name: value for name, value in config.items() if name not in OBSERVING},
+            "config": {name: value for name, value in config.items() if name not in NEUTRAL},
             "model": dataclasses.asdict(self.model.config),
             "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
             "tokenizer": tokenizer and tokenizer.state(),
@@ -182,7 +182,7 @@ def _completed(kind: type, saved: Any) -> Any:
         config = from_saved(kind, saved)
     except (TypeError, ValueError):
         return saved  # not a config: it equals none
-    variable = (*OBSERVING, *STORAGE)
+    variable = (*NEUTRAL, *STORAGE)
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in variable}
 
 

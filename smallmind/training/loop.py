@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 from smallmind import activity
+from smallmind.checks import InputError
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
-from smallmind.text.dataset import Batch
-from smallmind.text.samplers import Sampler
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
 from smallmind.training.evaluation import count_evaluation, evaluation_is_due
 from smallmind.training.health import checked_update
 from smallmind.training.live_state import LiveState
+from smallmind.training.prefetch import Batches
 from smallmind.training.records import (
     EvaluationRecord,
     OverflowRecord,
@@ -36,7 +36,7 @@ class Stopped(Exception):
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
-    `sampler` draws each batch into `buffers`; `saver` gets the state when a save is due. `evaluate`
+    `batches` are those of its steps; `saver` gets the state when a save is due. `evaluate`
     takes a step and a number of batches -> the record, or None if it was stopped; `check_stop`
     raises Stopped to end the run; `on_step` is called about once a second with the number of the
     step, and how far it is if it takes long: "17%, 0:12".
@@ -45,8 +45,7 @@ class Loop:
     def __init__(
         self,
         run: LiveState,
-        sampler: Sampler,
-        buffers: Batch,
+        batches: Batches,
         saver: Saver | None,
         snapshot_every: int,
         evaluate: Callable[[int, int], EvaluationRecord | None],
@@ -54,8 +53,7 @@ class Loop:
         on_step: Callable[[int, str], object] | None,
     ) -> None:
         self.run = run
-        self.sampler = sampler
-        self.buffers = buffers
+        self.batches = batches
         self.saver = saver
         self.snapshot_every = snapshot_every
         self.evaluate = evaluate
@@ -63,11 +61,11 @@ class Loop:
         self.on_step = on_step
         self._saved = run.progress.step  # the step of the last save
 
-    def records(self, until: int | None = None) -> Iterator[Record]:
-        """Trains to the end, or to the step `until`, and yields what happens."""
-        run, config, model, sampler = self.run, self.run.config, self.run.model, self.sampler
+    def records(self, last: int) -> Iterator[Record]:
+        """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
+        run, config, model = self.run, self.run.config, self.run.model
+        sampler = self.batches.sampler
         objective = make_objective(model, run.distillation)
-        last = config.steps if until is None else min(until, config.steps)
         clock = StepClock(run.progress)
         if evaluation_is_due(config, run.progress):  # the run was stopped during it
             yield from self._after_step(clock)
@@ -86,14 +84,18 @@ class Loop:
                         sampler,
                         step,
                         objective,
+                        self.batches.get,
                         run.loss_scale,
-                        self.buffers,
                         self.check_stop,
                     )
-            except Stopped:
+            except (Stopped, InputError, OSError, MemoryError) as error:
                 run.clear_gradients()
                 model.passes = passes
-                break
+                if isinstance(error, Stopped):
+                    break
+                # Perhaps its batch could not be read. The steps before it are as good as ever.
+                yield from self._finish()
+                raise
             if self._is_broken(loss):
                 yield self._roll_back(step, loss)
                 clock.restart(run.progress)
@@ -113,7 +115,7 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        ids_targets = self.buffers.ids, self.buffers.targets
+        ids_targets = self.batches.latest.ids, self.batches.latest.targets
         optimizer = run.optimizer
         with checked_update(run.model, config, step, optimizer, ids_targets, run.scaler) as health:
             norm = update(run)

@@ -21,6 +21,7 @@ from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
 from smallmind.training.evaluation import evaluate
 from smallmind.training.plain_kernels import CACHING, CountedKernels
+from smallmind.training.prefetch import borrow_batches
 from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 
@@ -101,7 +102,8 @@ def estimate(
     """
     if teacher:
         check_teacher(teacher.model, model.vocab_size, model.block_size)
-    run = _DryRun(model, training, teacher, backend)
+    ahead = training.batches_ahead(text is not None and text.is_on_disk)
+    run = _DryRun(model, training, teacher, backend, ahead)
     if text:
         tokens = unbacked(text.tokens, np.int32)
         data = Dataset(tokens, model.block_size, batch_size, seed=0)
@@ -113,7 +115,7 @@ def estimate(
         held = run.held
         if training.epochs and batch_size > 1:
             # The last batch of an epoch is smaller: in other arrays, at most as large as these.
-            rest = _DryRun(model, training, teacher, backend)
+            rest = _DryRun(model, training, teacher, backend, ahead)
             rest.train_batch(batch_size)
             held += rest.held
     flat = run.model.flat
@@ -178,11 +180,17 @@ class _DryRun:
     """A model, set up as training would do it, that allocates and computes nothing."""
 
     def __init__(
-        self, config: ModelConfig, training: TrainingConfig, teacher: Teacher | None, name: str
+        self,
+        config: ModelConfig,
+        training: TrainingConfig,
+        teacher: Teacher | None,
+        name: str,
+        ahead: int,
     ) -> None:
         self.kernels = _dry_kernels(name)
         backend = dry_run_backend(self.kernels)
         self.training = training
+        self.ahead = ahead
         self.pool = backend.pool
         self.model = TransformerModel(config, backend=backend)
         set_up(self.model, training, training.requested_precision)
@@ -213,8 +221,7 @@ class _DryRun:
         Updates the parameters once.
         """
         T = self.model.config.block_size
-        shape = windows, T
-        with self.pool.borrow(shape, np.int32) as ids, self.pool.borrow(shape, np.int32) as targets:
+        with borrow_batches(self.pool, (windows, T), self.ahead) as ((ids, targets, _), *_):
             for batch_size in (windows, rest) if rest else (windows,):
                 sizes = micro_batch_sizes(batch_size, T, self.training.micro_batch_size)
                 # A pass returns everything it rents: another one of the same size adds nothing.

@@ -9,7 +9,7 @@ from smallmind.config import Precision, TrainingConfig
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch
-from smallmind.text.samplers import Sampler, draw
+from smallmind.text.samplers import Sampler
 from smallmind.training.distillation import Distillation
 from smallmind.training.health import not_finite
 from smallmind.training.live_state import LiveState
@@ -49,20 +49,20 @@ def accumulate_gradients(
     sampler: Sampler,
     step: int,
     objective: LossAndGradients,
+    get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
-    buffers: Batch | None = None,
     before_batch: Callable[[], object] = lambda: None,
 ) -> float:
-    """Adds loss_scale times the gradients of a step's batches, drawn into buffers -> mean loss.
+    """Adds loss_scale times the gradients of a step's batches -> mean loss.
 
-    Every window counts the same, as in one large batch.
+    get_batch takes the number of a batch. Every window counts the same, as in one large batch.
     """
     windows = sampler.windows_in_step(step)
     total = 0.0
     for number in activity.parts(range((step - 1) * sampler.batches, step * sampler.batches)):
         before_batch()
         with model.workspace.profile("GetBatch"):
-            batch = draw(sampler, number, buffers)
+            batch = get_batch(number)
         if len(batch.ids):  # the last update of an epoch may need fewer batches
             share = len(batch.ids) / windows
             total += share * objective(batch, loss_scale * share, share)

@@ -8,8 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, Precision, TrainingConfig
@@ -18,7 +16,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
-from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import BackgroundSaver, Saver, check_unused, newest
@@ -27,6 +25,7 @@ from smallmind.training.evaluation import evaluate_parts
 from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop, Stopped
+from smallmind.training.prefetch import drawing
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import progress_line
 from smallmind.training.records import (
@@ -155,7 +154,8 @@ class Training:
 
         FloatingPointError if `max_rollbacks` rollbacks did not help, if only the gradient is not
         finite, or in float16 if no loss scale keeps it finite; the weights are then those from
-        before that step. InputError if the state belongs to another run.
+        before that step. InputError if the state belongs to another run. If a batch cannot be read,
+        the saver gets the state before it, and then comes the error.
         """
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
@@ -167,24 +167,23 @@ class Training:
             if isinstance(saved, str) and saved != here:
                 yield InstructionSetRecord(state.step, saved, here)
             state = None  # its arrays are not needed during the run
-        sampler = self._sampler()
-        shape, pool = (sampler.max_batch_size, self.data.block_size), self.model.workspace.pool
+        sampler, pool = self._sampler(), self.model.workspace.pool
+        last = self.config.steps if until is None else min(until, self.config.steps)
+        ahead = self.config.batches_ahead(self.data.is_on_disk)
         with (
-            pool.borrow(shape, np.int32) as ids,
-            pool.borrow(shape, np.int32) as targets,
+            drawing(sampler, pool, ahead, last * sampler.batches) as batches,
             instrument(self.model, self.config, self.profiler),
         ):
             loop = Loop(
                 self._run,
-                sampler,
-                Batch(ids, targets, np.empty(0, np.int64)),
+                batches,
                 saver,
                 self.snapshot_every,
                 self.evaluate,
                 self.check_stop,
                 self.on_step,
             )
-            yield from loop.records(until)
+            yield from loop.records(last)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""

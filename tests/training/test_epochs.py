@@ -1,6 +1,7 @@
 """Epochs: every window once, an uneven end weighted by its windows, the same when resumed."""
 
 import collections
+from functools import partial
 
 import numpy as np
 import pytest
@@ -76,7 +77,9 @@ def test_uneven_micro_batches_equal_one_large_batch():
     model, one = training.model, small_training(backend="numpy", dtype=np.float64).model
     sampler = Epochs(training.data, batches=3)
     last = sampler.steps
-    loss = accumulate_gradients(model, sampler, last, make_objective(model, None))
+    loss = accumulate_gradients(
+        model, sampler, last, make_objective(model, None), partial(draw, sampler)
+    )
     batches = [draw(sampler, 3 * (last - 1) + i) for i in range(3)]
     assert [len(batch.ids) for batch in batches] == [4, 4, 3]
     ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))

@@ -22,6 +22,7 @@ from smallmind import (
 )
 from smallmind.config import CheckpointStrategy
 from smallmind.kernels import rope
+from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.presets import ARCHITECTURES
@@ -100,7 +101,7 @@ RUNS = [
     (ModelConfig(11, 64, 9, 2, 32, tie_weights=False), 3, 1, 400, {"steps": 1}),
     (ModelConfig(65, 17, 1, 3, 33, dropout=0.2), 5, 5, 900, {"epochs": 1}),
     (ModelConfig(65, 64, 2, 3, 96), 11, None, 1800, {"epochs": 1, "grad_accum_steps": 2}),
-    (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1}),
+    (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1, "prefetch": 3}),
     (ModelConfig(65, 24, 3, 4, 48, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 5, 4, 48, **EVERYTHING), 5, 3, 900, {"steps": 2}),
 ]
@@ -173,7 +174,7 @@ def test_rotary_tables_are_counted(monkeypatch, arch):
 
 # Student, teacher, length.
 LESSONS = [
-    (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128), {"steps": 1}),
+    (ModelConfig(65, 32, 1, 3, 48), ModelConfig(65, 32, 5, 4, 128), {"steps": 1, "prefetch": 2}),
     (
         ModelConfig(65, 32, 4, 3, 96, dropout=0.1),
         ModelConfig(65, 64, 2, 1, 32, bias=False),
@@ -247,6 +248,19 @@ def test_a_teacher_that_does_not_fit_is_refused():
     ]:
         with pytest.raises(InputError, match=message):
             estimate(ModelConfig(block_size=64), TrainingConfig(), 12, teacher=Teacher(model))
+
+
+def test_batches_that_are_drawn_ahead_are_counted():
+    model, text = ModelConfig(65, 64, 2, 3, 96), TextSize(0, 9000)
+    counted = {
+        ahead: estimate(model, TrainingConfig(prefetch=ahead), 16, text=text).activations
+        for ahead in (None, 0, 2, 4)
+    }
+    buffer = 2 * (4 * 16 * 64 + ALIGNMENT)  # ids and targets
+    assert counted[0] == counted[None]
+    assert counted[2] == counted[0] + 2 * buffer and counted[4] == counted[0] + 4 * buffer
+    on_disk = dataclasses.replace(text, is_on_disk=True)
+    assert estimate(model, TrainingConfig(), 16, text=on_disk).activations == counted[2]
 
 
 def test_a_run_by_minutes_copies_its_weights():

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,9 @@ def test_accumulated_batches_equal_one_large_batch():
     )
     training = Training(four, tokenizer, TEXT, batch_size=4)
     sampler = RandomWindows(training.data, batches=4)
-    loss = accumulate_gradients(four, sampler, 3, make_objective(four, None))
+    loss = accumulate_gradients(
+        four, sampler, 3, make_objective(four, None), partial(draw, sampler)
+    )
     batches = [draw(sampler, number) for number in range(8, 12)]
     ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)

@@ -1,0 +1,162 @@
+"""The batches of a run: drawn when they are needed, or by a thread while the steps before compute.
+
+A disk may take longer to answer than usual, for example when its pages are not in memory. Batches
+that are drawn ahead hide that, as long as reading takes less time than computing on average.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.text.dataset import Batch
+from smallmind.text.samplers import Sampler, draw
+
+
+@contextmanager
+def borrow_batches(
+    pool: TensorPool, shape: tuple[int, int], ahead: int
+) -> Iterator[tuple[Batch, ...]]:
+    """Room for the batch in use and those that are drawn ahead of it, of at most this shape."""
+    with ExitStack() as stack:
+        arrays = [stack.enter_context(pool.borrow(shape, np.int32)) for _ in range(2 * (1 + ahead))]
+        nowhere = np.empty(0, np.int64)
+        yield tuple(
+            Batch(ids, targets, nowhere)
+            for ids, targets in zip(arrays[::2], arrays[1::2], strict=True)
+        )
+
+
+@contextmanager
+def drawing(sampler: Sampler, pool: TensorPool, ahead: int, end: int) -> Iterator["Batches"]:
+    """The batches of a run before number `end`; a thread draws `ahead` of them in advance.
+
+    The thread has ended when the block has, even by an error or an interrupt: it finishes the batch
+    that it is drawing. Nothing else may use the sampler meanwhile.
+    """
+    shape = sampler.max_batch_size, sampler.dataset.block_size
+    with borrow_batches(pool, shape, ahead) as buffers:
+        batches = Batches(sampler, buffers, end)
+        try:
+            yield batches
+            batches.close()
+        except BaseException:
+            batches.close()  # once more, if an interrupt came during the first time
+            raise
+
+
+class Batches:
+    """Draws batches into buffers: one is in use, into the others a thread draws what comes next.
+
+    `latest` is the last batch that had windows. See `drawing`.
+    """
+
+    def __init__(self, sampler: Sampler, buffers: tuple[Batch, ...], end: int) -> None:
+        self.sampler = sampler
+        self.latest = buffers[0]
+        self._buffers = buffers
+        self._end = end
+        self._ahead: _Ahead | None = None
+
+    def get(self, number: int) -> Batch:
+        """Batch `number`, from 0, as `samplers.draw` returns it, or the error that it raises.
+
+        Its arrays are valid until another batch with windows is returned. A number that does not
+        follow the last one, as after a rollback, discards what has been drawn ahead.
+        """
+        batch = self._take(number) if len(self._buffers) > 1 else self._draw(number)
+        if len(batch.ids):
+            self.latest = batch
+        return batch
+
+    def close(self) -> None:
+        """Ends the thread, and discards what it has drawn."""
+        if self._ahead:
+            self._ahead.end()
+            self._ahead = None
+
+    def _draw(self, number: int) -> Batch:
+        return draw(self.sampler, number, self._buffers[0])
+
+    def _take(self, number: int) -> Batch:
+        if not self._ahead or self._ahead.number != number:
+            self.close()
+            numbers = range(number, max(self._end, number + 1))
+            # Known here before it starts: an interrupt must not leave a thread that nobody ends.
+            self._ahead = _Ahead(self.sampler, numbers, self._buffers)
+            self._ahead.start()
+        return self._ahead.take()
+
+
+class _Ahead:
+    """A thread that draws batches with these numbers, in order, as buffers become free.
+
+    `number` is that of the batch that `take` returns next. The thread runs no kernel, because
+    Numba's threading layers take kernels from one thread only, and no `activity`, which belongs to
+    the main thread.
+    """
+
+    def __init__(self, sampler: Sampler, numbers: range, buffers: tuple[Batch, ...]) -> None:
+        self.number = numbers.start
+        self._sampler = sampler
+        self._numbers = numbers
+        self._free: SimpleQueue[Batch | None] = SimpleQueue()
+        self._drawn: SimpleQueue[tuple[Batch, Batch] | BaseException] = SimpleQueue()
+        self._in_use: Batch | None = None
+        self._has_ended = False
+        for buffer in buffers:
+            self._free.put(buffer)
+        # A daemon: a read that never returns must not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self) -> Batch:
+        """The next batch, once it is drawn; the error if drawing it failed."""
+        drawn = self._wait()
+        if isinstance(drawn, BaseException):
+            self.number = -1  # no batch follows: asking again starts a new thread
+            raise drawn
+        batch, buffer = drawn
+        self.number += 1
+        # A batch without windows leaves the one before it in use.
+        unused, self._in_use = (self._in_use, buffer) if len(batch.ids) else (buffer, self._in_use)
+        if unused is not None:
+            self._free.put(unused)
+        return batch
+
+    def end(self) -> None:
+        """Waits until the thread has ended, after the batch that it is drawing if it is."""
+        self._has_ended = True
+        self._free.put(None)  # in case it waits for a buffer
+        try:
+            self._join()
+        except BaseException:
+            self._join()  # the pool must not lend a buffer that the thread still writes to
+            raise
+
+    def _join(self) -> None:
+        while self._thread.is_alive():
+            self._thread.join(activity.REFRESH)
+
+    def _wait(self) -> tuple[Batch, Batch] | BaseException:
+        while True:
+            try:
+                return self._drawn.get(timeout=activity.REFRESH)
+            except Empty:
+                activity.tick()
+
+    def _run(self) -> None:
+        try:
+            for number in self._numbers:
+                buffer = self._free.get()
+                if buffer is None or self._has_ended:
+                    return
+                self._drawn.put((draw(self._sampler, number, buffer), buffer))
+        except BaseException as error:
+            self._drawn.put(error)
