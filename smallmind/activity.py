@@ -3,7 +3,7 @@
 Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called with
 what is being done now, and with None at its end. `usual` ones are only for a line that is replaced:
 the parts of every run, once they have taken a second, and what `tick` adds to a phrase meanwhile,
-as in "Evaluating after step 250: 17%, 0:12". In scripts and notebooks the hook shows everything
+as in "Evaluating after step 250: 17%, 0:12 left". In scripts and notebooks the hook shows everything
 else on standard error; `with showing_on(hook):` replaces it, as the command line does.
 """
 
@@ -52,7 +52,10 @@ class _Task:
         self.parts: list[list[int]] = []  # done and all, the inner ones within one of the outer
 
     def so_far(self) -> str:
-        """How far it is: "17%, 0:12"; without parts 0:12, in the first second nothing."""
+        """How far it is: "17%, 0:12 left", or without parts the time since the start, 0:12.
+
+        Nothing in the first second.
+        """
         share, width = 0.0, 1.0
         for done, count in self.parts:
             width /= count
@@ -60,7 +63,9 @@ class _Task:
         seconds = time.monotonic() - self.start
         if seconds < REFRESH:
             return ""
-        return f"{share:.0%}, {duration(seconds)}" if share else duration(seconds)
+        if not share:
+            return duration(seconds)
+        return f"{share:.0%}, {duration(seconds * (1 - share) / share)} left"
 
     def show(self, so_far: str) -> None:
         raise NotImplementedError
@@ -137,7 +142,7 @@ def doing(phrase: str, usual: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refreshing(show: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, show is called about once a second with how far it is: "17%, 0:12"."""
+    """Within the block, show is called about once a second with how far it is: "17%, 0:12 left"."""
     depth = len(_state.tasks)
     _state.tasks.append(_Refreshed(show))
     try:

@@ -71,7 +71,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> None:
-    """TEXT, several times; `more` goes on with its help."""
+    """TEXT, several times; `more` continues its help."""
     parser.add_argument(
         "text",
         nargs=count,

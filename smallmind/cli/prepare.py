@@ -1,8 +1,4 @@
-"""Encode texts once, into files of tokens that `smallmind train DIR` reads from disk.
-
-For texts that are large for the memory, or that several models learn from. The same command goes on
-where an interrupted one came to.
-"""
+"""Encode texts once, into files of tokens to train on; the same command resumes it."""
 
 import argparse
 from pathlib import Path
@@ -49,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             shards = prepare(corpus, options.out, encoding_of(config), options.shard_tokens)
         except KeyboardInterrupt:
-            console.line("Interrupted; the same command goes on from here")
+            console.line("Interrupted; the same command resumes it")
             raise
         found = TokensOnDisk.of_shards(shards)
     seconds = activity.clock() - start
@@ -74,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         console.line(f"{options.out} was complete already")
     else:
         size = shards.index.state["nbytes"]
-        console.line(f"{format_bytes(size)} in {seconds:.1f} s, {size / seconds / 1e6:.0f} MB/s")
+        speed = f", {size / seconds / 1e6:.0f} MB/s" if seconds > 1 else ""
+        console.line(f"{format_bytes(size)} of text in {seconds:.1f} s{speed}")
     console.command("Next:", ["smallmind", "train", str(options.out)])
     return 0

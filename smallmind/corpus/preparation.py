@@ -1,8 +1,8 @@
 """From texts to shards of tokens, in memory that does not grow with the texts.
 
 They are read two to four times: to measure them, to learn tokens, to count the tokens if their last
-tenth is held out, and to write them. plan.json keeps what the first passes found, so that whoever
-goes on after a kill only has to write.
+tenth is held out, and to write them. plan.json keeps what the first passes found, so that only the
+writing is repeated after a kill.
 """
 
 import dataclasses
@@ -74,9 +74,9 @@ def prepare(
 ) -> Shards:
     """Writes the tokens of texts to a directory, with their tokenizer.json -> what it holds.
 
-    Goes on where a process that was killed came to, and does nothing if the directory is complete.
+    Resumes what a process that was killed had begun, and does nothing if the directory is complete.
     InputError if it was begun with other texts or settings, or a text cannot be used or changes
-    meanwhile; OSError if the disk refuses something. Both leave what can be continued.
+    meanwhile; OSError if the disk refuses something. Both leave what can be resumed.
     """
     encoding = encoding or Encoding()
     directory = Path(check_type("directory", directory, str, PathLike))

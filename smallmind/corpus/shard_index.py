@@ -85,7 +85,7 @@ class Index(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where an unfinished writer can go on."""
+    """Where an unfinished writer can resume."""
 
     recipe: Recipe
     position: Any  # JSON, of the caller: all tokens before it have been written

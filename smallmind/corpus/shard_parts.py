@@ -34,7 +34,7 @@ OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.(?:bin|partial)", re.ASCII)
 
 
 class PartWriter:
-    """Writes the shards of a part, going on after `progress`.
+    """Writes the shards of a part, resuming after `progress`.
 
     OSError naming the file if the disk refuses something, InputError if what progress describes is
     not there.

@@ -1,6 +1,6 @@
-"""Writing a corpus as shards, which a writer that was killed can go on with.
+"""Writing a corpus as shards, which can be resumed after a kill.
 
-progress.json records what is there and from which position the caller goes on: at the beginning,
+progress.json records what is there and from which position the caller resumes: at the beginning,
 after each finished shard, and when the caller asks for it. Everything else is a leftover, which the
 next writer removes.
 """
@@ -79,7 +79,7 @@ class ShardWriter:
     def append(self, ids: Any, position: Any = None, held_out: bool = False) -> None:
         """Adds ids (n,) to the training or held-out part.
 
-        `position` is a JSON value from which the caller can go on after these ids, if it can: it
+        `position` is a JSON value from which the caller can resume after these ids, if it can: it
         is recorded once a shard is finished. InputError for an id outside the vocabulary.
         """
         ids = check_ids("ids", ids, self._recipe.vocab_size) if len(ids) else np.empty(0, np.int32)
@@ -118,7 +118,7 @@ class ShardWriter:
             self._close()
 
     def _open(self) -> Progress:
-        """Makes the directory ready for more -> where to go on."""
+        """Makes the directory ready for more -> where to resume."""
         if os.path.lexists(self.directory / INDEX):
             self._refuse_complete()
         try:
@@ -206,7 +206,7 @@ class ShardWriter:
     def _changing(self) -> Iterator[None]:
         """After an exception in the block nothing more is written: some of it may be missing."""
         if not self._is_usable:
-            raise ValueError("this writer has ended or failed; make a new one, which goes on")
+            raise ValueError("this writer has ended or failed; make a new one, which resumes it")
         self._is_usable = False
         with self._explaining():
             yield
@@ -220,7 +220,7 @@ class ShardWriter:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            advice = "make room and start again: it goes on where the last record says"
+            advice = "make room and start again: it resumes where the last record says"
             raise OSError(error.errno, f"{error.strerror}; {advice}", error.filename) from None
 
 

@@ -39,7 +39,7 @@ class Loop:
     `batches` are those of its steps; `saver` gets the state when a save is due. `evaluate`
     takes a step and a number of batches -> the record, or None if it was stopped; `check_stop`
     raises Stopped to end the run; `on_step` is called about once a second with the number of the
-    step, and how far it is if it takes long: "17%, 0:12".
+    step, and how far it is if it takes long: "17%, 0:12 left".
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Progress:
     def line(self, step: int, so_far: str = "") -> tuple[str, ...]:
         """The line, longest variant first: step, loss and time left stay to the last.
 
-        `so_far` is how far the step is, if it takes long: "17%, 0:12".
+        `so_far` is how far the step is, if it takes long: "17%, 0:12 left".
         """
         done = f" ({so_far})" if so_far else ""
         place = f"step {step:{len(str(self.steps))}}/{self.steps}{done}"

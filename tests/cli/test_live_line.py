@@ -146,7 +146,7 @@ def test_a_file_gets_a_line_per_minute_of_a_long_step(monkeypatch, clock):
             clock[0] += 2.5
     assert file.getvalue().splitlines()[1:] == [
         f"step      2/100000 ({so_far})  loss 2.3457  lr 1.0e-03"
-        for so_far in ("24%, 1:00", "48%, 2:00", "72%, 3:00", "96%, 4:00")
+        for so_far in ("24%, 3:10 left", "48%, 2:10 left", "72%, 1:10 left", "96%, 0:10 left")
     ]
 
 
@@ -166,8 +166,8 @@ def test_a_file_gets_a_line_per_minute_of_an_evaluation(clock):
         for _ in activity.parts(range(130)):
             clock[0] += 1
     assert file.getvalue().splitlines() == [
-        "Evaluating: 46%, 1:00 ...",
-        "Evaluating: 92%, 2:00 ...",
+        "Evaluating: 46%, 1:10 left ...",
+        "Evaluating: 92%, 0:10 left ...",
     ]
 
 
