@@ -3,7 +3,7 @@
 Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called with
 what is being done now, and with None at its end. `usual` ones are only for a line that is replaced:
 the parts of every run, once they have taken a second, and what `tick` adds to a phrase meanwhile,
-as in "Evaluating after step 250: 17%, 0:12 left". In scripts and notebooks the hook shows everything
+as in "Evaluating after step 250: 17%, 0:12 left". In scripts and notebooks the hook shows all
 else on standard error; `with showing_on(hook):` replaces it, as the command line does.
 """
 

@@ -8,10 +8,12 @@ import numpy as np
 from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, RunConfig
+from smallmind.memory.lru import LRU
 from smallmind.randomness import hash64
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
+KEPT = 4 * 2**20  # bytes of windows for evaluations, which are not read from disk each time
 
 
 class Tokens(Protocol):
@@ -91,6 +93,7 @@ class Dataset:
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
+        self._kept: LRU[Batch] = LRU(KEPT, lambda batch: batch.ids.nbytes + batch.targets.nbytes)
 
     def __repr__(self) -> str:
         return (
@@ -146,7 +149,9 @@ class Dataset:
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
         starts = random_starts((self.seed, stream, number), self.batch_size, len(tokens) - T)
-        return _windows(tokens, T, starts, None)
+        if not self.is_on_disk:
+            return _windows(tokens, T, starts, None)
+        return self._kept.get((part, number), lambda: _windows(tokens, T, starts, None))
 
 
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:
