@@ -165,6 +165,20 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     prefetch.add_argument("--steps", type=_count, default=30, metavar="N", help="in a turn (30)")
     prefetch.add_argument("--rounds", type=_count, default=7, metavar="N", help="turns each (7)")
 
+    corpus = commands.add_parser("corpus", help="measure preparing a large corpus, and training")
+    corpus.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="FOLDER",
+        help="with room for seven times the corpus; default: that of temporary files",
+    )
+    corpus.add_argument(
+        "--megabytes", type=_count, default=1000, metavar="N", help="size of the corpus (1000)"
+    )
+    corpus.add_argument("--steps", type=_count, default=50, metavar="N", help="in a turn (50)")
+    corpus.add_argument("--rounds", type=_count, default=15, metavar="N", help="turns each (15)")
+
     faults = commands.add_parser("faults", help="count the faults that runs survive")
     faults.add_argument(
         "--kills",
@@ -226,7 +240,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--peers", action="store_true", help="nanoGPT's recipe in PyTorch beside them; needs TEXT"
     )
 
-    for command in (kernels, step, start, tokenizer, memory, prefetch, faults, recipe):
+    for command in (kernels, step, start, tokenizer, memory, prefetch, corpus, faults, recipe):
         command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
@@ -282,7 +296,18 @@ def main() -> None:
             sys.exit("--peers needs a TEXT")
         if not importlib.util.find_spec("torch"):
             sys.exit("--peers needs PyTorch: python -m pip install torch")
-    from bench import kernels, machine, memory, plot, prefetch, recipe, start, step, tokenizer
+    from bench import (
+        corpus,
+        kernels,
+        machine,
+        memory,
+        plot,
+        prefetch,
+        recipe,
+        start,
+        step,
+        tokenizer,
+    )
 
     if options.command == "kernels":
         unknown = [name for name in options.names if name not in kernels.KERNELS]
@@ -310,6 +335,7 @@ def main() -> None:
         "tokenizer": tokenizer.run,
         "memory": memory.run,
         "prefetch": prefetch.run,
+        "corpus": corpus.run,
         "recipe": recipe.run,
     }
     if options.command == "faults":

@@ -86,8 +86,8 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     print("  ".join(f"{name} {value}" for name, value in machine.items()))
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS, np.int32)
     training = _training(tokens)
-    _turn(training, 0, options.steps, lambda: None)  # compiles, and touches all memory
-    step = statistics.median(_turn(training, 0, options.steps, lambda: None)[0])
+    turn(training, 0, options.steps, lambda: None)  # compiles, and touches all memory
+    step = statistics.median(turn(training, 0, options.steps, lambda: None)[0])
     records = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for case in _cases(training, tokens, step, Path(folder), options.megabytes):
@@ -129,18 +129,18 @@ def _measure(training: Training, case: _Case, options: argparse.Namespace) -> li
     turns: dict[int, list[tuple[list[float], list[float]]]] = {n: [] for n in options.ahead}
     for _ in range(options.rounds):
         for ahead, measured in turns.items():
-            measured.append(_turn(training, ahead, options.steps, case.before_step))
+            measured.append(turn(training, ahead, options.steps, case.before_step))
     # In these turns: on a busy machine it differs from that of other turns.
     computing = statistics.median(
         step - waited
         for measured in turns.values()
-        for turn in measured
-        for step, waited in zip(*turn, strict=True)
+        for each in measured
+        for step, waited in zip(*each, strict=True)
     )
     records = []
     for ahead, measured in turns.items():
         seconds, waiting = (
-            statistics.median(x for turn in measured for x in turn[i]) for i in (0, 1)
+            statistics.median(x for each in measured for x in each[i]) for i in (0, 1)
         )
         records.append(
             {
@@ -150,7 +150,9 @@ def _measure(training: Training, case: _Case, options: argparse.Namespace) -> li
                 "ahead": ahead,
                 "step": seconds,
                 "waiting": waiting,
-                "share": statistics.median(sum(turn[1]) / sum(turn[0]) for turn in measured),
+                "share": statistics.median(
+                    sum(waiting) / sum(steps) for steps, waiting in measured
+                ),
                 "unavoidable": max(0.0, 1 - computing / reading),
             }
         )
@@ -168,7 +170,7 @@ def _reading(training: Training, before_step: Callable[[], object], batches: int
     return statistics.median(seconds)
 
 
-def _turn(
+def turn(
     training: Training, ahead: int, steps: int, before_step: Callable[[], object]
 ) -> tuple[list[float], list[float]]:
     """Trains for some steps -> the seconds of each, and those of them that waited for a batch."""

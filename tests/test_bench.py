@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase
 
 from bench import __main__ as program
-from bench import cases, kernels, memory, prefetch, recipe, step, trial
+from bench import cases, corpus, kernels, memory, prefetch, recipe, step, trial
 from bench.__main__ import parse
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
@@ -342,3 +342,16 @@ def test_waiting_for_batches_is_measured_for_each_number_ahead(tmp_path, monkeyp
         prefetch._show([{**record, "unavoidable": unavoidable} for record in records[:2]])
         warning = "in memory: reading a batch takes longer than computing a step"
         assert capsys.readouterr().out.count(warning) == count
+
+
+def test_a_small_corpus_is_prepared_and_trained_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(corpus, "FILE", 0.1)
+    monkeypatch.setattr(corpus, "SHAPE", TINY)
+    flags = ["--megabytes", "1", "--steps", "2", "--rounds", "2"]
+    records = corpus.run(parse(["corpus", str(tmp_path), *flags]), {"threads": 1})
+    prepared = [record for record in records if record["measured"] == "prepare"]
+    assert [record["kind"] for record in prepared] == list(corpus.KINDS)
+    assert all(record["bytes"] > record["tokens"] * 0.9 > 0 for record in prepared)
+    assert {record["measured"] for record in records} == {"prepare", "peak", "step"}
+    assert "tokens on disk" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
