@@ -259,6 +259,7 @@ def test_a_run_by_minutes_copies_its_weights():
     [
         (ModelConfig(65, 128, 1, 4, 64), 8),  # attention
         (ModelConfig(65, 128, 1, 4, 64, dropout=0.1), 8),
+        (ModelConfig(65, 128, 1, 1, 64, document_token=3), 8),
         (ModelConfig(65, 16, 2, 2, 128), 40),  # GELU
         (ModelConfig(1000, 16, 1, 1, 32), 40),  # the loss
         (ModelConfig(65, 16, 4, 2, 192), 1),  # the optimizer
