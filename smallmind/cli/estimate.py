@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
         read_teacher,
         separator_of,
         with_initial,
+        with_vocabulary,
     )
     from smallmind.runs.source import read_source
     from smallmind.runs.threads import choose_threads
@@ -65,9 +66,11 @@ def run(options: argparse.Namespace) -> int:
         data = make_dataset(settings, source, tokenizer)
         size = TextSize.of(source.text, data)
     if tokens is not None:  # perhaps another number than that of the text
-        tokenizer, model = None, dataclasses.replace(model, vocab_size=tokens)
+        token = 0 if settings.run.mask_documents else None  # any one takes the same memory
+        model = dataclasses.replace(model, vocab_size=tokens, document_token=token)
+        tokenizer = None
     elif tokenizer:
-        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+        model = with_vocabulary(settings, tokenizer)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
     teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)
