@@ -92,6 +92,13 @@ class ModelConfig:
     logit_softcap: float = setting(
         0.0, "keep logits within +- this, by tanh; 0: no limit", low=0.0, high=1e3
     )
+    document_token: int | None = setting(
+        None,
+        "the token that begins a document, which attention does not look past; follows from the "
+        "text",
+        low=0,
+        high=2**24 - 1,
+    )
 
     def __post_init__(self) -> None:
         check_all(self)
@@ -100,6 +107,10 @@ class ModelConfig:
             raise InputError(
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
                 f"for example {near}"
+            )
+        if self.document_token is not None and self.document_token >= self.vocab_size:
+            raise InputError(
+                f"document_token={self.document_token} must be below vocab_size={self.vocab_size}"
             )
         if 0 < self.logit_softcap < 0.01:
             raise InputError(f"logit_softcap={self.logit_softcap} must be 0 or at least 0.01")
@@ -391,6 +402,11 @@ class RunConfig:
         "pattern by which texts are cut into words",
         choices=("gpt2", "gpt4"),
         needs=("tokenizer", "bpe"),
+    )
+    mask_documents: bool = setting(
+        False,
+        "keep attention inside each document: it does not look past the last <|endoftext|>, or "
+        "with --tokenizer char or byte the last line break",
     )
     batch_size: int = setting(12, "windows of text per batch", low=1, high=MAX_BATCH)
     seed: int = setting(

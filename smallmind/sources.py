@@ -20,8 +20,9 @@ FIELDS = {
     for section, config in SECTIONS.items()
     for field in dataclasses.fields(config)
 }
+FROM_TEXT = ("vocab_size", "document_token")  # nobody chooses them
 # Not reused from a saved run: these depend on its text, its directory or its machine.
-RUN_SPECIFIC = ("vocab_size", "out", "threads", "minutes")
+RUN_SPECIFIC = (*FROM_TEXT, "out", "threads", "minutes")
 MAX_BYTES = 1_000_000  # of a file of settings
 # The length of a run: setting one of them overrides all three.
 LENGTHS = ("steps", "epochs", "minutes")
@@ -196,8 +197,8 @@ def _checked(section: str, keys: Any) -> Fields:
         owner, field = FIELDS.get(key, ("", None))
         if field is None or owner != section:
             raise InputError(f"unknown key {key} in [{section}]; {_nearest_key(key)}")
-        if key == "vocab_size":
-            raise InputError(f"vocab_size={value!r} follows from the text; leave it out")
+        if key in FROM_TEXT:
+            raise InputError(f"{key}={value!r} follows from the text; leave it out")
         settings[key] = check(field, value)
     return settings
 

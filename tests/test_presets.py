@@ -62,7 +62,8 @@ def test_no_two_configs_share_a_field_name():
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_an_architecture_sets_every_part_and_flags_win(arch):
     parts = {field.name for field in dataclasses.fields(ModelConfig)} - {
-        "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "dropout", "tie_weights"
+        "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "dropout", "tie_weights",
+        "document_token",
     }  # fmt: skip
     chosen = {"mlp_width", "n_kv_head", "rope_theta"}  # sizes, whose defaults suit every kind
     assert ARCHITECTURES[arch].keys() == parts - chosen

@@ -48,6 +48,7 @@ def _parts_of(config: ModelConfig) -> str:
         "pairs of tokens embedded": config.bigram_rows,
         "zero initialisation": config.zero_init,
         "soft cap": config.logit_softcap,
+        "documents masked": config.document_token is not None,
     }
     parts = [config.norm, positions, config.mlp, heads]
     parts += [extra for extra, is_on in extras.items() if is_on]

@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
         read_teacher,
         with_initial,
         with_tokenizer,
+        with_vocabulary,
     )
     from smallmind.runs.source import approximate_characters, is_large, read_source
     from smallmind.runs.threads import choose_threads
@@ -70,9 +71,11 @@ def run(options: argparse.Namespace) -> int:
         data = make_dataset(settings, source, tokenizer)
         size = TextSize.of(source.nbytes, data)
     if tokens is not None:  # perhaps another number than that of the text
-        tokenizer, model = None, dataclasses.replace(model, vocab_size=tokens)
+        token = 0 if settings.run.mask_documents else None  # any one takes the same memory
+        model = dataclasses.replace(model, vocab_size=tokens, document_token=token)
+        tokenizer = None
     elif tokenizer:
-        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
+        model = with_vocabulary(settings, tokenizer)
     config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
     teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)

@@ -16,6 +16,7 @@ from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, S
 from smallmind.settings import RENAMED, SECTIONS, Settings
 from smallmind.sources import (
     FIELDS,
+    FROM_TEXT,
     MODEL_FIELDS,
     given_fields,
     is_saved_run,
@@ -23,7 +24,7 @@ from smallmind.sources import (
     resolve,
 )
 
-WITHOUT_FLAG = ("vocab_size", "text", "enable_diagnostics")  # the last one is --profile
+WITHOUT_FLAG = (*FROM_TEXT, "text", "enable_diagnostics")  # the last one is --profile
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 FLAGS = {  # that are not named after their fields
     "text_field": "--field",

@@ -1,7 +1,8 @@
 """Causal multi-head attention, fused: scores exist only in tiles of scratch, never as T x T.
 
-TILE_ROWS queries at a time are processed, whose scores against all earlier keys fit the cache. For
-the backward pass only the logarithm of each row's sum of exponentials is kept (Dao et al. 2022).
+TILE_ROWS queries at a time are processed, whose scores against all earlier keys fit the cache. Keys
+before the documents of all of them are skipped. For the backward pass only the logarithm of each
+row's sum of exponentials is kept (Dao et al. 2022).
 """
 
 from typing import NamedTuple
@@ -11,6 +12,9 @@ from numba import prange
 
 from smallmind.kernels.attention_heads import (
     attention_shape,
+    first_column,
+    first_key,
+    first_keys,
     head_at,
     multiply,
     pack_columns,
@@ -43,25 +47,25 @@ from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS, Extent, Rows, Strip
 
 
-def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
 
     The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
     heads of queries share keys and values (Ainslie et al. 2023).
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
     the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
-    off at probability 0.
+    off at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
     """
     threshold, factor = dropout_threshold(probability)
-    shape = attention_shape(qkv, out, logsumexp)
+    shape = attention_shape(qkv, out, logsumexp, firsts)
     rows = scratch(threads(), _forward_layout(shape.T, shape.D).size)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
-    _attention(out, logsumexp, qkv, mask, first_head, rows, shape)
+    _attention(out, logsumexp, qkv, first_keys(firsts), mask, first_head, rows, shape)
 
 
 @parallel_jit
-def _attention(out, logsumexp, qkv, mask, first_head, scratch, shape):
+def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
     workers = scratch.shape[0]
     heads, T = shape.B * shape.H, shape.T
     for worker in prange(workers):
@@ -73,7 +77,8 @@ def _attention(out, logsumexp, qkv, mask, first_head, scratch, shape):
             first = row_of_share(T, np.sqrt(max(0, begin - index * workers) / workers))
             last = row_of_share(T, np.sqrt(min(workers, end - index * workers) / workers))
             if first < last:
-                head, dropped = head_at(index, shape), mask_of_head(mask, first_head + index)
+                head = head_at(index, shape, at(firsts, 0))
+                dropped = mask_of_head(mask, first_head + index)
                 starts = at(out, 0), at(logsumexp, 0), at(qkv, 0)
                 _attention_rows(*starts, head, first, last, own, dropped)
 
@@ -115,38 +120,60 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
     pack_rows(values, qkv, head.values, width, end, D)
     for first in range(begin, end, TILE_ROWS):
         rows = min(TILE_ROWS, end - first)
-        seen = first + rows
+        left, seen = first_column(head, first), first + rows
         pack_rows(queries, qkv, head.queries + first * width, width, rows, D)
-        for column in range(0, seen, PANEL):
-            columns = min(PANEL, round_up(seen - column, LANES))
+        for panel in range(left // PANEL * PANEL, seen, PANEL):
+            column = max(left, panel)
+            columns = min(panel + PANEL, round_up(seen, LANES)) - column
             multiply(
                 Rows(at(scores, column), T_row),
                 Strip(at(queries, 0), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(keys, column * D), PANEL),
+                Rows(at(keys, panel * D + column - panel), PANEL),
                 Extent(rows, columns, D),
             )
         # Each pass covers all rows: within one row, a pass would have to wait for the one before.
         for i in range(rows):
-            top = _row_maximum(scores, i * T_row, first + i + 1)
+            hidden = first_key(head, first + i)
+            column = hidden // LANES * LANES
+            if hidden > left:
+                _hide_keys(scores, i * T_row, left, hidden)
+            top = _row_maximum(scores, i * T_row + column, first + i + 1 - column)
             logsumexp[head.logsumexp + first + i] = top
         for i in range(rows):
             top = logsumexp[head.logsumexp + first + i]
-            padded, counter = round_up(seen, LANES), (first + i) * T
-            sums[i] = _exponentials(
-                scores, i * T_row, first + i + 1, padded, top, scale, mask, counter
-            )
+            hidden = first_key(head, first + i)
+            column = hidden // LANES * LANES
+            padded = round_up(seen, LANES) - column
+            shown = Shown(hidden - column, first + i + 1 - column, padded)
+            start, counter = i * T_row + column, (first + i) * T + column
+            sums[i] = _exponentials(scores, start, shown, top, scale, mask, counter)
         for column in range(0, D, PANEL):
             multiply(
                 Rows(at(results, column), D_row),
-                Strip(at(scores, 0), TILE_ROWS * T_row, T_row, 1),
-                Rows(at(values, column), D_row),
-                Extent(rows, min(PANEL, D_row - column), seen),
+                Strip(at(scores, left), TILE_ROWS * T_row, T_row, 1),
+                Rows(at(values, left * D_row + column), D_row),
+                Extent(rows, min(PANEL, D_row - column), seen - left),
             )
         for i in range(rows):
             factor = np.float32(1) / sums[i]
             write_row(out, head.out + (first + i) * C, results, i * D_row, D, factor)
             row = head.logsumexp + first + i
             logsumexp[row] = logsumexp[row] * scale + np.log(sums[i])
+
+
+@jit
+def _hide_keys(scores, s, left, first):
+    """Of a row that begins at s, the scores left..first become zeros in whole vectors.
+
+    In the vector of the first key that is seen they become copies of its score, which change no
+    maximum. Not -inf: CPUs take long where an exponential is too small for a float32.
+    """
+    whole = first // LANES * LANES
+    for j in range(left, whole, LANES):
+        store(scores, s + j, broadcast(np.float32(0)))
+    if first > whole:
+        x = first_or(broadcast(scores[s + first]), first - whole, load(scores, s + whole))
+        store(scores, s + whole, x)
 
 
 @jit
@@ -161,28 +188,40 @@ def _row_maximum(scores, s, count):
     return lane_maximum(top)
 
 
+class Shown(NamedTuple):
+    """The scores first..last of a row whose keys the query sees, out of `width` scores."""
+
+    first: int  # below LANES
+    last: int
+    width: int
+
+
 @jit
-def _exponentials(scores, s, count, width, m, scale, mask, counter):
-    """`count` scores from s on -> exp((score - m) scale) after dropout, then zeros up to width.
+def _exponentials(scores, s, shown, m, scale, mask, counter):
+    """The scores of a row from s on -> exp((score - m) scale) after dropout; zeros if not shown.
 
     In place. Returns the sum of the exponentials, including the dropped ones.
     """
-    whole = count // LANES * LANES
-    tail = count - whole
+    whole = shown.last // LANES * LANES
+    tail = shown.last - whole
     total = broadcast(np.float32(0))
     for j in range(0, whole, LANES):
         e = exp((load(scores, s + j) - m) * scale)
+        if j < shown.first:
+            e = first_or(broadcast(np.float32(0)), shown.first, e)
         total = total + e
         if mask.threshold > 0:
             e = e * dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
         store(scores, s + j, e)
     if tail:
         e = keep_first(exp((load(scores, s + whole) - m) * scale), tail)
+        if whole < shown.first:
+            e = first_or(broadcast(np.float32(0)), shown.first, e)
         total = total + e
         if mask.threshold > 0:
             e = e * dropout_factors(mask.key, counter + whole, mask.threshold, mask.factor)
         store(scores, s + whole, e)
         whole += LANES
-    for j in range(whole, width, LANES):
+    for j in range(whole, shown.width, LANES):
         store(scores, s + j, broadcast(np.float32(0)))
     return lane_sum(total)

@@ -8,6 +8,9 @@ from numba import prange
 from smallmind.kernels.attention_heads import (
     ROWS,
     attention_shape,
+    first_column,
+    first_key,
+    first_keys,
     head_at,
     multiply,
     pack_columns,
@@ -27,6 +30,7 @@ from smallmind.kernels.codegen.simd import (
     broadcast,
     dropout_factors,
     exp,
+    first_or,
     fma,
     keep_first,
     lane_sum,
@@ -46,18 +50,21 @@ class Span(NamedTuple):
     right: int
 
 
-def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
+def attention_backward(
+    dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
+):
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
-    shape = attention_shape(qkv, out, logsumexp)
+    shape = attention_shape(qkv, out, logsumexp, firsts)
     rows = scratch(threads(), _backward_layout(shape.T, shape.D).size)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
-    _attention_backward(dqkv, dout, out, logsumexp, qkv, mask, first_head, rows, shape)
+    given = dqkv, dout, out, logsumexp, qkv, first_keys(firsts)
+    _attention_backward(*given, mask, first_head, rows, shape)
 
 
 @parallel_jit
-def _attention_backward(dqkv, dout, out, logsumexp, qkv, mask, first_head, scratch, shape):
+def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
     workers = scratch.shape[0]
     T, shared = shape.T, shape.H // shape.G
     groups = shape.B * shape.G
@@ -72,7 +79,8 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, mask, first_head, scrat
                     index = group * shared + number
                     dropped = mask_of_head(mask, first_head + index)
                     forward = Forward(at(dout, 0), at(out, 0), at(logsumexp, 0), dropped)
-                    head, rows = head_at(index, shape), Turn(first, last, number, shared)
+                    head = head_at(index, shape, at(firsts, 0))
+                    rows = Turn(first, last, number, shared)
                     _attention_backward_rows(at(dqkv, 0), at(qkv, 0), forward, head, rows, own)
 
 
@@ -173,6 +181,8 @@ def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
         if first < end:
             _probabilities(own, forward, head, first, last, Span(0, last))
             _write_dqueries(dqkv, own, head, first, last)
+        elif first_key(head, first) >= end:
+            break  # no later query sees these keys
         else:
             _probabilities(own, forward, head, first, last, Span(begin, min(last, end)))
         _add_dkeys_and_dvalues(own, head, first, last, Span(begin, min(last, end)), is_first)
@@ -189,13 +199,13 @@ def _write_dqueries(dqkv, own, head, first, last):
     """dq = ds k, for the queries first..last."""
     D, D_row, T_row = head.D, round_up(head.D, LANES), score_row(head.T)
     for tile in range(first, last, TILE_ROWS):
-        count = min(TILE_ROWS, last - tile)
+        count, left = min(TILE_ROWS, last - tile), first_column(head, tile)
         for column in range(0, D, PANEL):
             multiply(
                 Rows(at(own.dqueries, column), D_row),
-                Strip(at(own.ds, (tile - first) * T_row), TILE_ROWS * T_row, T_row, 1),
-                Rows(at(own.keys, column), D_row),
-                Extent(count, min(PANEL, D_row - column), min(last, tile + TILE_ROWS)),
+                Strip(at(own.ds, (tile - first) * T_row + left), TILE_ROWS * T_row, T_row, 1),
+                Rows(at(own.keys, left * D_row + column), D_row),
+                Extent(count, min(PANEL, D_row - column), tile + count - left),
             )
         for i in range(count):
             place = head.queries + (tile + i) * head.width
@@ -209,13 +219,18 @@ def _add_dkeys_and_dvalues(own, head, first, last, keys, is_first):
     The first queries that see a key, of the first head that shares it, write instead of adding.
     """
     D_row, T_row = round_up(head.D, LANES), score_row(head.T)
+    end = first if head.firsts_step else last  # of the queries that see a tile of keys
     for tile in range(keys.left, keys.right, TILE_ROWS):
+        count = min(TILE_ROWS, keys.right - tile)
+        while end < last and first_key(head, end) < tile + count:
+            end += 1
         start = max(first, tile)  # the queries before do not see the tile
+        if start >= end:
+            continue
         writes = is_first and tile >= first
         place = (start - first) * T_row + tile
         for column in range(0, head.D, PANEL):
-            count, width = min(TILE_ROWS, keys.right - tile), min(PANEL, D_row - column)
-            extent = Extent(count, width, last - start)
+            extent = Extent(count, min(PANEL, D_row - column), end - start)
             dkeys = Rows(at(own.dkeys, tile * D_row + column), D_row)
             dvalues = Rows(at(own.dvalues, tile * D_row + column), D_row)
             source = start * D_row + column
@@ -241,26 +256,30 @@ def _add_dkeys_and_dvalues(own, head, first, last, keys, is_first):
 
 @jit
 def _probabilities(own, forward, head, first, last, keys):
-    """Writes p and ds of the queries first..last, with zeros for keys after the query."""
+    """Writes p and ds of the queries first..last, with zeros for the keys that a query ignores.
+
+    Those before the first column of a tile of queries are left out.
+    """
     T, D = head.T, head.D
     D_row, T_row = round_up(D, LANES), score_row(T)
     scale = np.float32(1 / np.sqrt(D))
     for tile in range(first, last, TILE_ROWS):
         count = min(TILE_ROWS, last - tile)
-        seen = min(tile + count, keys.right)
+        left, seen = max(keys.left, first_column(head, tile)), min(tile + count, keys.right)
         place = (tile - first) * T_row
-        for column in range(keys.left // PANEL * PANEL, seen, PANEL):
-            extent = Extent(count, min(PANEL, round_up(seen - column, LANES)), D)
+        for panel in range(left // PANEL * PANEL, seen, PANEL):
+            column = max(left, panel)
+            extent = Extent(count, min(panel + PANEL, round_up(seen, LANES)) - column, D)
             multiply(
                 Rows(at(own.p, place + column), T_row),
                 Strip(at(own.queries, tile * D_row), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(own.key_panels, column * D), PANEL),
+                Rows(at(own.key_panels, panel * D + column - panel), PANEL),
                 extent,
             )
             multiply(
                 Rows(at(own.ds, place + column), T_row),
                 Strip(at(own.douts, tile * D_row), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(own.value_panels, column * D), PANEL),
+                Rows(at(own.value_panels, panel * D + column - panel), PANEL),
                 extent,
             )
         for i in range(count):
@@ -268,10 +287,11 @@ def _probabilities(own, forward, head, first, last, keys):
             delta = _dot(forward.dout, forward.out, head.out + row * head.C, D)
             softmax = Softmax(scale, forward.logsumexp[head.logsumexp + row], delta)
             counter = row * T
-            columns = Span(keys.left, round_up(keys.right, LANES))
+            columns = Span(left, round_up(keys.right, LANES))
             start = place + i * T_row
+            visible = Span(first_key(head, row), row + 1)
             _softmax_backward_row(
-                own.p, own.ds, start, row + 1, columns, softmax, forward.mask, counter
+                own.p, own.ds, start, visible, columns, softmax, forward.mask, counter
             )
 
 
@@ -284,23 +304,30 @@ class Softmax(NamedTuple):
 
 
 @jit
-def _softmax_backward_row(p, ds, s, count, columns, softmax, mask, counter):
+def _softmax_backward_row(p, ds, s, seen, columns, softmax, mask, counter):
     """Scores in p -> probabilities after dropout; their gradients in ds -> those of the scores.
 
-    Both rows begin at s. Of the columns given, those from count on become zeros.
+    Both rows begin at s. Of the columns given, those that are not seen become zeros.
     """
-    zero = broadcast(np.float32(0))
-    for j in range(columns.left, min(columns.right, round_up(count, LANES)), LANES):
+    zero, count = broadcast(np.float32(0)), seen.right
+    begin = max(columns.left, seen.left // LANES * LANES)
+    for j in range(columns.left, min(columns.right, begin), LANES):
+        store(p, s + j, zero)
+        store(ds, s + j, zero)
+    for j in range(begin, min(columns.right, round_up(count, LANES)), LANES):
         probability = exp(load(p, s + j) * softmax.scale - softmax.logsumexp)
-        if j + LANES > count:
-            probability = keep_first(probability, count - j)
+        is_edge = j < seen.left or j + LANES > count
+        if is_edge:
+            probability = first_or(zero, seen.left - j, keep_first(probability, count - j))
         dprobability, kept = load(ds, s + j), probability
         if mask.threshold > 0:
             factors = dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
             dprobability, kept = dprobability * factors, probability * factors
         dscore = probability * (dprobability - softmax.delta) * softmax.scale
+        if is_edge:
+            dscore = first_or(zero, seen.left - j, keep_first(dscore, count - j))
         store(p, s + j, kept)
-        store(ds, s + j, keep_first(dscore, count - j) if j + LANES > count else dscore)
+        store(ds, s + j, dscore)
     for j in range(max(columns.left, round_up(count, LANES)), columns.right, LANES):
         store(p, s + j, zero)
         store(ds, s + j, zero)

@@ -1,16 +1,17 @@
 """What both passes of attention share: where heads lie in the arrays, and how they are packed."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.codegen.jit import called_jit, jit
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit
 from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import LANES, at, element, load, load_first, store, store_first
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Rows, multiply_panel
 
 ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
+_ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
 class Shape(NamedTuple):
@@ -21,13 +22,22 @@ class Shape(NamedTuple):
     H: int
     G: int
     D: int
+    has_documents: bool
 
 
-def attention_shape(qkv, out, logsumexp):
-    """qkv (B T, (H + 2 G) D), out (B T, H D), logsumexp (B, H, T) -> their sizes."""
+def attention_shape(qkv, out, logsumexp, firsts):
+    """qkv (B T, (H + 2 G) D), out (B T, H D), logsumexp (B, H, T) -> their sizes.
+
+    And whether there are firsts (B, T).
+    """
     B, H, T = logsumexp.shape
     D = out.shape[1] // H
-    return Shape(B, T, H, (qkv.shape[1] // D - H) // 2, D)
+    return Shape(B, T, H, (qkv.shape[1] // D - H) // 2, D, firsts is not None)
+
+
+def first_keys(firsts):
+    """firsts (B, T) or None -> an array in any case: kernels are compiled for one type only."""
+    return _ONE_DOCUMENT if firsts is None else firsts
 
 
 class Head(NamedTuple):
@@ -42,6 +52,8 @@ class Head(NamedTuple):
     values: int
     out: int  # in out (B T, C)
     logsumexp: int  # in logsumexp (B, H, T)
+    firsts: Any  # a pointer to the first key that each query sees
+    firsts_step: int  # between those of two queries; 0: the same for all
 
 
 @jit
@@ -51,14 +63,48 @@ def row_of_share(T, share):
 
 
 @jit
-def head_at(index, shape):
-    """The head with this number, counted over the queries of all sequences."""
+def head_at(index, shape, firsts):
+    """The head with this number, counted over the queries of all sequences.
+
+    firsts is a pointer to the array.
+    """
     T, H, G, D = shape.T, shape.H, shape.G, shape.D
     b, h = index // H, index % H
     width, C, group = (H + 2 * G) * D, H * D, h // (H // G)
     row = b * T * width
     keys = row + C + group * D
-    return Head(T, D, width, C, row + h * D, keys, keys + G * D, b * T * C + h * D, index * T)
+    step = 1 if shape.has_documents else 0
+    return Head(
+        T,
+        D,
+        width,
+        C,
+        row + h * D,
+        keys,
+        keys + G * D,
+        b * T * C + h * D,
+        index * T,
+        at(firsts, b * T * step),
+        step,
+    )
+
+
+@inline_jit
+def first_key(head, query):
+    """The first key that a query sees. It never decreases from one query to the next."""
+    return np.int64(head.firsts[query * head.firsts_step])
+
+
+@inline_jit
+def first_column(head, query):
+    """The first column of scores that a tile of queries, from this one on, needs.
+
+    It begins a vector, at the latest that of the first key's tile: the backward pass multiplies
+    whole tiles of keys.
+    """
+    if head.firsts_step == 0:
+        return np.int64(0)
+    return first_key(head, query) // TILE_ROWS * TILE_ROWS // LANES * LANES
 
 
 @called_jit

@@ -6,6 +6,7 @@ from smallmind.kernels.attention_backward import attention_backward
 from smallmind.kernels.bigrams import bigrams
 from smallmind.kernels.cross_entropy import cross_entropy
 from smallmind.kernels.distillation import distillation, top_k_logits
+from smallmind.kernels.documents import document_starts
 from smallmind.kernels.dropout import dropout
 from smallmind.kernels.embedding import embedding, embedding_backward
 from smallmind.kernels.gelu import gelu, gelu_backward
@@ -29,6 +30,7 @@ __all__ = [
     "copy_columns",
     "cross_entropy",
     "distillation",
+    "document_starts",
     "dropout",
     "embedding",
     "embedding_backward",

@@ -243,29 +243,31 @@ def rotary_angles(positions, D, theta):
     return np.arange(positions)[:, None] * theta ** (-np.arange(half) / max(1, half))
 
 
-def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
+def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
 
     The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
     heads of queries share keys and values (Ainslie et al. 2023).
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
     the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
-    off at probability 0.
+    off at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
     """
     q, k, v = _queries_keys_values(qkv, logsumexp.shape, out.shape[1])
-    p, logsumexp[...] = _causal_softmax(q, k)
+    p, logsumexp[...] = _causal_softmax(q, k, firsts)
     B, H, T = logsumexp.shape
     heads = out.reshape(B, T, H, -1).transpose(0, 2, 1, 3)  # a view
     heads[...] = _drop_heads(p, key, probability, first_row) @ v
 
 
-def attention_backward(dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0):
+def attention_backward(
+    dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
+):
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     B, H, T = logsumexp.shape
     q, k, v = _queries_keys_values(qkv, logsumexp.shape, out.shape[1])
     d, o = (x.reshape(B, T, H, -1).transpose(0, 2, 1, 3) for x in (dout, out))
     # Not exp(scores - logsumexp): a logsumexp in the thousands is rounded too coarsely.
-    p, _ = _causal_softmax(q, k)
+    p, _ = _causal_softmax(q, k, firsts)
     # forward: out = drop(p) v
     dv = _drop_heads(p, key, probability, first_row).swapaxes(-1, -2) @ d
     dp = _drop_heads(d @ v.swapaxes(-1, -2), key, probability, first_row)
@@ -293,13 +295,17 @@ def _queries_keys_values(qkv, shape, C):
     return (q, k, v) if G == H else (q, k.repeat(H // G, axis=1), v.repeat(H // G, axis=1))
 
 
-def _causal_softmax(q, k):
+def _causal_softmax(q, k, firsts):
     """q, k (B, H, T, D) -> softmax of q k^T / sqrt(D), (B, H, T, T), and its logsumexp (B, H, T).
 
-    The probability of keys after the query is zero.
+    The probability of keys after the query, or before the first that it sees, is zero.
     """
+    T = q.shape[2]
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    scores = np.where(np.tri(q.shape[2], dtype=bool), scores, -math.inf)
+    seen = np.tri(T, dtype=bool)
+    if firsts is not None:
+        seen = seen & (np.arange(T) >= firsts[:, None, :, None])
+    scores = np.where(seen, scores, -math.inf)
     top = scores.max(axis=-1, keepdims=True)
     scores -= top
     p = np.exp(scores, out=scores)
@@ -329,16 +335,27 @@ def embedding_backward(dweight, daddend, dout, ids):
 BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
 
 
-def bigrams(rows, ids, vocab_size, count):
+def bigrams(rows, ids, vocab_size, count, document_token):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
-    Before the first token comes token 0. Row V previous + token or, of fewer rows, a hash of that.
+    Before the first token, and before each document_token (-1: none), comes token 0. Row
+    V previous + token or, of fewer rows, a hash of that.
     """
     pairs = ids.astype(np.int64)
-    pairs[:, 1:] += vocab_size * ids[:, :-1].astype(np.int64)
+    previous = np.where(ids[:, 1:] == document_token, 0, ids[:, :-1])
+    pairs[:, 1:] += vocab_size * previous.astype(np.int64)
     if count < vocab_size**2:
         pairs = (pairs * BIGRAM_FACTOR % 2**32) * count >> 32
     rows[...] = pairs
+
+
+def document_starts(firsts, ids, token):
+    """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
+
+    A document begins at its token, and the first of a window with the window.
+    """
+    places = np.where(ids == token, np.arange(ids.shape[1], dtype=np.int32), 0)
+    np.maximum.accumulate(places, axis=1, out=firsts)
 
 
 def dropout(out, x, key, probability, addend=None, first_row=0):

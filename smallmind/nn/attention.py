@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from smallmind.nn.documents import Documents
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.linear import Linear
 from smallmind.nn.projection import Projection
@@ -14,16 +15,24 @@ from smallmind.nn.scope import Scope
 class Attention:
     """One product for queries, keys and values; attention head by head; an output projection.
 
-    H heads of queries, and G of keys and of values (Ainslie et al. 2023). `first_values` are those
-    of the first block, if the model mixes them into all others.
+    H heads of queries, and G of keys and of values (Ainslie et al. 2023). A query sees only keys of
+    its own document. `first_values` are those of the first block, if the model mixes them into all
+    others.
     """
 
-    def __init__(self, scope: Scope, first_values: Source | None, is_first_block: bool) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        documents: Documents,
+        first_values: Source | None,
+        is_first_block: bool,
+    ) -> None:
         config = scope.config
         C, D, H, G = config.n_embd, config.head_size, config.n_head, config.kv_heads
         self.workspace = scope.workspace
         self.name = scope.name
         self.n_head = H
+        self.documents = documents
         self.dropout = Dropout(scope)
         self.qkv_linear = Linear(scope.inner("qkv"), (C, C + 2 * G * D), widths=(C, G * D, G * D))
         self.values = (
@@ -52,7 +61,9 @@ class Attention:
         self.heads = self.workspace.rent(R, C)
         self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
         kernels = self.workspace.kernels_for(self.name)
-        kernels.attention(self.heads, self.logsumexp, self.qkv, *self.dropout.mask())
+        kernels.attention(
+            self.heads, self.logsumexp, self.qkv, *self.dropout.mask(), self.documents.firsts
+        )
         return self.projection.forward(self.heads, residual)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
@@ -62,8 +73,9 @@ class Attention:
         self.projection.backward_weight(self.heads)
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
         dqkv = self.workspace.rent(*self.qkv.shape)
+        given = dheads, self.heads, self.logsumexp, self.qkv
         self.workspace.kernels_for(self.name).attention_backward(
-            dqkv, dheads, self.heads, self.logsumexp, self.qkv, *self.dropout.mask()
+            dqkv, *given, *self.dropout.mask(), self.documents.firsts
         )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: q, k = rotary(norm(q)), rotary(norm(k)); v = mixture(v)

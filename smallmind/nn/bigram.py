@@ -9,7 +9,7 @@ from smallmind.nn.scope import Scope
 class BigramEmbedding:
     """A row per pair of tokens, at most `bigram_rows`: then pairs share rows by a hash.
 
-    The first token of a window counts as following token 0.
+    The first token of a window or a document counts as following token 0.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -18,6 +18,7 @@ class BigramEmbedding:
         self.workspace = scope.workspace
         self.name = "bigram_embedding"
         self.vocab_size, self.count = V, min(config.bigram_rows, V * V)
+        self.document_token = -1 if config.document_token is None else config.document_token
         shape = self.count, config.n_embd
         self.weight = scope.parameters.declare(
             "bigram_embedding.weight", shape, ZEROS, Role.EMBEDDING
@@ -27,7 +28,7 @@ class BigramEmbedding:
         """x (B T, C), ids (B, T) -> x + the row of each pair. Writes x; keeps their numbers."""
         self.rows = self.workspace.rent_ids(*ids.shape)
         kernels = self.workspace.kernels_for(self.name)
-        kernels.bigrams(self.rows, ids, self.vocab_size, self.count)
+        kernels.bigrams(self.rows, ids, self.vocab_size, self.count, self.document_token)
         kernels.embedding(x, self.weight.compute, self.rows, x)
 
     def backward(self, dx: np.ndarray) -> None:

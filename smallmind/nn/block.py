@@ -3,6 +3,7 @@
 import numpy as np
 
 from smallmind.nn.attention import Attention
+from smallmind.nn.documents import Documents
 from smallmind.nn.layers import build_mlp, build_norm
 from smallmind.nn.residuals import EmbeddingResidual, Source
 from smallmind.nn.scope import Scope
@@ -11,12 +12,14 @@ from smallmind.nn.scope import Scope
 class Block:
     """[x = a x + b embedding;] x = x + attention(norm(x)); x = x + mlp(norm(x)).
 
-    `embedding` and `first_values` are what it mixes in from the start of the network, if anything.
+    Attention stays inside `documents`. `embedding` and `first_values` are what it mixes in from the
+    start of the network, if anything.
     """
 
     def __init__(
         self,
         scope: Scope,
+        documents: Documents,
         embedding: Source | None,
         first_values: Source | None,
         is_first: bool,
@@ -26,7 +29,7 @@ class Block:
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
         self.attention_norm = build_norm(scope.inner("attention_norm"))
-        self.attention = Attention(scope.inner("attention"), first_values, is_first)
+        self.attention = Attention(scope.inner("attention"), documents, first_values, is_first)
         self.mlp_norm = build_norm(scope.inner("mlp_norm"))
         self.mlp = build_mlp(scope.inner("mlp"))
 

@@ -5,6 +5,7 @@ import numpy as np
 from smallmind.config import ModelConfig
 from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
+from smallmind.nn.documents import Documents
 from smallmind.nn.head import initial_gain
 from smallmind.nn.layers import build_embedding, build_head, build_norm
 from smallmind.nn.parameters import Parameters
@@ -21,11 +22,12 @@ class Network:
     def __init__(self, workspace: Workspace, parameters: Parameters, config: ModelConfig) -> None:
         scope = Scope(workspace, parameters, config)
         self.workspace = workspace
+        self.documents = Documents(scope.inner("documents"))
         self.embedding = build_embedding(scope.inner("embedding"))
         self.x0 = Source(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Source(workspace, "first_values") if config.value_residual else None
         self.blocks = [
-            Block(scope.inner(f"blocks.{i}"), self.x0, first_values, i == 0)
+            Block(scope.inner(f"blocks.{i}"), self.documents, self.x0, first_values, i == 0)
             for i in range(config.n_layer)
         ]
         self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
@@ -44,6 +46,7 @@ class Network:
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
         self.workspace.direction = "forward"
+        self.documents.find(ids)
         x = self.embedding.forward(ids)
         if self.x0:
             self.x0.keep(x, 0, x.shape[1])

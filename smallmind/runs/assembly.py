@@ -68,6 +68,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     Only dropout is a free choice. InputError if another of their settings was chosen differently.
     """
     fixed = {**dataclasses.asdict(initial.config), "tokenizer": initial.tokenizer.kind}
+    fixed["mask_documents"] = initial.config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
     for config in (settings.model, settings.run):
         for field in dataclasses.fields(config):
@@ -77,7 +78,8 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
                     f"{field.name}={chosen!r} contradicts {settings.run.init_from}, whose weights "
                     f"have {field.name}={value!r}; leave it out"
                 )
-    return settings.replace(**fixed)
+    # The vocabulary too, which the document_token is one of.
+    return settings.replace(**fixed, vocab_size=initial.config.vocab_size)
 
 
 def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = None) -> Tokenizer:
@@ -121,11 +123,30 @@ def with_tokenizer(settings: Settings, source: Source) -> Settings:
     return settings.replace(**changes)
 
 
+def with_vocabulary(settings: Settings, tokenizer: Tokenizer) -> ModelConfig:
+    """The model with vocab_size and, if documents are masked, document_token.
+
+    InputError if no token separates them.
+    """
+    token = settings.model.document_token
+    if settings.run.mask_documents and token is None:
+        token = tokenizer.separator_token
+        if token is None:
+            raise InputError(
+                f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "
+                "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
+            )
+    return dataclasses.replace(
+        settings.model, vocab_size=tokenizer.vocab_size, document_token=token
+    )
+
+
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
     """The settings with everything that follows from the text and the machine filled in.
 
-    That is vocab_size, steps if epochs are set, min_lr, threads and the precision: AUTO would mean
-    another one on another CPU. InputError if the machine has fewer threads.
+    That is vocab_size, document_token, steps if epochs are set, min_lr, threads and the precision:
+    AUTO would mean another one on another CPU. InputError if the machine has fewer threads, or
+    documents are to be masked and no token separates them.
     """
     run, training = settings.run, settings.training
     if training.precision == Precision.AUTO:
@@ -135,7 +156,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
         training = dataclasses.replace(training, steps=steps)
     return Settings(
-        model=dataclasses.replace(settings.model, vocab_size=tokenizer.vocab_size),
+        model=with_vocabulary(settings, tokenizer),
         training=training.with_min_lr(),
         run=dataclasses.replace(run, threads=choose_threads(run)),
         distillation=settings.distillation,

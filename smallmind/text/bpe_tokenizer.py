@@ -99,6 +99,11 @@ class BPETokenizer(Tokenizer):
         self._characters = np.array([_characters(token) for token in self.vocabulary])
         self._bytes = np.array([len(token) for token in self.vocabulary])
 
+    @property
+    def separator_token(self) -> int | None:
+        # A line break that separates documents may be merged with others around it.
+        return self.special.get(END_OF_TEXT)
+
     def encode(self, text: str) -> np.ndarray:
         check_type("text", text, str)
         ids = list(self.encode_chunks(self.chunks(sliced(text))))

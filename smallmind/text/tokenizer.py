@@ -54,6 +54,11 @@ class Tokenizer:
     def __init__(self, text: str = "", kind: str = "char", **settings: Any) -> None:
         raise NotImplementedError
 
+    @property
+    def separator_token(self) -> int | None:
+        """The token that separates documents; None if the vocabulary has none."""
+        return None if self.unknown(self.separator) else int(self.encode(self.separator)[0])
+
     def encode(self, text: str) -> np.ndarray:
         """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""
         raise NotImplementedError

@@ -30,6 +30,7 @@ TEMPORARIES = {
     "mix_backward": 1,
     "embedding": 2,
     "bigrams": 6,
+    "document_starts": 2,
     "dropout": 3,
     "cross_entropy": 2,
     "distillation": 10,
@@ -59,7 +60,7 @@ class CountedKernels(NoKernels):
 def _temporaries(name: str, *arguments: Any, **named: Any) -> int:
     if name == "attention":
         out, logsumexp, qkv = arguments[:3]
-        product = max(0, int(out.nbytes) - _scores(logsumexp, 1))
+        product = max(0, int(out.nbytes) - _scores(logsumexp, 1), _seen(*arguments[3:], **named))
         mask = _mask(logsumexp, *arguments[3:], **named)
         return _scores(logsumexp, 2) + _repeated(out, qkv) + max(product, mask)
     if name == "attention_backward":
@@ -80,8 +81,22 @@ def _repeated(out: np.ndarray, qkv: np.ndarray) -> int:
     return 2 * int(out.nbytes) if qkv.shape[1] < 3 * out.shape[1] else 0
 
 
+def _seen(
+    _key: int = 0,
+    _probability: float = 0.0,
+    _first_row: int = 0,
+    firsts: np.ndarray | None = None,
+) -> int:
+    """The bytes of the mask of documents (B, 1, T, T), as it is computed."""
+    return 0 if firsts is None else 2 * firsts.size * firsts.shape[1]
+
+
 def _mask(
-    logsumexp: np.ndarray, _key: int = 0, probability: float = 0.0, _first_row: int = 0
+    logsumexp: np.ndarray,
+    _key: int = 0,
+    probability: float = 0.0,
+    _first_row: int = 0,
+    _firsts: np.ndarray | None = None,
 ) -> int:
     """The bytes that computing the dropout mask of one head takes, whose positions are 64-bit."""
     return 5 * logsumexp.shape[2] ** 2 * int(logsumexp.itemsize) if probability else 0

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ MEMORISING_STEPS, WARMUP = 100, 10
 PEAK_STEPS, MIN_PROGRESS = 60, 1e-6  # at the run's own learning rate; nats per token
 MUCH, DECADES = 0.1, 6  # nats by which a tenth of a rate may be better, and how many are tried
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
+# Windows are memorised as a whole: the start of a masked document follows from nothing before it.
+WHOLE = {"document_token": None}
 H = 1e-5  # step of finite differences
 GRADIENT_ERROR = 1e-6  # relative, in float64
 KERNEL_ERROR = 1e-3  # relative, in float32
@@ -59,20 +62,18 @@ def preflight(
         samples = distinct_samples(training.data)
         if model.backend != "numpy":
             yield kernels_agree(model, samples)
-        yield memorise(copy_model(model, dropout=0.0), samples)
+        yield memorise(copy_model(model, dropout=0.0, **WHOLE), samples)
         if config and config.steps:
             yield learns_at_peak(model, samples, config)
         yield gradient_check(model.config)
 
 
 def copy_model(
-    model: TransformerModel, backend: str | None = None, dropout: float | None = None
+    model: TransformerModel, backend: str | None = None, **fields: Any
 ) -> TransformerModel:
-    """A float32 model with the same weights, optionally with another back end or dropout."""
-    settings = dataclasses.asdict(model.config)
-    if dropout is not None:
-        settings["dropout"] = dropout
-    copy = TransformerModel(**settings, seed=model.seed, backend=backend or model.backend)
+    """A float32 model with the same weights, optionally with another back end or other settings."""
+    config = dataclasses.replace(model.config, **fields)
+    copy = TransformerModel(config, seed=model.seed, backend=backend or model.backend)
     copy.flat.data[:] = model.flat.data
     return copy
 
@@ -196,7 +197,7 @@ def _losses_at(
     rate: float, model: TransformerModel, samples: Batch, config: TrainingConfig
 ) -> list[float]:
     """The losses of a copy of the model, trained on the samples; fewer if it diverges."""
-    copy = copy_model(model)
+    copy = copy_model(model, **WHOLE)
     optimizer = make_optimizer(copy, config)
     losses = []
     for step in range(PEAK_STEPS):
@@ -253,6 +254,7 @@ def small_config(config: ModelConfig) -> ModelConfig:
         mlp_width=None if config.mlp_width is None else min(config.mlp_width, 29),
         bigram_rows=min(config.bigram_rows, 200),
         dropout=min(config.dropout, 0.2),
+        document_token=None if config.document_token is None else 0,
     )
 
 

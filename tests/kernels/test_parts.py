@@ -91,10 +91,17 @@ def test_bigrams_match_the_reference(random, V, count):
     ids = random.integers(0, V, (3, 43)).astype(np.int32)
     ids[0, :2] = V - 1
     fast, slow = np.full(ids.shape, -1, np.int32), np.full(ids.shape, -1, np.int32)
-    compiled.bigrams(fast, ids, V, count)
-    reference.bigrams(slow, ids, V, count)
-    np.testing.assert_array_equal(fast, slow)
-    assert fast.min() >= 0 and fast.max() < count
+    for token in (-1, V - 1):
+        compiled.bigrams(fast, ids, V, count, token)
+        reference.bigrams(slow, ids, V, count, token)
+        np.testing.assert_array_equal(fast, slow)
+        assert fast.min() >= 0 and fast.max() < count
+        begins = ids == token
+        begins[:, 0] = True
+        alone = np.empty((begins.sum(), 1), np.int32)
+        compiled.bigrams(alone, ids[begins][:, None].copy(), V, count, -1)
+        np.testing.assert_array_equal(fast[begins], alone[:, 0])
+    compiled.bigrams(fast, ids, V, count, -1)
     if count == V**2:
         np.testing.assert_array_equal(fast[:, 1:], V * ids[:, :-1] + ids[:, 1:])
     elif V > 7:

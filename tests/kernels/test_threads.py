@@ -36,6 +36,7 @@ qkv, dout = normal(B * T, 3 * C), normal(B * T, C)
 D = 12
 grouped = normal(B * T, 10 * D)
 ids = random.integers(0, V, (B, T)).astype(np.int32)
+long_ids = random.integers(0, 40, (1, 300)).astype(np.int32)
 p, g, m, v = normal(40000), normal(40000), normal(40000), np.abs(normal(40000))
 coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
 sizes = (0, 17000, 34000, 39000), (68, 250, 33, 40), (250, 68, 120, 25), (250, 68, 120, 25)
@@ -63,6 +64,13 @@ for count in map(int, sys.argv[1].split(",")):
     digest("attention_backward", [empty(B * T, 3 * C)], dout, heads, sums, qkv, KEY, 0.2)
     heads, sums = digest("attention", [empty(300, 24), empty(1, 1, 300)], long_qkv)
     digest("attention_backward", [empty(300, 72)], long_dout, heads, sums, long_qkv)
+    for tokens, n_head, *arrays in ((ids, H, qkv, dout), (long_ids, 1, long_qkv, long_dout)):
+        (firsts,) = digest("document_starts", [tokens.copy()], tokens, 7)
+        assert firsts.any()
+        masked, sums = (KEY, 0.2, 0, firsts), empty(len(tokens), n_head, tokens.shape[1])
+        heads, sums = digest("attention", [empty(*arrays[1].shape), sums], arrays[0], *masked)
+        arguments = arrays[1], heads, sums, arrays[0], *masked
+        digest("attention_backward", [empty(*arrays[0].shape)], *arguments)
     _, mean, rstd = digest("layernorm", [empty(R, C), empty(R), empty(R)], x, gain)
     digest("layernorm_backward", [empty(R, C), gain.copy(), gain.copy()], y, x, mean, rstd, gain)
     digest("gelu", [empty(R, C)], x)

@@ -104,6 +104,7 @@ RUNS = [
     (ModelConfig(65, 64, 2, 3, 96), 50, 50, 1800, {"epochs": 1, "prefetch": 3}),
     (ModelConfig(65, 24, 3, 4, 48, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 5, 4, 48, **EVERYTHING), 5, 3, 900, {"steps": 2}),
+    (ModelConfig(65, 24, 4, 4, 48, document_token=3), 5, 2, 900, {"steps": 2}),
 ]
 
 
@@ -273,6 +274,7 @@ def test_a_run_by_minutes_copies_its_weights():
     [
         (ModelConfig(65, 128, 1, 4, 64), 8),  # attention
         (ModelConfig(65, 128, 1, 4, 64, dropout=0.1), 8),
+        (ModelConfig(65, 128, 1, 1, 64, document_token=3), 8),
         (ModelConfig(65, 16, 2, 2, 128), 40),  # GELU
         (ModelConfig(1000, 16, 1, 1, 32), 40),  # the loss
         (ModelConfig(65, 16, 4, 2, 192), 1),  # the optimizer

@@ -1,5 +1,6 @@
 """Each check before a run passes for a sound model, and fails for a planted fault."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def failed(training):
         {"backend": "numpy"},
         {"dropout": 0.5, "bias": False, "tie_weights": False, "n_head": 4, "n_layer": 1},
         {"block_size": 1, "n_embd": 16},
+        {"document_token": 0},  # a space: no text of 16 tokens could be memorised word by word
     ],
 )
 def test_a_sound_model_passes_and_stays_unchanged(settings, monkeypatch, tmp_path):
@@ -180,6 +182,9 @@ def test_the_gradient_check_takes_no_longer_for_a_large_model():
     assert (small.n_head, small.n_embd) == (3, 24)
     assert not small.bias and not small.tie_weights and small.dropout == 0.2
     assert gradient_check(large).passed
+    assert small.document_token is None
+    masked = dataclasses.replace(large, document_token=50256)
+    assert small_config(masked).document_token == 0 and gradient_check(masked).passed
 
 
 def test_no_two_samples_start_with_the_same_token():

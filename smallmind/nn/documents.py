@@ -1,0 +1,29 @@
+"""Where documents begin: attention stays inside them."""
+
+import numpy as np
+
+from smallmind.nn.scope import Scope
+
+
+class Documents:
+    """The first key that each query of this pass sees: where its document begins in the window.
+
+    A document begins at `document_token`. Without one, a window is a single document.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.token = scope.config.document_token
+
+    def find(self, ids: np.ndarray) -> None:
+        """ids (B, T) -> keeps their firsts until the end of the pass."""
+        if self.token is None:
+            return
+        self.workspace.carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
+        self.workspace.kernels_for(self.name).document_starts(firsts, ids, self.token)
+
+    @property
+    def firsts(self) -> np.ndarray | None:
+        """What was kept (B, T); None if a window is a single document."""
+        return self.workspace.carried.get(self.name)
