@@ -19,7 +19,7 @@ from smallmind import activity, durable, parts, safetensors
 from smallmind.checks import InputError, check_type
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
-from smallmind.corpus.shard_parts import described, remove_leftovers
+from smallmind.corpus.shard_parts import described, remove_leftovers, written
 from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
@@ -86,8 +86,7 @@ def prepare(
     if os.path.lexists(directory / INDEX):
         index = Index.read(directory)
         _check_same(directory, index.state.get("made_from"), wanted)
-        if os.path.lexists(directory / PLAN):
-            _tidy(directory, index)
+        _tidy(directory, index)
         return open_shards(directory)
     plan = _read_plan(directory, wanted)
     if plan:
@@ -199,11 +198,15 @@ def _planned_tokenizer(directory: Path) -> Tokenizer:
 
 def _tidy(directory: Path, index: Index) -> None:
     """Removes what is left of a process that was killed once the directory was complete."""
+    kept, records = described(index.parts()), (PROGRESS, PLAN)
+    names = {*written(directory), *(name for name in records if (directory / name).exists())}
+    if names <= kept:
+        return
     # Another process may be doing the same, or the directory be on a disk that is read only.
     with suppress(InputError, OSError), RunLock(directory):
-        remove_leftovers(directory, described(index.parts()))
+        remove_leftovers(directory, kept)
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
-        for name in (PROGRESS, PLAN):
+        for name in records:
             if os.path.lexists(directory / name):
                 durable.remove(directory / name)
 

@@ -197,11 +197,12 @@ def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> 
         yield function(chunk)
         break
     waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(cores()) as pool:
+    threads = cores()
+    with ThreadPoolExecutor(threads) as pool:
         for chunk in remaining:
             activity.tick()
             waiting.append(pool.submit(function, chunk))
-            if len(waiting) > 2 * cores():
+            if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
