@@ -199,7 +199,7 @@ def test_a_run_on_a_prepared_directory_that_moved_is_told_where_it_is(folder, tm
     again.move_text(moved)
     again.resume()
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert Run.open(tmp_path / "run").settings.run.text == (str(moved),)
+    assert Run.open(tmp_path / "run").settings.run.text == str(moved)
 
 
 def test_a_run_in_memory_goes_on_with_the_same_text_prepared(folder, tmp_path):
