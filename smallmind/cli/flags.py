@@ -181,12 +181,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
     """
     fields = fields_of(options)
     if fields.get("minutes"):
+        from smallmind.runs.assembly import encoding_of, read_initial
         from smallmind.runs.budget import chooses, fit_recipe
         from smallmind.runs.source import approximate_characters
 
         given, run = given_of(options), Settings.from_fields(fields).run
         if chooses(given, options.recipe):
-            characters = approximate_characters(run.text, run)
+            encoding = encoding_of(run, read_initial(run))
+            characters = approximate_characters(run.text, run, encoding)
             fields = fit_recipe(given, characters, options.recipe)
     settings = Settings.from_fields({**fields, **neutral_of(options)})
     _check_needs(options, settings)

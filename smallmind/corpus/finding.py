@@ -12,11 +12,11 @@ from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.corpus.files import not_regular
 from smallmind.corpus.reading import Skipped, shown
+from smallmind.corpus.shard_index import holds_tokens
 from smallmind.corpus.source import kind_of
 
 WILDCARDS = "*?["
 RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
-TOKENS = ("index.json", "tokenizer.json")  # and in that of a text that has been prepared
 
 
 class File(NamedTuple):
@@ -89,7 +89,7 @@ class Finder:
                 if _has(folder, RUN):
                     # What a model wrote is no text to learn from, and changes while it trains.
                     self._skip(folder, "is the directory of a run")
-                elif _has(folder, TOKENS):
+                elif holds_tokens(folder):
                     self._skip(folder, "holds tokens; give it alone to train on them")
                 elif is_folder:
                     if _is_new(path, self._folders):

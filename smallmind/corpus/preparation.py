@@ -7,8 +7,8 @@ writing is repeated after a kill.
 
 import dataclasses
 import hashlib
-import itertools
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from os import PathLike
@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from smallmind import activity, durable, parts, safetensors
 from smallmind.checks import InputError, check_type
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.shard_index import INDEX, Index
+from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
+from smallmind.corpus.shard_parts import described, remove_leftovers, written
 from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
+from smallmind.lock import RunLock
 from smallmind.text.bpe_tokenizer import DEFAULT_SIZE, BPETokenizer
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
@@ -82,11 +84,13 @@ def prepare(
     directory = Path(check_type("directory", directory, str, PathLike))
     wanted = identity(corpus, encoding, shard_tokens)
     if os.path.lexists(directory / INDEX):
-        _check_same(directory, Index.read(directory).state.get("made_from"), wanted)
+        index = Index.read(directory)
+        _check_same(directory, index.state.get("made_from"), wanted)
+        _tidy(directory, index)
         return open_shards(directory)
     plan = _read_plan(directory, wanted)
     if plan:
-        tokenizer = Tokenizer.load(directory / TOKENIZER)
+        tokenizer = _planned_tokenizer(directory)
         _write(corpus, plan, tokenizer, directory, wanted)
     else:
         is_new = not directory.exists()
@@ -124,9 +128,12 @@ def digest_of(tokenizer: Tokenizer) -> str:
 def load_tokenizer(shards: Shards) -> Tokenizer:
     """The tokenizer of prepared texts. InputError if it is missing or another one."""
     path = shards.directory / TOKENIZER
-    tokenizer = Tokenizer.load(path)
+    try:
+        tokenizer = Tokenizer.load(path)
+    except InputError as error:
+        raise InputError(f"{error}; {REMEDY}") from None
     if digest_of(tokenizer) != shards.index.recipe.tokenizer_digest:
-        raise InputError(f"{path} is not the tokenizer of these tokens; restore it")
+        raise InputError(f"{path} is not the tokenizer of these tokens; {REMEDY}")
     return tokenizer
 
 
@@ -181,6 +188,29 @@ def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
     return plan
 
 
+def _planned_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer that a process which was killed had chosen or learned."""
+    try:
+        return Tokenizer.load(directory / TOKENIZER)
+    except InputError as error:
+        raise InputError(f"{error}; remove {directory} to begin again") from None
+
+
+def _tidy(directory: Path, index: Index) -> None:
+    """Removes what is left of a process that was killed once the directory was complete."""
+    kept, records = described(index.parts()), (PROGRESS, PLAN)
+    names = {*written(directory), *(name for name in records if (directory / name).exists())}
+    if names <= kept:
+        return
+    # Another process may be doing the same, or the directory be on a disk that is read only.
+    with suppress(InputError, OSError), RunLock(directory):
+        remove_leftovers(directory, kept)
+        durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
+        for name in records:
+            if os.path.lexists(directory / name):
+                durable.remove(directory / name)
+
+
 def _fitted(corpus: Corpus, measured: Survey, encoding: Encoding) -> Tokenizer:
     """The tokenizer for texts that have been surveyed."""
     tokenizer = encoding.tokenizer
@@ -229,7 +259,8 @@ def _write(
         directory, tokenizer.vocab_size, digest_of(tokenizer), wanted["shard_tokens"]
     )
     with writer:
-        if writer.position is None:
+        durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
+        if not os.path.lexists(directory / PLAN):
             tokenizer.save(directory / TOKENIZER)
             fields = {"format": FORMAT, "made_from": wanted, "plan": plan._asdict()}
             durable.write(directory / PLAN, [safetensors.to_json(fields).encode()])
@@ -249,23 +280,25 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
 
     What was written before is read again, but not encoded.
     """
-    sha = hashlib.sha256()
-    begun = writer.position or {"part": 0, "chunks": 0, "tokens": 0}
+    sha, lengths = hashlib.sha256(), deque[int]()
+    begun = writer.position or {"part": 0, "characters": 0, "tokens": 0}
     texts = joined(corpus.pieces("Encoding"), tokenizer.separator)
     train = _first(texts, plan.characters - plan.held_out)
     uncommitted = 0
     for part, given in enumerate((train, texts) if plan.held_out else (texts,)):
-        chunks = _hashed(tokenizer.chunks(given), sha)
-        is_begun = part == begun["part"]
-        done, tokens = (begun["chunks"], begun["tokens"]) if is_begun else (0, 0)
-        for _ in itertools.islice(chunks, None if part < begun["part"] else done):
-            activity.tick()
-        for ids in tokenizer.encode_chunks(chunks):
+        done = tokens = 0
+        if part < begun["part"]:
+            done = plan.characters
+        elif part == begun["part"]:
+            done, tokens = begun["characters"], begun["tokens"]
+        chunks = _after(done, _hashed(tokenizer.chunks(given), sha))
+        for ids in tokenizer.encode_chunks(_measured(chunks, lengths)):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
             train_ids = min(len(ids), max(0, train_ids))
-            done, tokens, uncommitted = done + 1, tokens + len(ids), uncommitted + len(ids)
-            position = {"part": part, "chunks": done, "tokens": tokens}
+            done += lengths.popleft()
+            tokens, uncommitted = tokens + len(ids), uncommitted + len(ids)
+            position = {"part": part, "characters": done, "tokens": tokens}
             writer.append(ids[:train_ids])
             writer.append(ids[train_ids:], position, held_out=True)
             if uncommitted >= COMMIT:
@@ -277,6 +310,23 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
 def _hashed(texts: Iterable[str], sha: "hashlib._Hash") -> Iterator[str]:
     for text in texts:
         sha.update(text.encode())
+        yield text
+
+
+def _after(characters: int, texts: Iterable[str]) -> Iterator[str]:
+    """The texts without so many characters at their beginning."""
+    for text in texts:
+        activity.tick()
+        # A chunk ended there once, but another version may cut in other places.
+        if len(text) > characters:
+            yield text[characters:]
+        characters = max(0, characters - len(text))
+
+
+def _measured(texts: Iterable[str], lengths: deque[int]) -> Iterator[str]:
+    """The texts; the length of each that was taken is put in `lengths`."""
+    for text in texts:
+        lengths.append(len(text))
         yield text
 
 

@@ -19,8 +19,22 @@ FORMAT = 1
 INDEX, PROGRESS = "index.json", "progress.json"
 PARTS = ("train", "held_out")
 DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# Beside one of these; index.json alone could be anybody's.
+BESIDE = (
+    "tokenizer.json",
+    "train_000000.bin",
+    "train_000000.partial",
+    "held_out_000000.bin",
+    "held_out_000000.partial",
+)
 REMEDY = "restore it, or remove the directory and prepare it again"
 PIECE = 2**20  # bytes of a file that are digested at once
+
+
+def holds_tokens(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory is one of shards, finished or not."""
+    is_named = any(os.path.isfile(os.path.join(directory, name)) for name in (INDEX, PROGRESS))
+    return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in BESIDE)
 
 
 class Shard(NamedTuple):
@@ -169,9 +183,14 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except KeyError as error:
-        raise InputError(f"{path} was not written by smallmind: it lacks {error}") from None
+        raise InputError(_foreign(path, f"it lacks {error}")) from None
     except (TypeError, ValueError) as error:
-        raise InputError(f"{path} was not written by smallmind: {error}") from None
+        raise InputError(_foreign(path, error)) from None
+
+
+def _foreign(path: Path, reason: object) -> str:
+    """What to say about JSON of another program, or what a disk has made of ours."""
+    return f"{path} was not written by smallmind: {reason}; restore it, or choose another directory"
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:

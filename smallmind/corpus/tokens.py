@@ -13,7 +13,7 @@ from smallmind.checks import InputError
 from smallmind.corpus.mapped_tokens import CHUNK, MappedTokens, check_vocabulary
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
 from smallmind.corpus.reading import Report, Skipped
-from smallmind.corpus.shard_index import INDEX, PROGRESS
+from smallmind.corpus.shard_index import INDEX, holds_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.token_files import TokenFile
 from smallmind.text.dataset import HELD_OUT
@@ -92,6 +92,11 @@ class TokensOnDisk(NamedTuple):
         )
 
 
+def are_tokens(paths: Sequence[str | PathLike[str]]) -> bool:
+    """Whether one of the paths means tokens rather than texts."""
+    return any(holds_tokens(path) or _token_files(Path(path)) for path in paths)
+
+
 def find_tokens(
     paths: Sequence[str | PathLike[str]], tokenizer: Tokenizer | str | None
 ) -> TokensOnDisk | None:
@@ -100,7 +105,7 @@ def find_tokens(
     `tokenizer`, or its kind, has been asked for: InputError if the tokens are of another one. Files
     of other programs need it, unless a tokenizer.json is beside them.
     """
-    directories = [Path(path) for path in paths if _is_prepared(Path(path))]
+    directories = [Path(path) for path in paths if holds_tokens(path)]
     if directories:
         if len(paths) > 1:
             raise InputError(f"{directories[0]} holds tokens: give it alone, without other texts")
@@ -115,10 +120,6 @@ def find_tokens(
     if tokenizer == "byte":
         tokenizer = Tokenizer(kind="byte")
     return TokensOnDisk.of_files(files, None if isinstance(tokenizer, str) else tokenizer)
-
-
-def _is_prepared(path: Path) -> bool:
-    return os.path.isfile(path / INDEX) or os.path.isfile(path / PROGRESS)
 
 
 def _token_files(path: Path) -> list[Path]:

@@ -63,6 +63,16 @@ from smallmind.training.training import Training
 
 CHANGEABLE = ("threads", *NEUTRAL)  # settings that do not affect the result
 
+# Settings by which a text is read and becomes tokens.
+OF_TEXT = (
+    "text_field",
+    "text_encoding",
+    "tokenizer",
+    "bpe_vocab_size",
+    "bpe_split",
+    "init_from",
+)
+
 OnRecord = Callable[[Any], object]
 
 
@@ -135,8 +145,7 @@ class Run:
             raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
         if settings:
             settings = settings.replace(**fields)
-        of_text = ("text_field", "text_encoding", "tokenizer", "init_from")
-        given = {name: fields[name] for name in of_text if name in fields}
+        given = {name: fields[name] for name in OF_TEXT if name in fields}
         run_config = settings.run if settings else RunConfig(**given)
         initial = assembly.read_initial(run_config)
         given_out = out or (settings.run.out if settings else fields.get("out"))

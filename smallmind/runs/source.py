@@ -17,7 +17,7 @@ from smallmind.corpus.reading import Report
 from smallmind.corpus.shard_index import INDEX, Index
 from smallmind.corpus.source import is_compressed
 from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
-from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.memory.available import available_bytes
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.encoding import encoded
@@ -176,20 +176,23 @@ def reread_source(
     return None
 
 
-def approximate_characters(text: Text, run: RunConfig) -> int:
-    """The length of a text without reading it: as if a character were a byte."""
+def approximate_characters(text: Text, run: RunConfig, encoding: Encoding | None = None) -> int:
+    """The length of a text without reading it: as if a character were a byte.
+
+    Token files need the tokenizer of `encoding`, unless it is beside them.
+    """
     if text is None:
         return CHARACTERS
     if is_literal(text):
         return len(str(text))
-    if found := find_tokens(paths_of(text), None):
+    if found := find_tokens(paths_of(text), encoding.tokenizer if encoding else None):
         return found.characters
     return _size(_corpus(paths_of(text), run))
 
 
 def is_large(text: Text, run: RunConfig) -> bool:
     """Whether a run would keep a text on disk because it is large for the memory."""
-    if text is None or is_literal(text) or find_tokens(paths_of(text), None):
+    if text is None or is_literal(text) or are_tokens(paths_of(text)):
         return False
     return _is_large(_corpus(paths_of(text), run))
 

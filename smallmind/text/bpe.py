@@ -66,7 +66,9 @@ def cut(texts: Iterable[str], special: dict[str, int]) -> Iterator[str]:
 
 def _border(text: str, begin: int, special: dict[str, int]) -> int:
     """The first place from begin on where a word ends, outside of special tokens; 0: none."""
-    for found in BORDER.finditer(text, begin):
+    # What the text ends with may become a special token once more of it has been read.
+    longest = max(map(len, special), default=1)
+    for found in BORDER.finditer(text, begin, max(0, len(text) - longest + 2)):
         end = found.start()
         if not any(s in text[max(0, end - len(s) + 1) : end + len(s) - 1] for s in special):
             return end
@@ -195,11 +197,12 @@ def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> 
         yield function(chunk)
         break
     waiting: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(cores()) as pool:
+    threads = cores()
+    with ThreadPoolExecutor(threads) as pool:
         for chunk in remaining:
             activity.tick()
             waiting.append(pool.submit(function, chunk))
-            if len(waiting) > 2 * cores():
+            if len(waiting) > 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

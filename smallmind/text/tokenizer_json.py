@@ -4,6 +4,7 @@ Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/ser
 """
 
 import json
+import os
 from os import PathLike
 from typing import Any
 
@@ -143,8 +144,9 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     """The contents of a tokenizer.json. InputError if it is none."""
     try:
         with durable.open_regular(path) as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(min(size, MAX_BYTES))
+        if size > MAX_BYTES:
             raise InputError(f"{path} has more than {MAX_BYTES:,} bytes: it is no tokenizer.json")
         data = json.loads(content)
     except OSError as error:

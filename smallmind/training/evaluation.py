@@ -114,7 +114,7 @@ def evaluate(
         right = np.empty(targets.shape, np.bool_)
         losses = model.losses(windows[:, :-1], targets, right)
         for start, row, ids, hits in zip(places, losses, targets, right, strict=True):
-            new = slice(scored - start if start <= scored else T - stride, None)
+            new = slice(max(scored - start, T - stride) if scored else 0, None)
             total += float(row[new].sum(dtype=np.float64))
             correct += int(hits[new].sum())
             spelled = spells(ids[new])

@@ -1,7 +1,8 @@
-"""Kills writers of shards: python -m tests.corpus.killed DIRECTORY (operations|moments) KILLS.
+"""Kills writers: python -m tests.corpus.killed DIRECTORY (operations|moments) (ids|texts) KILLS.
 
-In a separate process, because children are made by fork. Prints how many were killed. However often
-it happens, the shards are in the end those of a writer that was never killed.
+They write shards of given ids, or prepare texts with all that comes before the first id. In a
+separate process, because children are made by fork. Prints how many were killed. However often it
+happens, the shards are in the end those of a writer that was never killed.
 """
 
 import itertools
@@ -14,13 +15,14 @@ from pathlib import Path
 
 from smallmind import durable
 from smallmind.corpus.shards import open_shards
+from tests.corpus.texts import prepare_texts
 from tests.corpus.writing import contents, prepare
 from tests.faults.disk import Faulty, Quick, kill
 from tests.faults.killed import killed, start
 
 
-def at_every_operation(root, _):
-    expected = unbroken(root)
+def at_every_operation(root, prepare, _):
+    expected = unbroken(root, prepare)
 
     def prepare_and_die(directory, operation):
         durable.files = Faulty(operation, kill)
@@ -37,10 +39,11 @@ def at_every_operation(root, _):
             return operation
 
 
-def at_random_moments(root, kills):
+def at_random_moments(root, prepare, kills):
     moments, done = random.Random(1), 0
+    unbroken(root / "compiled", prepare)
     begin = time.perf_counter()
-    expected = unbroken(root)
+    expected = unbroken(root, prepare)
     duration = time.perf_counter() - begin
     for number in itertools.count():
         directory, died, deaths = root / str(number), True, 0
@@ -57,7 +60,7 @@ def at_random_moments(root, kills):
             return done
 
 
-def unbroken(root):
+def unbroken(root, prepare):
     durable.files = Quick()
     prepare(root / "unbroken")
     return contents(root / "unbroken")
@@ -65,4 +68,6 @@ def unbroken(root):
 
 if __name__ == "__main__":
     kinds = {"operations": at_every_operation, "moments": at_random_moments}
-    print(kinds[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3])))
+    writers = {"ids": prepare, "texts": prepare_texts}
+    _, where, kind, name, count = sys.argv
+    print(kinds[kind](Path(where), writers[name], int(count)))

@@ -25,9 +25,9 @@ def expected(tmp_path, monkeypatch):
     return contents(tmp_path / "undisturbed")
 
 
-def kills(directory, what, number):
+def kills(directory, moments, what, number):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.corpus.killed", str(directory), what, str(number)],
+        [sys.executable, "-m", "tests.corpus.killed", str(directory), moments, what, str(number)],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -39,13 +39,13 @@ def kills(directory, what, number):
 
 @needs_fork
 def test_a_writer_killed_at_any_operation_is_continued(tmp_path):
-    assert kills(tmp_path, "operations", 0) > 100
+    assert kills(tmp_path, "operations", "ids", 0) > 100
 
 
 @needs_fork
 @pytest.mark.parametrize("number", [50, pytest.param(2000, marks=pytest.mark.slow)])
 def test_writers_killed_at_random_moments_end_as_if_unbroken(tmp_path, number):
-    assert kills(tmp_path, "moments", number) >= number
+    assert kills(tmp_path, "moments", "ids", number) >= number
 
 
 def refuse(number):
@@ -59,7 +59,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def each_operation(tmp_path, monkeypatch, fault, lasting=False):
+def each_operation(tmp_path, monkeypatch, prepare, fault, lasting=False):
     """A directory for each operation, and what a writer raised that met the fault there."""
     for operation in itertools.count():
         directory = tmp_path / str(operation)
@@ -86,7 +86,9 @@ def test_a_writer_that_the_disk_refuses_is_continued(
     tmp_path, monkeypatch, expected, number, lasting
 ):
     failures = 0
-    for directory, raised in each_operation(tmp_path, monkeypatch, refuse(number), lasting):
+    for directory, raised in each_operation(
+        tmp_path, monkeypatch, prepare, refuse(number), lasting
+    ):
         if raised is not None and directory.exists():
             failures += 1
             assert "\n" not in str(raised) and str(directory) in str(raised)
@@ -100,7 +102,7 @@ def test_a_writer_that_the_disk_refuses_is_continued(
 
 
 def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, expected):
-    for directory, raised in each_operation(tmp_path, monkeypatch, interrupt):
+    for directory, raised in each_operation(tmp_path, monkeypatch, prepare, interrupt):
         assert isinstance(raised, KeyboardInterrupt)
         if directory.exists():
             assert not temporary(directory)

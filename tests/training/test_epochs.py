@@ -5,8 +5,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.randomness import permuted
+from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, draw
 from smallmind.training.records import StepRecord
@@ -132,3 +136,48 @@ def test_a_run_is_resumed_within_an_epoch(step):
     assert first.progress.step == step
     list(rest.steps(config, first.state()))
     assert rest.model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 3000) | st.sampled_from([2**k + d for k in range(1, 13) for d in (-1, 0, 1)]))
+def test_places_are_permuted_whatever_their_number(n):
+    order = permuted(np.arange(n), n, n)
+    assert order.dtype == np.int64
+    np.testing.assert_array_equal(np.sort(order), np.arange(n))
+    some = np.arange(n)[:: max(1, n // 7)]
+    np.testing.assert_array_equal(permuted(some, n, n), order[some])
+    if n > 20:
+        assert not np.array_equal(order, permuted(np.arange(n), n, n + 1))
+        assert np.abs(np.corrcoef(np.arange(n), order)[0, 1]) < 6 / n**0.5
+
+
+def test_a_part_of_a_permutation_of_very_many_places_is_computed_by_itself():
+    n = 10**12 + 39
+    places = np.concatenate([np.arange(1000), n - 1 - np.arange(1000)])
+    order = permuted(places, n, 1)
+    assert len(set(order.tolist())) == 2000 and order.min() >= 0 and order.max() < n
+    assert len(permuted(np.empty(0, np.int64), n, 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch_size", "batches"), [(1000, 4, 3), (990, 7, 2), (41, 8, 2)]
+)
+def test_epochs_too_long_to_shuffle_have_every_window_once(
+    monkeypatch, tokens, batch_size, batches
+):
+    monkeypatch.setattr(samplers, "MOST_SHUFFLED", 1)
+    sampler, orders = sampler_of(tokens, 16, batch_size, batches), []
+    per_epoch = sampler.steps * batches
+    for epoch in range(4):
+        rows = starts(sampler, epoch)
+        places = [place for batch in rows for place in batch]
+        offset = min(places)
+        assert sorted(places) == [offset + 16 * i for i in range(sampler.windows)]
+        assert offset < 16 and max(places) + 16 < len(sampler.dataset.train)
+        orders.append([(place - offset) // 16 for place in places])
+        for i in reversed(range(per_epoch)):  # each is found by itself, in any order
+            alone = sampler_of(tokens, 16, batch_size, batches).starts(epoch * per_epoch + i)
+            assert alone.tolist() == rows[i]
+    if sampler.windows > 4:
+        assert len({tuple(order) for order in orders}) == 4
+    assert not sampler._shuffled[1].size  # no order of all windows was made

@@ -1,11 +1,14 @@
 """What the evaluations during a run measure, and on which tokens."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TransformerModel
+from smallmind.text.tokenizer import Spelled
+from smallmind.training import evaluation
 from smallmind.training.evaluation import evaluate
 
 TEXT = "the cät sat on the mat. the dög sat on the log. " * 40
@@ -94,3 +97,67 @@ def test_a_token_counts_as_right_if_it_has_the_highest_logit(precision, micro_ba
     losses = model.losses(ids, targets, correct)
     np.testing.assert_array_equal(correct, ~wrong)
     np.testing.assert_array_equal(losses, model.losses(ids, targets))
+
+
+class Counting:
+    """A model whose loss for a token is the token itself, and which sees how each was predicted."""
+
+    def __init__(self, block_size):
+        self.config = SimpleNamespace(block_size=block_size)
+        self.seen = []  # of each window, its first token
+
+    def losses(self, ids, targets, right):
+        np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])
+        right[:] = targets % 2 == 0
+        self.seen += ids[:, 0].tolist()
+        return targets.astype(np.float32)
+
+
+@pytest.mark.parametrize("T", [1, 2, 7, 8])
+@pytest.mark.parametrize("n", [2, 3, 8, 9, 40, 41, 100, 1000])
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_an_evaluation_of_enough_tokens_is_that_of_all(T, n, batch_size):
+    tokens, spells = np.arange(n, dtype=np.int32), Spelled.as_bytes
+    whole = evaluate(Counting(T), tokens, spells, batch_size)
+    assert whole.tokens == n - 1 and whole.loss == pytest.approx(n / 2)
+    assert whole.correct == (n - 1) // 2
+    for most in (n + T, 10 * n):
+        assert evaluate(Counting(T), tokens, spells, batch_size, most=most) == whole
+
+
+@pytest.mark.parametrize("T", [2, 7, 8])
+@pytest.mark.parametrize("most", [1, 8, 50, 200, 333, 480, 500, 900])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_an_evaluation_of_some_tokens_spreads_them_over_the_text(T, most, batch_size):
+    n, counted = 1000, []
+
+    def spells(ids):
+        counted.append(ids.copy())
+        return Spelled.as_bytes(ids)
+
+    model = Counting(T)
+    found = evaluate(model, np.arange(n, dtype=np.int32), spells, batch_size, most=most)
+    scored = np.concatenate(counted)
+    assert found.tokens == len(scored) == len(set(scored.tolist()))
+    assert found.loss == pytest.approx(scored.mean())
+    assert found.tokens <= max(most, T // 2) + T and found.tokens >= min(most, n) - 2 * T
+    # Each with half a window before it, but for those at the very start.
+    starts = np.array(sorted(set(model.seen)))
+    for token in scored[scored > T]:
+        start = starts[starts <= token - T // 2].max()
+        assert T // 2 <= token - start <= T
+    gaps = np.diff(np.concatenate([[0], np.sort(scored), [n]]))
+    assert gaps.max() <= n / max(1, most // (T // 2)) + 2 * T
+
+
+def test_the_held_out_part_of_a_long_text_is_sampled(monkeypatch):
+    training = small_training()
+    whole = evaluation.evaluate_held_out(training.model, training.dataset)
+    assert whole.tokens == len(training.dataset.held_out) - 1
+    monkeypatch.setattr(evaluation, "MOST_HELD_OUT", 64)
+    some = evaluation.evaluate_held_out(training.model, training.dataset)
+    assert 48 <= some.tokens <= 80 and some.loss == pytest.approx(whole.loss, rel=0.3)
+    assert (
+        training.evaluate(30, 0).val_loss
+        == evaluate(training.model, training.dataset.held_out, batch_size=3).loss
+    )  # all of it where that was asked for

@@ -1,0 +1,292 @@
+"""Paths that mean tokens: prepared directories, and files of nanoGPT and llm.c."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smallmind import InputError, Tokenizer, durable
+from smallmind.config import RunConfig
+from smallmind.corpus.corpus import Corpus
+from smallmind.corpus.preparation import Encoding, prepare
+from smallmind.corpus.shard_writer import ShardWriter
+from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.runs.source import approximate_characters, is_large
+from tests.corpus.files import LLAMA3, header, llm_c, plain
+from tests.corpus.reading import written
+from tests.faults.disk import Quick
+
+TEXT = "the cat sat on the mat. 🐈 the dog sat on the log.\n" * 20
+BPE = Tokenizer(TEXT, "bpe", vocab_size=270)
+IDS = BPE.encode(TEXT)
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch):
+    monkeypatch.setattr(durable, "files", Quick())
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A tokenizer.json beside nothing else."""
+    path = tmp_path / "tokenizers" / "tokenizer.json"
+    path.parent.mkdir()
+    BPE.save(path)
+    return path
+
+
+def nanogpt(path, ids):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(np.asarray(ids, "<u2").tobytes())
+    return path
+
+
+def prepared(tmp_path, name="shards", tokenizer="bpe", shard_tokens=100):
+    path = written(tmp_path / "text" / "cats.txt", TEXT)
+    return prepare(Corpus(path), tmp_path / name, Encoding(tokenizer, 270), shard_tokens).directory
+
+
+def refused(paths, tokenizer=None):
+    """The one-line message with which paths are refused."""
+    with pytest.raises(InputError) as error:
+        find_tokens(paths, tokenizer)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_two_files_of_nanogpt_are_the_two_parts(tmp_path, tokenizer):
+    train = nanogpt(tmp_path / "data" / "train.bin", IDS[:-70])
+    val = nanogpt(tmp_path / "data" / "val.bin", IDS[-70:])
+    for paths in ([train, val], [val, train], [str(tmp_path / "data")]):
+        found = find_tokens(paths, BPE)
+        np.testing.assert_array_equal(found.train[:], IDS[:-70])
+        np.testing.assert_array_equal(found.held_out[:], IDS[-70:])
+        np.testing.assert_array_equal(found.tokens[:], IDS)
+        assert found.characters == len(TEXT) and found.beginning == TEXT[: len(found.beginning)]
+        assert found.report is None and not found.held_out_characters
+    assert find_tokens([tmp_path / "data"], BPE).sha256 == found.sha256
+
+
+def test_a_tenth_is_held_out_where_no_file_is_named_for_it(tmp_path, tokenizer):
+    found = find_tokens([nanogpt(tmp_path / "train.bin", IDS)], BPE)
+    np.testing.assert_array_equal(found.train[:], IDS[: len(IDS) - len(IDS) // 10])
+    np.testing.assert_array_equal(found.held_out[:], IDS[len(IDS) - len(IDS) // 10 :])
+
+
+@pytest.mark.parametrize("magic", [(20240520, 1), LLAMA3])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("tiny_train.bin", "tiny_val.bin"),
+        ("fineweb_train_000001.bin", "fineweb_val_000000.bin"),
+        ("TRAIN.bin", "Validation.bin"),
+        ("train-1.bin", "train.valid.bin"),
+    ],
+)
+def test_files_of_llm_c_are_held_out_by_name(tmp_path, magic, names):
+    (tmp_path / "data").mkdir()
+    llm_c(tmp_path / "data" / names[0], IDS[:-50], magic)
+    llm_c(tmp_path / "data" / names[1], IDS[-50:], magic)
+    for paths in ([tmp_path / "data" / name for name in names], [tmp_path / "data"]):
+        found = find_tokens(paths, BPE)
+        np.testing.assert_array_equal(found.train[:], IDS[:-50])
+        np.testing.assert_array_equal(found.held_out[:], IDS[-50:])
+
+
+@pytest.mark.parametrize("name", ["interval.bin", "valley.bin", "evaluate.bin", "trains.bin"])
+def test_a_file_is_not_held_out_because_its_name_has_these_letters(tmp_path, name):
+    found = find_tokens([llm_c(tmp_path / name, IDS)], BPE)
+    assert len(found.held_out) == len(IDS) // 10
+
+
+def test_the_bytes_of_a_digest_are_those_of_the_tokens_and_of_the_parts(tmp_path):
+    """The same tokens in another file are the same text, and with other parts another one."""
+    one = find_tokens([nanogpt(tmp_path / "a" / "train.bin", IDS)], BPE)
+    other = find_tokens([llm_c(tmp_path / "b.bin", IDS, LLAMA3)], BPE)
+    assert one.sha256 == other.sha256
+    nanogpt(tmp_path / "c" / "train.bin", IDS[:-70])
+    nanogpt(tmp_path / "c" / "val.bin", IDS[-70:])
+    assert find_tokens([tmp_path / "c"], BPE).sha256 != one.sha256
+    altered = np.where(np.arange(len(IDS)) == 7, IDS[7] ^ 1, IDS)
+    changed = find_tokens([nanogpt(tmp_path / "d" / "train.bin", altered)], BPE)
+    assert changed.sha256 != one.sha256
+
+
+def test_the_tokenizer_is_named_or_beside_the_file(tmp_path, tokenizer):
+    file = nanogpt(tmp_path / "data" / "train.bin", IDS)
+    for kind in (None, "char", "bpe"):
+        message = refused([file], kind)
+        assert "name their tokenizer with --tokenizer FILE, or put its tokenizer.json" in message
+    BPE.save(tmp_path / "data" / "tokenizer.json")
+    for paths in ([file], [tmp_path / "data"]):
+        assert find_tokens(paths, None).tokenizer.state() == BPE.state()
+    assert refused([file], "byte").count("outside the vocabulary of 256") == 1
+    (tmp_path / "data" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    assert "cannot use the tokenizer" in refused([file])
+
+
+def test_bytes_need_no_tokenizer(tmp_path):
+    file = nanogpt(tmp_path / "train.bin", list(TEXT.encode()))
+    found = find_tokens([file], "byte")
+    assert found.tokenizer.kind == "byte" and found.beginning == TEXT.encode()[:100].decode()
+    assert found.characters == pytest.approx(len(TEXT), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty"),
+        (b"\1", "its 1 bytes are not a whole number of uint16 ids"),
+        (np.array([1, 2, 269, 270], "<u2").tobytes(), "token 3 is 270, outside the vocabulary of"),
+        (header(9) + bytes(17), "announces 9 tokens, which take 1,042 bytes; it has 1,041"),
+        (header(9) + bytes(19), "announces 9 tokens, which take 1,042 bytes; it has 1,043"),
+        (header(9)[:700], "it ends within its header"),
+        (header(9, (20240520, 2)) + bytes(18), "it has version 2; version 1 is read"),
+        (header(0), "its header announces 0 tokens"),
+        (header(-1) + bytes(18), "its header announces -1 tokens"),
+        (header(9, (20240522, 1)) + bytes(18), "evaluation sets"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_a_line(tmp_path, content, words):
+    file = tmp_path / "train.bin"
+    file.write_bytes(content)
+    message = refused([file], BPE)
+    assert words in message and str(file) in message
+
+
+def test_a_file_without_its_type_is_refused_with_the_way_out(tmp_path):
+    file = nanogpt(tmp_path / "mine.bin", IDS)
+    assert "put their type into meta.json beside it" in refused([file], BPE)
+    plain(file, IDS, "uint32")
+    np.testing.assert_array_equal(find_tokens([file], BPE).tokens[:], IDS)
+
+
+def test_paths_that_mean_no_tokens_are_texts(tmp_path):
+    written(tmp_path / "texts" / "a.txt", TEXT)
+    written(tmp_path / "texts" / "index.json", '{"text": "anybody may call a file so"}')
+    written(tmp_path / "texts" / "picture.bin", b"\0\1")
+    for paths in ([tmp_path / "texts"], [tmp_path / "texts" / "a.txt"], [tmp_path / "*"]):
+        assert find_tokens(paths, None) is None
+    assert "anybody" in "".join(Corpus(tmp_path / "texts").documents())
+
+
+def test_tokens_are_not_mixed_with_texts(tmp_path):
+    directory, text = prepared(tmp_path), tmp_path / "text"
+    file = nanogpt(tmp_path / "train.bin", IDS)
+    for paths in ([directory, text], [text, directory], [directory, file], [directory, directory]):
+        assert "holds tokens: give it alone" in refused(paths, BPE)
+    for paths in ([file, text], [text, file]):
+        assert f"{file} holds tokens, and {text} does not: give one of them" in refused(paths, BPE)
+    assert "is a held-out part; give the training part" in refused(
+        [nanogpt(tmp_path / "only" / "val.bin", IDS)], BPE
+    )
+
+
+def test_a_missing_file_of_tokens_is_named(tmp_path):
+    missing = tmp_path / "train.bin"
+    assert refused([missing], BPE) == f"{missing} does not exist; give the path of a token file"
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_prepared_directory_among_texts_is_skipped_with_a_note(
+    tmp_path, monkeypatch, is_complete
+):
+    inside = tmp_path / "text" / "shards"
+    prepared(tmp_path, inside)
+    if not is_complete:
+        (inside / "index.json").rename(inside / "progress.json")
+    corpus = Corpus(tmp_path / "text")
+    assert "".join(corpus.documents()) == TEXT
+    assert list(map(str, corpus.report.skipped)) == [
+        f"{inside} holds tokens; give it alone to train on them"
+    ]
+    assert find_tokens([tmp_path / "text"], None) is None
+    assert prepared(tmp_path, "other").is_dir()
+
+
+def test_a_preparation_into_the_folder_of_its_texts_is_continued(tmp_path, monkeypatch):
+    write, inside = ShardWriter.append, tmp_path / "text" / "shards"
+    folder = written(tmp_path / "text" / "cats.txt", TEXT).parent
+
+    def stop(*arguments, **fields):
+        raise EOFError
+
+    monkeypatch.setattr(ShardWriter, "append", stop)
+    with pytest.raises(EOFError):
+        prepare(Corpus(folder), inside, Encoding("bpe", 270))
+    assert (inside / "plan.json").exists()
+    monkeypatch.setattr(ShardWriter, "append", write)
+    for _ in range(2):
+        shards = prepare(Corpus(folder), inside, Encoding("bpe", 270))
+        assert len(shards.train) + len(shards.held_out) == len(IDS)
+
+
+def test_another_tokenizer_than_that_of_the_tokens_is_refused(tmp_path):
+    directory = prepared(tmp_path)
+    state = find_tokens([directory], None).tokenizer.state()
+    for asked in (None, "char", "bpe", Tokenizer.from_state(state)):  # "char" is the default
+        assert find_tokens([directory], asked).tokenizer.state() == state
+    assert "tokenizer='byte' contradicts" in refused([directory], "byte")
+    message = refused([directory], Tokenizer("other", "bpe", vocab_size=260))
+    assert f"{directory} has tokens of another tokenizer" in message
+
+
+DAMAGE = {
+    "train_000001.bin": "is missing; restore it, or remove the directory and prepare it again",
+    "held_out_000000.bin": "is missing; restore it, or remove",
+    "tokenizer.json": "No such file or directory; restore it, or remove the directory",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_directory_that_lacks_a_file_is_refused_with_the_way_out(tmp_path, name):
+    directory = prepared(tmp_path)
+    (directory / name).unlink()
+    message = refused([directory])
+    assert str(directory / name) in message and DAMAGE[name] in message
+
+
+def test_a_directory_with_other_files_is_refused_with_the_way_out(tmp_path):
+    directory = prepared(tmp_path)
+    shard, tokenizer = directory / "train_000000.bin", directory / "tokenizer.json"
+    whole, saved = shard.read_bytes(), tokenizer.read_bytes()
+    shard.write_bytes(whole[:-2])
+    assert "copy it again" in refused([directory]) and str(shard) in refused([directory])
+    shard.write_bytes(header(99) + whole[1024:-2])
+    assert "has 99 tokens of uint16, not 100" in refused([directory])
+    shard.write_bytes(whole)
+    Tokenizer("other", "bpe", vocab_size=260).save(tokenizer)
+    assert f"{tokenizer} is not the tokenizer of these tokens; restore it" in refused([directory])
+    tokenizer.write_bytes(saved)
+    fields = json.loads((directory / "index.json").read_bytes())
+    del fields["state"]["sha256"]
+    (directory / "index.json").write_text(json.dumps(fields), encoding="utf-8")
+    assert "does not describe a text: 'sha256'; prepare it again" in refused([directory])
+    (directory / "index.json").unlink()
+    (directory / "progress.json").touch()
+    assert f"run `smallmind prepare ... --out {directory}` again" in refused([directory])
+
+
+def test_a_directory_that_was_moved_is_found_there(tmp_path):
+    before = find_tokens([prepared(tmp_path)], None)
+    moved = (tmp_path / "shards").rename(tmp_path / "moved")
+    after = find_tokens([str(moved)], None)
+    assert after.sha256 == before.sha256 and after.place == str(moved)
+    np.testing.assert_array_equal(after.tokens[:], IDS)
+
+
+def test_the_length_of_tokens_is_known_where_their_tokenizer_is_named(tmp_path, tokenizer):
+    file = nanogpt(tmp_path / "train.bin", IDS)
+    run = RunConfig(tokenizer=str(tokenizer))
+    assert approximate_characters(str(file), run, Encoding(BPE)) == len(TEXT)
+    assert approximate_characters(str(prepared(tmp_path)), RunConfig()) == len(TEXT)
+    assert not is_large(str(file), run)
+
+
+def test_files_are_read_only_where_they_are_asked(tmp_path, monkeypatch):
+    """A prepared directory is opened without reading its tokens."""
+    directory = prepared(tmp_path)
+    monkeypatch.setattr("smallmind.corpus.token_files.TokenFile.read", None)
+    found = find_tokens([directory], None)
+    assert isinstance(found, TokensOnDisk) and Path(found.place) == directory
