@@ -4,6 +4,7 @@ from smallmind.kernels.adamw import adamw
 from smallmind.kernels.attention import attention
 from smallmind.kernels.attention_backward import attention_backward
 from smallmind.kernels.bigrams import bigrams
+from smallmind.kernels.cached_attention import cached_attention, keep_keys_values
 from smallmind.kernels.cross_entropy import cross_entropy
 from smallmind.kernels.distillation import distillation, top_k_logits
 from smallmind.kernels.documents import document_starts
@@ -26,6 +27,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "bigrams",
+    "cached_attention",
     "column_sum",
     "copy_columns",
     "cross_entropy",
@@ -36,6 +38,7 @@ __all__ = [
     "embedding_backward",
     "gelu",
     "gelu_backward",
+    "keep_keys_values",
     "layernorm",
     "layernorm_backward",
     "matmul",

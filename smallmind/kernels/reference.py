@@ -285,6 +285,45 @@ def attention_backward(
         heads[:, first : first + G] = part.reshape(B, G, H // G, T, -1).sum(axis=2)
 
 
+PANEL = 16  # positions whose keys are kept together, channel by channel
+
+
+def keep_keys_values(keys, values, qkv, start):
+    """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
+
+    Writes those of tokens start ... start + T - 1, each in the place that is its number modulo S.
+    """
+    B, G, S, D = values.shape
+    T = len(qkv) // B
+    k, v = np.split(qkv.reshape(B, T, -1, D).transpose(0, 2, 1, 3)[:, -2 * G :], 2, axis=1)
+    places = np.arange(start, start + T) % S
+    values[:, :, places] = v
+    keys[:, :, places // PANEL, :, places % PANEL] = k.transpose(2, 0, 1, 3)
+
+
+def cached_attention(out, qkv, keys, values, start, firsts=None):
+    """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
+
+    out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
+    (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
+    """
+    B, G, S, D = values.shape
+    H, T = out.shape[1] // D, len(out) // B
+    q = qkv.reshape(B, T, -1, D)[:, :, :H]
+    k = keys.transpose(0, 1, 2, 4, 3).reshape(B, G, -1, D)  # (B, G, S or a little more, D)
+    heads = out.reshape(B, T, H, D)  # a view
+    for b in range(B):
+        for t in range(T):
+            last = start + t + 1
+            first = max(last - S, 0 if firsts is None else int(firsts[b, t]))
+            places = np.arange(first, last) % S
+            for h in range(H):
+                g = h // (H // G)
+                scores = k[b, g, places] @ q[b, t, h] / math.sqrt(D)
+                p = np.exp(scores - scores.max())
+                heads[b, t, h] = p @ values[b, g, places] / p.sum()
+
+
 def _queries_keys_values(qkv, shape, C):
     """qkv (B T, C + 2 G D), shape (B, H, T) -> three views or copies (B, H, T, D)."""
     B, H, T = shape

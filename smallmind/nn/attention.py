@@ -25,18 +25,19 @@ class Attention:
         scope: Scope,
         documents: Documents,
         first_values: Source | None,
-        is_first_block: bool,
+        layer: int,
     ) -> None:
         config = scope.config
         C, D, H, G = config.n_embd, config.head_size, config.n_head, config.kv_heads
         self.workspace = scope.workspace
         self.name = scope.name
         self.n_head = H
+        self.layer = layer
         self.documents = documents
         self.dropout = Dropout(scope)
         self.qkv_linear = Linear(scope.inner("qkv"), (C, C + 2 * G * D), widths=(C, G * D, G * D))
         self.values = (
-            ValueResidual(scope.inner("value_residual"), first_values, C + G * D, is_first_block)
+            ValueResidual(scope.inner("value_residual"), first_values, C + G * D, layer == 0)
             if first_values
             else None
         )
@@ -59,11 +60,16 @@ class Attention:
         if self.rotary:
             self.rotary.forward(self.qkv, T)
         self.heads = self.workspace.rent(R, C)
-        self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.attention(
-            self.heads, self.logsumexp, self.qkv, *self.dropout.mask(), self.documents.firsts
-        )
+        kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
+        if cache:
+            cache.keep(kernels, self.layer, self.qkv)
+        if cache and cache.start:
+            cache.attend(kernels, self.layer, self.heads, self.qkv, self.documents.firsts)
+        else:
+            self.logsumexp = self.workspace.rent_full_precision(R // T, self.n_head, T)
+            kernels.attention(
+                self.heads, self.logsumexp, self.qkv, *self.dropout.mask(), self.documents.firsts
+            )
         return self.projection.forward(self.heads, residual)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:

@@ -22,14 +22,14 @@ class Block:
         documents: Documents,
         embedding: Source | None,
         first_values: Source | None,
-        is_first: bool,
+        layer: int,
     ) -> None:
         self.workspace = scope.workspace
         self.residual = (
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
         self.attention_norm = build_norm(scope.inner("attention_norm"))
-        self.attention = Attention(scope.inner("attention"), documents, first_values, is_first)
+        self.attention = Attention(scope.inner("attention"), documents, first_values, layer)
         self.mlp_norm = build_norm(scope.inner("mlp_norm"))
         self.mlp = build_mlp(scope.inner("mlp"))
 

@@ -22,6 +22,8 @@ class Documents:
             return
         self.workspace.carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
         self.workspace.kernels_for(self.name).document_starts(firsts, ids, self.token)
+        if self.workspace.cache:
+            self.workspace.cache.count_documents(firsts, ids == self.token)
 
     @property
     def firsts(self) -> np.ndarray | None:

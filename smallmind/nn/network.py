@@ -27,7 +27,7 @@ class Network:
         self.x0 = Source(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Source(workspace, "first_values") if config.value_residual else None
         self.blocks = [
-            Block(scope.inner(f"blocks.{i}"), self.documents, self.x0, first_values, i == 0)
+            Block(scope.inner(f"blocks.{i}"), self.documents, self.x0, first_values, i)
             for i in range(config.n_layer)
         ]
         self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
@@ -45,6 +45,19 @@ class Network:
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""
+        return self._logits(self._hidden(ids))
+
+    def decode(self, ids: np.ndarray) -> np.ndarray:
+        """ids (B, T), new tokens of the cache's sequences -> logits (B, V) of the last ones."""
+        x = self._hidden(ids)
+        if ids.shape[1] > 1:
+            last = self.workspace.rent(len(ids), x.shape[1])
+            last[...] = x.reshape(*ids.shape, -1)[:, -1]
+            x = last
+        return self._logits(x)
+
+    def _hidden(self, ids: np.ndarray) -> np.ndarray:
+        """ids (B, T) -> the residual stream after the last block (B T, C)."""
         self.workspace.direction = "forward"
         self.documents.find(ids)
         x = self.embedding.forward(ids)
@@ -52,6 +65,10 @@ class Network:
             self.x0.keep(x, 0, x.shape[1])
         for segment in self.segments:
             x = segment.forward(x, ids.shape[1])
+        return x
+
+    def _logits(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C), the residual stream -> logits (R, V)."""
         logits = self.head.forward(self.final_norm.forward(x))
         if self.softcap:
             self.softcap.forward(logits)

@@ -22,7 +22,8 @@ class RotaryEmbedding:
 
     def forward(self, x: np.ndarray, T: int) -> None:
         """x (B T, W) -> the same with its heads rotated. Writes x; keeps nothing."""
-        self.workspace.kernels_for(self.name).rope(x, self.theta, T, self.heads, self.D)
+        kernels, start = self.workspace.kernels_for(self.name), self.workspace.start
+        kernels.rope(x, self.theta, T, self.heads, self.D, start)
 
     def backward(self, dx: np.ndarray, T: int) -> None:
         """dx (B T, W), the gradient of the rotated heads -> that of the heads. Writes dx."""

@@ -18,6 +18,7 @@ from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_size
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
+from smallmind.nn.cache import REFED, KeyValueCache
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
@@ -225,6 +226,46 @@ class TransformerModel:
             return use(logits)
 
         return self.workspace.one_pass(compute)
+
+    def decode(self, ids: np.ndarray, cache: KeyValueCache) -> np.ndarray:
+        """ids (B, T), the next tokens of the cache's sequences -> logits (B, V) after the last.
+
+        A new array. Only the new tokens go through the model; the cache keeps what later ones
+        need. Once it is full, rotary positions continue and each token sees the cache's last ones;
+        with learned positions the oldest quarter is dropped and the rest is fed again, from
+        position 0 on. InputError for ids outside the vocabulary, or another number of sequences.
+        """
+        check_type("cache", cache, KeyValueCache)
+        ids = check_ids("ids", ids, self.config.vocab_size)
+        if ids.ndim != 2 or ids.size == 0 or len(ids) != cache.batch:
+            raise InputError(
+                f"ids has shape {ids.shape}; it must be ({cache.batch}, T), as many sequences as "
+                "in the cache"
+            )
+        ids, begin = np.require(ids, np.int32, ["C"]), 0
+        while begin < ids.shape[1]:
+            room = cache.length - cache.start
+            if room <= 0 and self.config.position == "learned":
+                kept = cache.last(cache.length - max(1, cache.length // REFED))
+                cache.clear()
+                if kept.size:
+                    self._decode(kept, cache)
+                continue
+            count = min(ids.shape[1] - begin, max(1, room))
+            logits = self._decode(np.ascontiguousarray(ids[:, begin : begin + count]), cache)
+            begin += count
+        return logits
+
+    def _decode(self, ids: np.ndarray, cache: KeyValueCache) -> np.ndarray:
+        """The next tokens, as many as fit or one -> logits (B, V), a new array."""
+
+        def compute() -> np.ndarray:
+            with self.workspace.profile("Forward"), self.workspace.continuing(cache):
+                return self.network.decode(ids).copy()
+
+        logits = self.workspace.one_pass(compute)
+        cache.append(ids)
+        return logits
 
     def loss(self, ids: np.ndarray, targets: np.ndarray) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token. Dropout is off."""

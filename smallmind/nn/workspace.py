@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from smallmind import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
 from smallmind.randomness import hash64
+
+if TYPE_CHECKING:
+    from smallmind.nn.cache import KeyValueCache
 
 Kernel = Callable[..., Any]
 Result = TypeVar("Result")
@@ -46,6 +49,7 @@ class Workspace:
         self._sites = 0
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
+        self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
 
@@ -146,6 +150,20 @@ class Workspace:
     def drop_probability(self) -> float:
         """The share of activations dropped in this pass: 0 in evaluations."""
         return 0.0 if self.pass_number is None else self.dropout
+
+    @property
+    def start(self) -> int:
+        """The position of the first tokens of this pass."""
+        return self.cache.start if self.cache else 0
+
+    @contextmanager
+    def continuing(self, cache: "KeyValueCache") -> Iterator[None]:
+        """Within the block, passes continue the sequences of a cache."""
+        self.cache = cache
+        try:
+            yield
+        finally:
+            self.cache = None
 
     def new_dropout_site(self) -> int:
         """Registers a place in the model that drops activations -> its number, from 0."""

@@ -1,0 +1,190 @@
+"""Attention of new tokens to the keys and values of all tokens before them, which are kept.
+
+The keys of a head are kept in panels of PANEL positions, (panels, D, PANEL): the scores of a query
+for a panel are then D multiply-adds of whole vectors. Values are rows.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    broadcast,
+    element,
+    exp,
+    first_or,
+    fma,
+    keep_first,
+    lane_maximum,
+    lane_sum,
+    load,
+    load_up_to,
+    maximum,
+    store,
+    store_up_to,
+)
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.reference import PANEL
+
+
+class Sizes(NamedTuple):
+    """T new tokens of B sequences; H heads of queries, G of keys and values; room for S tokens."""
+
+    B: int
+    T: int
+    H: int
+    G: int
+    D: int
+    S: int
+    start: int  # tokens that came before
+
+
+def keep_keys_values(keys, values, qkv, start):
+    """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
+
+    Writes those of tokens start ... start + T - 1, each in the place that is its number modulo S.
+    """
+    B, G, S, D = values.shape
+    T = len(qkv) // B
+    _keep(keys, values, qkv, Sizes(B, T, qkv.shape[1] // D - 2 * G, G, D, S, start))
+
+
+@parallel_jit
+def _keep(keys, values, qkv, sizes):
+    B, T, H, G, D, S, start = sizes
+    width = (H + 2 * G) * D
+    for number in prange(B * G * T):
+        index = np.int64(number)
+        b, g, t = index // (G * T), index // T % G, index % T
+        place, source = (start + t) % S, (b * T + t) * width + (H + g) * D
+        head = b * G + g
+        panel = (head * ceil_div(S, PANEL) + place // PANEL) * D * PANEL + place % PANEL
+        row = (head * S + place) * D
+        _keep_one(at(keys, panel), at(values, row), at(qkv, source), at(qkv, source + G * D), D)
+
+
+@jit
+def _keep_one(panel, row, key, value, D):
+    """One token of a head. Takes pointers."""
+    for d in range(D):
+        panel[d * PANEL] = element(key, d)
+    for d in range(0, D, LANES):
+        store_up_to(row, d, load_up_to(value, d, min(LANES, D - d)), min(LANES, D - d))
+
+
+def cached_attention(out, qkv, keys, values, start, firsts=None):
+    """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
+
+    out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
+    (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
+    """
+    B, G, S, D = values.shape
+    H, T = out.shape[1] // D, len(out) // B
+    sizes = Sizes(B, T, H, G, D, S, start)
+    rows = scratch(threads(), round_up(S, PANEL) + 2 * round_up(D, LANES))
+    given = np.zeros((B, T), np.int64) if firsts is None else firsts.astype(np.int64)
+    _attention(out, qkv, keys, values, given, rows, sizes)
+
+
+@parallel_jit
+def _attention(out, qkv, keys, values, firsts, scratch, sizes):
+    B, T, H, G, D, S, start = sizes
+    workers, heads = scratch.shape[0], B * T * H
+    for worker in prange(workers):
+        own = at(scratch, worker * scratch.shape[1])
+        begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
+        for index in range(begin // workers, end // workers):
+            row, h = index // H, index % H
+            b, t = row // T, row % T
+            group = b * G + h // (H // G)
+            last = start + t + 1
+            first = max(firsts[b, t], last - S)
+            query = row * (H + 2 * G) * D + h * D
+            head_keys = at(keys, group * ceil_div(S, PANEL) * D * PANEL)
+            head_values = at(values, group * S * D)
+            target = row * H * D + h * D
+            _attend(
+                at(out, target), at(qkv, query), head_keys, head_values, first, last, own, sizes
+            )
+
+
+@jit
+def _attend(out, query, keys, values, first, last, own, sizes):
+    """One query of a head, over the tokens first..last. Takes pointers."""
+    D, S = sizes.D, sizes.S
+    q, total = at(own, round_up(S, PANEL)), at(own, round_up(S, PANEL) + round_up(D, LANES))
+    scale = np.float32(1 / np.sqrt(D))
+    for d in range(0, D, LANES):
+        count = min(LANES, D - d)
+        store(q, d, load_up_to(query, d, count) * scale)
+        store(total, d, broadcast(np.float32(0)))
+    # The places of the tokens, which may continue at the beginning.
+    begin, end = first % S, first % S + last - first
+    wrapped = max(0, end - S)
+    end = min(end, S)
+    top = _scores(own, keys, q, begin, end, D)
+    if wrapped:
+        top = max(top, _scores(own, keys, q, 0, wrapped, D))
+    denominator = _add_values(total, own, values, begin, end, top, D)
+    if wrapped:
+        denominator += _add_values(total, own, values, 0, wrapped, top, D)
+    factor = np.float32(1) / denominator
+    for d in range(0, D, LANES):
+        store_up_to(out, d, load(total, d) * factor, min(LANES, D - d))
+
+
+@jit
+def _scores(scores, keys, q, begin, end, D):
+    """Writes the scores of the places begin..end -> the largest."""
+    top = broadcast(np.float32(-np.inf))
+    for place in range(begin // LANES * LANES, end, LANES):
+        panel = place // PANEL * PANEL * D + place % PANEL
+        even, odd = broadcast(np.float32(0)), broadcast(np.float32(0))
+        for d in range(0, D - 1, 2):
+            even = fma(broadcast(q[d]), load(keys, panel + d * PANEL), even)
+            odd = fma(broadcast(q[d + 1]), load(keys, panel + (d + 1) * PANEL), odd)
+        if D % 2:
+            even = fma(broadcast(q[D - 1]), load(keys, panel + (D - 1) * PANEL), even)
+        score = even + odd
+        store(scores, place, score)
+        if place < begin:
+            score = first_or(broadcast(np.float32(-np.inf)), begin - place, score)
+        if place + LANES > end:
+            score = first_or(score, end - place, broadcast(np.float32(-np.inf)))
+        top = maximum(score, top)
+    return lane_maximum(top)
+
+
+@jit
+def _add_values(total, scores, values, begin, end, top, D):
+    """total += exp(score - top) value, for the places begin..end -> the sum of exponentials.
+
+    Writes the exponentials over the scores, but only of these places: the others may be next.
+    """
+    denominator = broadcast(np.float32(0))
+    for place in range(begin // LANES * LANES, end, LANES):
+        score = load(scores, place)
+        e = exp(score - top)
+        kept, counted = e, e
+        if place < begin:
+            kept = first_or(score, begin - place, kept)
+            counted = first_or(broadcast(np.float32(0)), begin - place, counted)
+        if place + LANES > end:
+            kept, counted = first_or(kept, end - place, score), keep_first(counted, end - place)
+        denominator = denominator + counted
+        store(scores, place, kept)
+    whole = D // LANES * LANES
+    for place in range(begin, end):
+        e = broadcast(scores[place])
+        for d in range(0, whole, LANES):
+            store(total, d, fma(e, load(values, place * D + d), load(total, d)))
+        if whole < D:
+            x = load_up_to(values, place * D + whole, D - whole)
+            store(total, whole, fma(e, x, load(total, whole)))
+    return lane_sum(denominator)
