@@ -481,6 +481,20 @@ class GenerationConfig:
         above=0.0,
         high=1.0,
     )
+    min_p: float | None = setting(
+        None,
+        "sample from the tokens that are at least p times as likely as the most likely one",
+        low=0.0,
+        high=1.0,
+    )
+    repetition_penalty: float = setting(
+        1.0, "divides the logits of tokens in the text so far, if they are above 0", above=0.0
+    )
+    presence_penalty: float = setting(0.0, "taken from the logits of tokens already written")
+    frequency_penalty: float = setting(0.0, "the same, as many times as the token was written")
+    stop: str | tuple[str, ...] | None = setting(
+        None, "end the text before these characters; may be given several times"
+    )
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:

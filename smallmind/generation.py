@@ -1,7 +1,7 @@
-"""Sampling text from a model, token by token."""
+"""Writing text with a model, token by token."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -9,11 +9,20 @@ from smallmind import activity
 from smallmind.checks import InputError, check_type
 from smallmind.config import GenerationConfig
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
+from smallmind.sampling import Seen, choose
 from smallmind.text.tokenizer import Tokenizer
 
-TRIM_EVERY = 16  # tokens
+
+class Sample(NamedTuple):
+    """A text that a model wrote after a prompt."""
+
+    text: str  # without the prompt
+    tokens: int
+    ended: str  # by "length", by "stop" or at the "end" of a text
+    seed: int
 
 
 def generate(
@@ -22,72 +31,165 @@ def generate(
     """prompt (default: a newline) -> the prompt followed by the text that the model generates.
 
     settings are the fields of GenerationConfig: max_tokens (500), temperature (0.8; 0 is greedy),
-    top_k and top_p (sample from the most likely tokens only; Holtzman et al. 2020), seed (the same
-    seed gives the same text). As in Hugging Face's transformers, the temperature comes first, then
-    top_k, and top_p is a share of what top_k has left. The model sees only the last block_size
-    tokens. InputError for a setting out of range, or a character in prompt that the model does not
-    know.
+    top_k, top_p and min_p (sample from the most likely tokens only), repetition_penalty,
+    presence_penalty, frequency_penalty, stop, seed (the same seed gives the same text). The text
+    ends at `<|endoftext|>`, if the tokenizer has it. InputError for a setting out of range, or a
+    character in prompt that the model does not know.
     """
-    check_type("tokenizer", tokenizer, Tokenizer)
-    prompt = tokenizer.opening if prompt is None else prompt
+    prompt = _prompt(tokenizer, prompt)
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
+
+
+def generate_samples(
+    model: TransformerModel,
+    tokenizer: Tokenizer,
+    prompt: str | None = None,
+    n: int = 1,
+    **settings: Any,
+) -> list[Sample]:
+    """Like `generate`, but n texts at once, of the seeds seed, seed + 1, ...: each as by itself."""
+    if check_type("n", n, int) < 1:
+        raise InputError(f"n={n} must be at least 1")
+    config = GenerationConfig(**settings)
+    writer = _Writer(model, tokenizer, _prompt(tokenizer, prompt), config, n)
+    texts = ["".join(pieces) for pieces in zip(*writer.pieces(), strict=True)] or [""] * n
+    return writer.samples(texts)
 
 
 def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
     """Like `generate`, but yields only the text after the prompt, piece by piece."""
-    check_type("model", model, TransformerModel)
+    writer = _Writer(model, tokenizer, prompt, config, 1)
+    return (piece for (piece,) in writer.pieces() if piece)
+
+
+def _prompt(tokenizer: Tokenizer, prompt: str | None) -> str:
     check_type("tokenizer", tokenizer, Tokenizer)
-    check_type("prompt", prompt, str)
-    if model.tokenizer_state not in (None, tokenizer.state()):
-        raise InputError(
-            f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
-            "that smallmind.load returns with the model"
-        )
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
-            f"vocab_size={model.config.vocab_size}"
-        )
-    if not prompt:
-        raise InputError("the prompt is empty; give at least one character")
-    ids = tokenizer.encode(prompt)
-    return tokenizer.stream(_sample(model, ids, tokenizer.vocab_size, config))
+    return tokenizer.opening if prompt is None else prompt
 
 
-def _sample(
-    model: TransformerModel, ids: np.ndarray, vocab_size: int, config: GenerationConfig
-) -> Iterator[int]:
-    """ids (n,) -> the sampled tokens that follow, one by one, each below vocab_size."""
-    window = model.config.block_size
-    context = ids[-window:]
-    # A growing context rents arrays of many sizes: a separate pool, trimmed now and then, keeps
-    # them from piling up in the pool of a training run.
-    with TensorPool() as pool:
-        for i in activity.parts(range(config.max_tokens)):
-            with model.workspace.using_pool(pool):
-                logits = model.forward(context[None])[0, -1, :vocab_size]
-            if i % TRIM_EVERY == 0 and len(context) < window:
-                pool.trim()
-            # Counter-based: token i depends on the seed and i, not on earlier draws.
-            token = choose(logits, config, uniform=(hash64(config.seed, i) >> 11) / 2**53)
-            yield token
-            context = np.append(context, np.int32(token))[-window:]
+class _Writer:
+    """Writes n texts after a prompt."""
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        tokenizer: Tokenizer,
+        prompt: str,
+        config: GenerationConfig,
+        n: int,
+    ) -> None:
+        check_type("model", model, TransformerModel)
+        check_type("tokenizer", tokenizer, Tokenizer)
+        check_type("prompt", prompt, str)
+        if model.tokenizer_state not in (None, tokenizer.state()):
+            raise InputError(
+                f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
+                "that smallmind.load returns with the model"
+            )
+        if tokenizer.vocab_size > model.config.vocab_size:
+            raise InputError(
+                f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
+                f"vocab_size={model.config.vocab_size}"
+            )
+        if not prompt:
+            raise InputError("the prompt is empty; give at least one character")
+        self.model, self.tokenizer, self.config, self.n = model, tokenizer, config, n
+        self.ids = tokenizer.encode(prompt)
+        self.counts = [0] * n  # tokens of each text
+        self.ended = ["length"] * n
+
+    def pieces(self) -> Iterator[list[str]]:
+        """What each text goes on with, one list after another; "" where there is nothing yet."""
+        stops = (self.config.stop,) if isinstance(self.config.stop, str) else self.config.stop
+        texts = [_Text(self.tokenizer, stops or ()) for _ in range(self.n)]
+        for tokens in self._tokens(texts):
+            yield [
+                "" if token is None else text.add(token)
+                for text, token in zip(texts, tokens, strict=True)
+            ]
+        yield [text.end() for text in texts]
+        for i, text in enumerate(texts):
+            self.ended[i] = text.ended or "length"
+
+    def samples(self, texts: list[str]) -> list[Sample]:
+        """The finished texts, with what is known about them."""
+        seeds = range(self.config.seed, self.config.seed + self.n)
+        return [Sample(*each) for each in zip(texts, self.counts, self.ended, seeds, strict=True)]
+
+    def _tokens(self, texts: "list[_Text]") -> Iterator[list[int | None]]:
+        """The next token of each text, None for those that have ended, until all have."""
+        config, V, n = self.config, self.tokenizer.vocab_size, self.n
+        if not config.max_tokens:
+            return
+        seen = [Seen(V, self.ids) for _ in range(n)]
+        cache = KeyValueCache(self.model)
+        last = self.ids[-cache.length :][None]
+        # A separate pool: the prompt rents arrays of its own sizes, which a training run that this
+        # model belongs to would never use again.
+        with TensorPool() as pool:
+            for i in activity.parts(range(config.max_tokens)):
+                with self.model.workspace.using_pool(pool):
+                    logits = self.model.decode(last, cache)[:, :V]
+                if i == 0:
+                    pool.trim()
+                    cache, logits = cache.repeated(n), logits.repeat(n, axis=0)
+                tokens: list[int | None] = [None] * n
+                for row, text in enumerate(texts):
+                    if text.ended is None:
+                        # Token i of a seed depends on these two, not on earlier draws.
+                        uniform = (hash64(config.seed + row, i) >> 11) / 2**53
+                        token = choose(logits[row], config, uniform, seen[row])
+                        seen[row].add(token)
+                        self.counts[row] += 1
+                        tokens[row] = token
+                yield tokens
+                if all(text.ended for text in texts):
+                    return
+                last = np.array([[0 if token is None else token] for token in tokens], np.int32)
 
 
-def choose(logits: np.ndarray, config: GenerationConfig, uniform: float) -> int:
-    """logits (V,), uniform in [0, 1) -> the sampled token."""
-    if not np.isfinite(logits).all():
-        raise InputError("the model's logits are not finite: its weights are too large or damaged")
-    order = np.argsort(-logits, kind="stable")
-    if config.temperature == 0:
-        return int(order[0])
-    with np.errstate(over="ignore"):  # a tiny temperature may divide to -inf, as it should
-        p = np.exp((logits[order].astype(np.float64) - logits[order[0]]) / config.temperature)
-    if config.top_k is not None:
-        p = p[: config.top_k]
-    cumulative = np.cumsum(p / p.sum())
-    if config.top_p is not None:
-        cumulative = cumulative[: np.searchsorted(cumulative, config.top_p) + 1]
-    return int(order[np.searchsorted(cumulative, uniform * cumulative[-1], side="right")])
+class _Text:
+    """One text, of which only what certainly belongs to it is handed out."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Iterable[str]) -> None:
+        self.ended: str | None = None
+        self._stops = tuple(stops)
+        self._end = tokenizer.end_of_text
+        self._given: list[int] = []
+        self._pieces = tokenizer.stream(self._taken())
+        self._held = ""  # may be the beginning of a stop string
+
+    def _taken(self) -> Iterator[int]:
+        while self._given:
+            yield self._given.pop()
+
+    def add(self, token: int) -> str:
+        """The next token -> what the text goes on with."""
+        if token == self._end:
+            self.ended = "end"
+            return ""
+        self._given.append(token)
+        self._held += next(self._pieces)
+        places = [(self._held.find(stop), stop) for stop in self._stops if stop in self._held]
+        if places:
+            self.ended = "stop"
+            self._held = self._held[: min(places)[0]]
+            return ""
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        piece = self._held[: len(self._held) - keep]
+        self._held = self._held[len(piece) :]
+        return piece
+
+    def end(self) -> str:
+        """What is left of the text."""
+        rest = "" if self.ended == "stop" else "".join(self._pieces)
+        return self._held + rest
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of a text that is a beginning of `stop`, in characters."""
+    return next(
+        (n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0
+    )

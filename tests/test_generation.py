@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from smallmind import GenerationConfig, InputError, Tokenizer, Training, TransformerModel, generate
-from smallmind.generation import choose, stream
+from smallmind.generation import stream
+from smallmind.sampling import choose
 
 TEXT = "abcdefgh" * 200
 

@@ -92,6 +92,7 @@ class BPETokenizer(Tokenizer):
         self._pattern = PATTERNS[split]
         self.split, self.merges, self.special = split, merges, special
         self.separator = END_OF_TEXT if END_OF_TEXT in special else "\n"
+        self.end_of_text = special.get(END_OF_TEXT)
         self.vocab_size = 1 + max(len(vocabulary) - 1, *special.values(), -1)
         self.vocabulary = vocabulary + [b""] * (self.vocab_size - len(vocabulary))
         for content, token in special.items():
@@ -102,7 +103,7 @@ class BPETokenizer(Tokenizer):
     @property
     def separator_token(self) -> int | None:
         # A line break that separates documents may be merged with others around it.
-        return self.special.get(END_OF_TEXT)
+        return self.end_of_text
 
     def encode(self, text: str) -> np.ndarray:
         check_type("text", text, str)

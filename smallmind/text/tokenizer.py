@@ -41,6 +41,7 @@ class Tokenizer:
     unit: ClassVar[str]  # what tokens are: "characters"
     vocab_size: int
     separator: str = "\n"  # of documents
+    end_of_text: int | None = None  # a token that only ends texts
     opening: str  # the default prompt: a newline, if the vocabulary has one
 
     def __new__(cls, *arguments: Any, **settings: Any) -> "Tokenizer":
