@@ -97,9 +97,11 @@ def prepare(
         is_new = not directory.exists()
         try:
             _make(directory)
-            measured = survey(corpus.pieces(), encoding.separator)
-            tokenizer = _fitted(corpus, measured, encoding)
-            _write(corpus, _plan(corpus, measured, tokenizer), tokenizer, directory, wanted)
+            with RunLock(directory):  # or another process would find out the same meanwhile
+                measured = survey(corpus.pieces(), encoding.separator)
+                tokenizer = _fitted(corpus, measured, encoding)
+                plan = _plan(corpus, measured, tokenizer)
+            _write(corpus, plan, tokenizer, directory, wanted)
         except BaseException:
             if is_new:
                 with suppress(OSError):  # not empty
