@@ -154,8 +154,8 @@ def test_every_loader_reads_checkpoints(finished):
         ("schedule --optimizer muon", "unknown flag --optimizer; see smallmind schedule --help"),
         ("train --bogus", "unknown flag --bogus; see smallmind train --help"),
         ("--verson", "unknown flag --verson; did you mean --version?"),
-        ("trian", "unknown command 'trian'; did you mean train? Choose from train, check,"),
-        ("", "give a command: train, check,"),
+        ("trian", "unknown command 'trian'; did you mean train? Choose from train, prepare,"),
+        ("", "give a command: train, prepare, check,"),
         ("verify a b", "unexpected argument 'b'"),
         (
             "train --precision float8",
