@@ -20,7 +20,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
 from smallmind.corpus.shard_parts import described, remove_leftovers, written
-from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter
+from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter, check_shard_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
 from smallmind.lock import RunLock
@@ -82,6 +82,7 @@ def prepare(
     """
     encoding = encoding or Encoding()
     directory = Path(check_type("directory", directory, str, PathLike))
+    check_shard_tokens(shard_tokens)  # before texts are read for long
     wanted = identity(corpus, encoding, shard_tokens)
     if os.path.lexists(directory / INDEX):
         index = Index.read(directory)
@@ -96,9 +97,11 @@ def prepare(
         is_new = not directory.exists()
         try:
             _make(directory)
-            measured = survey(corpus.pieces(), encoding.separator)
-            tokenizer = _fitted(corpus, measured, encoding)
-            _write(corpus, _plan(corpus, measured, tokenizer), tokenizer, directory, wanted)
+            with RunLock(directory):  # or another process would find out the same meanwhile
+                measured = survey(corpus.pieces(), encoding.separator)
+                tokenizer = _fitted(corpus, measured, encoding)
+                plan = _plan(corpus, measured, tokenizer)
+            _write(corpus, plan, tokenizer, directory, wanted)
         except BaseException:
             if is_new:
                 with suppress(OSError):  # not empty

@@ -149,6 +149,8 @@ class Run:
         run_config = settings.run if settings else RunConfig(**given)
         initial = assembly.read_initial(run_config)
         given_out = out or (settings.run.out if settings else fields.get("out"))
+        if given_out:  # before a long text is read
+            RunDirectory(Path(given_out)).check_free(is_literal(text))
         cache = Path(given_out or default_directory("")).parent / TOKENS
         source = read_source(
             run_config.text if text is None else text,
