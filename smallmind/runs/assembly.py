@@ -14,7 +14,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load, load_model, read_tokenizer
-from smallmind.runs.source import Source, TextSource, paths_of
+from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
 from smallmind.text.bpe_tokenizer import BPETokenizer
@@ -113,13 +113,23 @@ def _own_tokenizer(run: RunConfig, source: TextSource) -> Tokenizer:
 
 
 def with_tokenizer(settings: Settings, source: Source) -> Settings:
-    """The settings with the kind of tokenizer that a text on disk has been encoded with."""
-    if source.tokenizer is None:
+    """The settings with the tokenizer that given tokens have been encoded with.
+
+    InputError if another size or split of its vocabulary was chosen.
+    """
+    if not (isinstance(source, TokenSource) and source.is_given):
         return settings
     changes: dict[str, Any] = {"tokenizer": source.tokenizer.kind}
     if isinstance(source.tokenizer, BPETokenizer):
         changes["bpe_vocab_size"] = source.tokenizer.vocab_size
         changes["bpe_split"] = source.tokenizer.split
+    for name, flag in (("bpe_vocab_size", "--vocab-size"), ("bpe_split", "--split")):
+        chosen, default = getattr(settings.run, name), getattr(RunConfig, name)
+        if name in changes and chosen not in (changes[name], default):
+            raise InputError(
+                f"{flag} {chosen} contradicts {source.found.place}, whose vocabulary has "
+                f"{changes[name]}; leave it out"
+            )
     return settings.replace(**changes)
 
 

@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_what_the_same_command_continues(text, tmp_path, capsys, m
         patch.setattr(preparation, moment, interrupted)
         assert main(command) == 130
     printed = capsys.readouterr()
-    assert "Interrupted; the same command goes on from here" in printed.out
+    assert "Interrupted; the same command resumes it" in printed.out
     assert printed.err.endswith("smallmind: interrupted\n")
     assert (tmp_path / "shards").exists() == (moment == "_append")
     assert main(command) == 0
@@ -352,3 +352,34 @@ def test_a_directory_that_lacks_a_file_says_what_to_do(shards, text, tmp_path, c
     shutil.rmtree(shards)
     assert main(["prepare", text, *BPE, "--out", shards]) == 0
     assert main(["train", "--resume", run, "--steps", "6"]) == 0
+
+
+def test_prepared_files_are_verified(text, tmp_path, capsys):
+    shards = tmp_path / "shards"
+    assert main(["prepare", text, "--out", str(shards)]) == 0
+    assert main(["verify", str(shards)]) == 0
+    assert "All 2 files are sound" in capsys.readouterr().out
+    damaged = bytearray((shards / "train_000000.bin").read_bytes())
+    damaged[-1] ^= 1
+    (shards / "train_000000.bin").write_bytes(damaged)
+    assert main(["verify", str(shards)]) == 2
+    assert "does not match its SHA-256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--vocab-size", "400"], ["--split", "gpt4"]])
+def test_another_vocabulary_than_that_of_the_tokens_is_refused(text, tmp_path, capsys, flags):
+    shards = str(tmp_path / "shards")
+    assert main(["prepare", text, *BPE, "--out", shards]) == 0
+    assert main(["check", shards, "--tokenizer", "bpe", *flags]) == 2
+    assert f"{flags[0]} {flags[1]} contradicts {shards}" in capsys.readouterr().err
+
+
+def test_token_files_may_be_named_by_a_pattern(text, tmp_path, capsys):
+    shards = tmp_path / "shards"
+    assert main(["prepare", text, "--out", str(shards), "--shard-tokens", "1000"]) == 0
+    (shards / "index.json").unlink()
+    pattern = str(shards / "train_*.bin")
+    small = ["--block-size", "8", "--n-layer", "1", "--n-embd", "16", "--steps", "2"]
+    assert main(["train", pattern, *small, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", str(shards / "none_*.bin"), *small]) == 2
+    assert "no file matches" in capsys.readouterr().err
