@@ -39,6 +39,7 @@ class TokensOnDisk(NamedTuple):
     characters: int
     held_out_characters: int  # of whole documents
     beginning: str
+    separator: str  # of documents
     report: Report | None
 
     @classmethod
@@ -56,6 +57,7 @@ class TokensOnDisk(NamedTuple):
                 int(state["characters"]),
                 int(state["held_out"]),
                 str(state["beginning"]),
+                str(state["separator"]),
                 _report(state["report"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -89,6 +91,7 @@ class TokensOnDisk(NamedTuple):
             round(len(tokens) * spelled / max(1, len(sample))),
             0,
             tokenizer.decode(sample[:BEGINNING]),
+            tokenizer.separator,
             None,
         )
 

@@ -47,11 +47,12 @@ def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Da
 
 def encoding_of(run: RunConfig, initial: Initial | None = None) -> Encoding:
     """How the text of a new run becomes tokens."""
+    tokenizer: str | Tokenizer = run.tokenizer
     if initial:
-        return Encoding(initial.tokenizer)
-    if run.tokenizer in parts.TOKENIZERS:
-        return Encoding(run.tokenizer, run.bpe_vocab_size, run.bpe_split)
-    return Encoding(Tokenizer.load(run.tokenizer))
+        tokenizer = initial.tokenizer
+    elif run.tokenizer not in parts.TOKENIZERS:
+        tokenizer = Tokenizer.load(run.tokenizer)
+    return Encoding(tokenizer, run.bpe_vocab_size, run.bpe_split, run.text_separator)
 
 
 def read_initial(run: RunConfig) -> Initial | None:
@@ -120,6 +121,8 @@ def with_tokenizer(settings: Settings, source: Source) -> Settings:
     if not (isinstance(source, TokenSource) and source.is_given):
         return settings
     changes: dict[str, Any] = {"tokenizer": source.tokenizer.kind}
+    if source.found.separator != source.tokenizer.separator:
+        changes["text_separator"] = source.found.separator
     if isinstance(source.tokenizer, BPETokenizer):
         changes["bpe_vocab_size"] = source.tokenizer.vocab_size
         changes["bpe_split"] = source.tokenizer.split
@@ -141,6 +144,8 @@ def with_vocabulary(settings: Settings, tokenizer: Tokenizer) -> ModelConfig:
     token = settings.model.document_token
     if settings.run.mask_documents and token is None:
         token = tokenizer.separator_token
+        if settings.run.text_separator:
+            token = tokenizer.token_of(settings.run.text_separator)
         if token is None:
             raise InputError(
                 f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "
