@@ -384,6 +384,11 @@ class RunConfig:
     text_encoding: str | None = setting(
         None, "the encoding of texts without a byte order mark; default: UTF-8"
     )
+    text_separator: str | None = setting(
+        None,
+        "the character between documents; default: a line break",
+        needs=("tokenizer", "char", "byte"),
+    )
     init_from: str | None = setting(
         None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
     )
@@ -424,6 +429,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
+        if self.text_separator is not None and len(self.text_separator) != 1:
+            raise InputError(f"text_separator={self.text_separator!r} must be one character")
         if self.tokenizer not in parts.TOKENIZERS and not self.tokenizer.endswith(".json"):
             kinds = ", ".join(parts.TOKENIZERS)
             raise InputError(

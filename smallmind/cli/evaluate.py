@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> int:
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
         run = opened.settings.run if opened else None
-        source = read_source(options.text, run, Encoding(tokenizer)) if options.text else None
+        encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
+        source = read_source(options.text, run, encoding) if options.text else None
         is_own = opened is not None and (source is None or opened.is_own(source))
         if opened and is_own:
             result = evaluate_held_out(model, opened.data)

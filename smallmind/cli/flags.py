@@ -29,6 +29,7 @@ ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 FLAGS = {  # that are not named after their fields
     "text_field": "--field",
     "text_encoding": "--encoding",
+    "text_separator": "--separator",
     "bpe_vocab_size": "--vocab-size",
     "bpe_split": "--split",
 }
@@ -39,6 +40,7 @@ METAVARS = {
     "tokenizer": "KIND",
     "text_field": "NAME",
     "text_encoding": "NAME",
+    "text_separator": "CHARACTER",
 }
 DEFAULTS = resolve()
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}

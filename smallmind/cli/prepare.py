@@ -9,7 +9,14 @@ from smallmind.cli.console import Console, format_bytes
 from smallmind.cli.flags import add_config_flags, add_text
 from smallmind.config import RunConfig
 
-SETTINGS = ("text_field", "text_encoding", "tokenizer", "bpe_vocab_size", "bpe_split")
+SETTINGS = (
+    "text_field",
+    "text_encoding",
+    "text_separator",
+    "tokenizer",
+    "bpe_vocab_size",
+    "bpe_split",
+)
 SHARD_TOKENS = 100_000_000  # 200 MB, or 400 MB with more than 65,536 tokens in the vocabulary
 
 
@@ -32,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
     config = RunConfig(**{name: x for name, x in vars(options).items() if name in SETTINGS})
     if config.tokenizer != "bpe" and {"bpe_vocab_size", "bpe_split"} & vars(options).keys():
         raise InputError("--vocab-size and --split have no effect; they need --tokenizer bpe")
+    if config.tokenizer == "bpe" and config.text_separator:
+        raise InputError("--separator has no effect; it needs --tokenizer char or byte")
     from smallmind.cli.describe import describe_reading
     from smallmind.corpus.corpus import Corpus
     from smallmind.corpus.preparation import prepare

@@ -1,4 +1,7 @@
-"""Check the checkpoints of a run, and retrain from each to the next. Writes nothing."""
+"""Check the checkpoints of a run, and retrain from each to the next. Writes nothing.
+
+Of a directory that `smallmind prepare` wrote, all files are read and compared with their digests.
+"""
 
 import argparse
 from typing import Any
@@ -20,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a line per verdict -> exit status: 0 all is well, 1 something is wrong."""
+    from smallmind.corpus.shard_index import holds_tokens
+    from smallmind.corpus.shards import open_shards
     from smallmind.runs.session import Run
     from smallmind.runs.verification import Verdict
     from smallmind.training.records import StepRecord
@@ -34,7 +39,14 @@ def run(options: argparse.Namespace) -> int:
             verdict = "FAILED" if record.fault else "ok    "
             console.line(f"{verdict}  {record.name}: {record.fault or good}", INDENT)
 
-    opened = Run.open(run_of(options))
+    directory = run_of(options)
+    if holds_tokens(directory):
+        shards = open_shards(directory)
+        with activity.showing_on(console.activity):
+            shards.verify()
+        console.line(f"All {len(shards.train.files) + len(shards.held_out.files)} files are sound")
+        return 0
+    opened = Run.open(directory)
     if options.digests_only:
         verdicts = opened.verify(digests_only=True, on_record=show)
     else:

@@ -20,7 +20,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
 from smallmind.corpus.shard_parts import described, remove_leftovers, written
-from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter
+from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter, check_shard_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
 from smallmind.lock import RunLock
@@ -40,10 +40,13 @@ class Encoding(NamedTuple):
     tokenizer: str | Tokenizer = "bpe"
     vocab_size: int = DEFAULT_SIZE
     split: str = "gpt2"
+    chosen_separator: str | None = None  # None: the tokenizer's
 
     @property
     def separator(self) -> str:
         """What separates documents."""
+        if self.chosen_separator is not None:
+            return self.chosen_separator
         if isinstance(self.tokenizer, Tokenizer):
             return self.tokenizer.separator
         separator: str = parts.load(parts.TOKENIZERS, self.tokenizer).separator
@@ -51,10 +54,12 @@ class Encoding(NamedTuple):
 
     def described(self) -> dict[str, Any]:
         """What has to be the same for the same tokens, as JSON."""
+        separator = {} if self.chosen_separator is None else {"separator": self.chosen_separator}
         if isinstance(self.tokenizer, Tokenizer):
-            return {"tokenizer": digest_of(self.tokenizer)}
+            return {"tokenizer": digest_of(self.tokenizer), **separator}
         learned = {"vocab_size": self.vocab_size, "split": self.split}
-        return {"tokenizer": self.tokenizer, **(learned if self.tokenizer == "bpe" else {})}
+        is_learned = self.tokenizer == "bpe"
+        return {"tokenizer": self.tokenizer, **(learned if is_learned else {}), **separator}
 
 
 class Plan(NamedTuple):
@@ -66,6 +71,7 @@ class Plan(NamedTuple):
     train_tokens: int  # if tokens are held out, else 0
     sha256: str
     beginning: str
+    separator: str  # of documents
 
 
 def prepare(
@@ -82,6 +88,7 @@ def prepare(
     """
     encoding = encoding or Encoding()
     directory = Path(check_type("directory", directory, str, PathLike))
+    check_shard_tokens(shard_tokens)  # before texts are read for long
     wanted = identity(corpus, encoding, shard_tokens)
     if os.path.lexists(directory / INDEX):
         index = Index.read(directory)
@@ -96,9 +103,11 @@ def prepare(
         is_new = not directory.exists()
         try:
             _make(directory)
-            measured = survey(corpus.pieces(), encoding.separator)
-            tokenizer = _fitted(corpus, measured, encoding)
-            _write(corpus, _plan(corpus, measured, tokenizer), tokenizer, directory, wanted)
+            with RunLock(directory):  # or another process would find out the same meanwhile
+                measured = survey(corpus.pieces(), encoding.separator)
+                tokenizer = _fitted(corpus, measured, encoding)
+                plan = _plan(corpus, measured, tokenizer, encoding.separator)
+            _write(corpus, plan, tokenizer, directory, wanted)
         except BaseException:
             if is_new:
                 with suppress(OSError):  # not empty
@@ -229,11 +238,11 @@ def _fitted(corpus: Corpus, measured: Survey, encoding: Encoding) -> Tokenizer:
     return BPETokenizer.learn(trained_on, encoding.vocab_size, encoding.split)
 
 
-def _plan(corpus: Corpus, measured: Survey, tokenizer: Tokenizer) -> Plan:
+def _plan(corpus: Corpus, measured: Survey, tokenizer: Tokenizer, separator: str) -> Plan:
     train_tokens = 0
     if not measured.held_out:
         counts = {"char": measured.characters, "byte": measured.nbytes}
-        tokens = counts.get(tokenizer.kind) or _count(corpus, tokenizer)
+        tokens = counts.get(tokenizer.kind) or _count(corpus, tokenizer, separator)
         train_tokens = tokens - int(tokens * HELD_OUT)
     return Plan(
         measured.characters,
@@ -242,12 +251,13 @@ def _plan(corpus: Corpus, measured: Survey, tokenizer: Tokenizer) -> Plan:
         train_tokens,
         measured.sha256,
         measured.beginning,
+        separator,
     )
 
 
-def _count(corpus: Corpus, tokenizer: Tokenizer) -> int:
+def _count(corpus: Corpus, tokenizer: Tokenizer, separator: str) -> int:
     """The number of tokens that the texts have."""
-    texts = joined(corpus.pieces("Counting the tokens of"), tokenizer.separator)
+    texts = joined(corpus.pieces("Counting the tokens of"), separator)
     return sum(map(len, tokenizer.encode_chunks(tokenizer.chunks(texts))))
 
 
@@ -282,7 +292,7 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
     """
     sha, lengths = hashlib.sha256(), deque[int]()
     begun = writer.position or {"part": 0, "characters": 0, "tokens": 0}
-    texts = joined(corpus.pieces("Encoding"), tokenizer.separator)
+    texts = joined(corpus.pieces("Encoding"), plan.separator)
     train = _first(texts, plan.characters - plan.held_out)
     uncommitted = 0
     for part, given in enumerate((train, texts) if plan.held_out else (texts,)):

@@ -232,14 +232,19 @@ def _copied(position: Any) -> Any:
 def _checked_recipe(vocab_size: int, tokenizer_digest: str, shard_tokens: int) -> Recipe:
     check_type("vocab_size", vocab_size, int)
     check_type("tokenizer_digest", tokenizer_digest, str)
-    check_type("shard_tokens", shard_tokens, int)
-    for name, value, most in (
-        ("vocab_size", vocab_size, MAX_VOCAB_SIZE),
-        ("shard_tokens", shard_tokens, MAX_SHARD_TOKENS),
-    ):
-        if not 1 <= value <= most:
-            raise InputError(f"{name}={value} must be at least 1 and at most {most}")
+    _check_count("vocab_size", vocab_size, MAX_VOCAB_SIZE)
+    check_shard_tokens(shard_tokens)
     return Recipe(vocab_size, tokenizer_digest, shard_tokens)
+
+
+def check_shard_tokens(value: int) -> None:
+    """InputError for a number of tokens that no shard can have."""
+    _check_count("shard_tokens", check_type("shard_tokens", value, int), MAX_SHARD_TOKENS)
+
+
+def _check_count(name: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise InputError(f"{name}={value} must be at least 1 and at most {most}")
 
 
 def _make_directory(directory: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.corpus.finding import WILDCARDS, expand
 from smallmind.corpus.mapped_tokens import CHUNK, MappedTokens, check_vocabulary
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
 from smallmind.corpus.reading import Report, Skipped
@@ -38,6 +39,7 @@ class TokensOnDisk(NamedTuple):
     characters: int
     held_out_characters: int  # of whole documents
     beginning: str
+    separator: str  # of documents
     report: Report | None
 
     @classmethod
@@ -55,6 +57,7 @@ class TokensOnDisk(NamedTuple):
                 int(state["characters"]),
                 int(state["held_out"]),
                 str(state["beginning"]),
+                str(state["separator"]),
                 _report(state["report"]),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -88,6 +91,7 @@ class TokensOnDisk(NamedTuple):
             round(len(tokens) * spelled / max(1, len(sample))),
             0,
             tokenizer.decode(sample[:BEGINNING]),
+            tokenizer.separator,
             None,
         )
 
@@ -128,7 +132,10 @@ def _token_files(path: Path) -> list[Path]:
         named = sorted(path.glob(f"*{SUFFIX}"))
         names = TRAINING_NAME, HELD_OUT_NAME
         return [file for file in named if any(name.search(file.stem) for name in names)]
-    return [path] if path.suffix == SUFFIX else []
+    if path.suffix != SUFFIX:
+        return []
+    is_pattern = any(mark in path.name for mark in WILDCARDS) and not os.path.lexists(path)
+    return expand(path) if is_pattern else [path]
 
 
 def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:

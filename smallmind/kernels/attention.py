@@ -132,20 +132,17 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
                 Extent(rows, columns, D),
             )
         # Each pass covers all rows: within one row, a pass would have to wait for the one before.
+        hides = first_key(head, seen - 1) > left
         for i in range(rows):
-            hidden = first_key(head, first + i)
-            column = hidden // LANES * LANES
-            if hidden > left:
-                _hide_keys(scores, i * T_row, left, hidden)
-            top = _row_maximum(scores, i * T_row + column, first + i + 1 - column)
+            if hides:
+                _hide_keys(scores, i * T_row, left, first_key(head, first + i))
+            top = _row_maximum(scores, i * T_row + left, first + i + 1 - left)
             logsumexp[head.logsumexp + first + i] = top
         for i in range(rows):
             top = logsumexp[head.logsumexp + first + i]
-            hidden = first_key(head, first + i)
-            column = hidden // LANES * LANES
-            padded = round_up(seen, LANES) - column
-            shown = Shown(hidden - column, first + i + 1 - column, padded)
-            start, counter = i * T_row + column, (first + i) * T + column
+            hidden = first_key(head, first + i) - left if hides else 0
+            shown = Shown(hidden, first + i + 1 - left, round_up(seen, LANES) - left)
+            start, counter = i * T_row + left, (first + i) * T + left
             sums[i] = _exponentials(scores, start, shown, top, scale, mask, counter)
         for column in range(0, D, PANEL):
             multiply(
@@ -163,17 +160,14 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
 
 @jit
 def _hide_keys(scores, s, left, first):
-    """Of a row that begins at s, the scores left..first become zeros in whole vectors.
+    """Of a row that begins at s, the scores left..first become copies of the first one seen.
 
-    In the vector of the first key that is seen they become copies of its score, which change no
-    maximum. Not -inf: CPUs take long where an exponential is too small for a float32.
+    So they change no maximum. Not -inf: CPUs take long where an exponential is too small for a
+    float32.
     """
-    whole = first // LANES * LANES
-    for j in range(left, whole, LANES):
-        store(scores, s + j, broadcast(np.float32(0)))
-    if first > whole:
-        x = first_or(broadcast(scores[s + first]), first - whole, load(scores, s + whole))
-        store(scores, s + whole, x)
+    copies = broadcast(scores[s + first])
+    for j in range(left, first, LANES):
+        store(scores, s + j, first_or(copies, first - j, load(scores, s + j)))
 
 
 @jit
@@ -191,7 +185,7 @@ def _row_maximum(scores, s, count):
 class Shown(NamedTuple):
     """The scores first..last of a row whose keys the query sees, out of `width` scores."""
 
-    first: int  # below LANES
+    first: int
     last: int
     width: int
 
@@ -202,13 +196,16 @@ def _exponentials(scores, s, shown, m, scale, mask, counter):
 
     In place. Returns the sum of the exponentials, including the dropped ones.
     """
+    zero, begin = broadcast(np.float32(0)), shown.first // LANES * LANES
     whole = shown.last // LANES * LANES
     tail = shown.last - whole
-    total = broadcast(np.float32(0))
-    for j in range(0, whole, LANES):
+    total = zero
+    for j in range(0, begin, LANES):
+        store(scores, s + j, zero)
+    for j in range(begin, whole, LANES):
         e = exp((load(scores, s + j) - m) * scale)
         if j < shown.first:
-            e = first_or(broadcast(np.float32(0)), shown.first, e)
+            e = first_or(zero, shown.first - j, e)
         total = total + e
         if mask.threshold > 0:
             e = e * dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
@@ -216,12 +213,12 @@ def _exponentials(scores, s, shown, m, scale, mask, counter):
     if tail:
         e = keep_first(exp((load(scores, s + whole) - m) * scale), tail)
         if whole < shown.first:
-            e = first_or(broadcast(np.float32(0)), shown.first, e)
+            e = first_or(zero, shown.first - whole, e)
         total = total + e
         if mask.threshold > 0:
             e = e * dropout_factors(mask.key, counter + whole, mask.threshold, mask.factor)
         store(scores, s + whole, e)
         whole += LANES
     for j in range(whole, shown.width, LANES):
-        store(scores, s + j, broadcast(np.float32(0)))
+        store(scores, s + j, zero)
     return lane_sum(total)

@@ -14,7 +14,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
 from smallmind.runs.loading import load, load_model, read_tokenizer
-from smallmind.runs.source import Source, TextSource, paths_of
+from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
 from smallmind.text.bpe_tokenizer import BPETokenizer
@@ -47,11 +47,12 @@ def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Da
 
 def encoding_of(run: RunConfig, initial: Initial | None = None) -> Encoding:
     """How the text of a new run becomes tokens."""
+    tokenizer: str | Tokenizer = run.tokenizer
     if initial:
-        return Encoding(initial.tokenizer)
-    if run.tokenizer in parts.TOKENIZERS:
-        return Encoding(run.tokenizer, run.bpe_vocab_size, run.bpe_split)
-    return Encoding(Tokenizer.load(run.tokenizer))
+        tokenizer = initial.tokenizer
+    elif run.tokenizer not in parts.TOKENIZERS:
+        tokenizer = Tokenizer.load(run.tokenizer)
+    return Encoding(tokenizer, run.bpe_vocab_size, run.bpe_split, run.text_separator)
 
 
 def read_initial(run: RunConfig) -> Initial | None:
@@ -113,13 +114,25 @@ def _own_tokenizer(run: RunConfig, source: TextSource) -> Tokenizer:
 
 
 def with_tokenizer(settings: Settings, source: Source) -> Settings:
-    """The settings with the kind of tokenizer that a text on disk has been encoded with."""
-    if source.tokenizer is None:
+    """The settings with the tokenizer that given tokens have been encoded with.
+
+    InputError if another size or split of its vocabulary was chosen.
+    """
+    if not (isinstance(source, TokenSource) and source.is_given):
         return settings
     changes: dict[str, Any] = {"tokenizer": source.tokenizer.kind}
+    if source.found.separator != source.tokenizer.separator:
+        changes["text_separator"] = source.found.separator
     if isinstance(source.tokenizer, BPETokenizer):
         changes["bpe_vocab_size"] = source.tokenizer.vocab_size
         changes["bpe_split"] = source.tokenizer.split
+    for name, flag in (("bpe_vocab_size", "--vocab-size"), ("bpe_split", "--split")):
+        chosen, default = getattr(settings.run, name), getattr(RunConfig, name)
+        if name in changes and chosen not in (changes[name], default):
+            raise InputError(
+                f"{flag} {chosen} contradicts {source.found.place}, whose vocabulary has "
+                f"{changes[name]}; leave it out"
+            )
     return settings.replace(**changes)
 
 
@@ -131,6 +144,8 @@ def with_vocabulary(settings: Settings, tokenizer: Tokenizer) -> ModelConfig:
     token = settings.model.document_token
     if settings.run.mask_documents and token is None:
         token = tokenizer.separator_token
+        if settings.run.text_separator:
+            token = tokenizer.token_of(settings.run.text_separator)
         if token is None:
             raise InputError(
                 f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "

@@ -335,18 +335,28 @@ class RunDirectory:
 
     def _claim(self, with_text: bool) -> None:
         """Creates the metrics, which shows that the directory is taken even where locks fail."""
-        new = [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([TEXT] if with_text else [])]
+        self.check_free(with_text)
         try:
-            if checkpoint.exist(self.path) or any(
-                os.path.lexists(self.path / name) for name in new
-            ):
-                raise FileExistsError
             (self.path / METRICS).touch(exist_ok=False)
         except FileExistsError:
-            raise InputError(
-                f"{self.path} already holds a run or part of one; choose another --out or remove it"
-            ) from None
-        self._files = [self.path / name for name in new]
+            raise self._taken() from None
+        self._files = [self.path / name for name in _new_files(with_text)]
+
+    def check_free(self, with_text: bool = False) -> None:
+        """InputError if the directory holds a run, or part of one."""
+        names = _new_files(with_text)
+        if checkpoint.exist(self.path) or any(os.path.lexists(self.path / name) for name in names):
+            raise self._taken()
+
+    def _taken(self) -> InputError:
+        return InputError(
+            f"{self.path} already holds a run or part of one; choose another --out or remove it"
+        )
+
+
+def _new_files(with_text: bool) -> list[str]:
+    """What a new run may not find in its directory."""
+    return [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([TEXT] if with_text else [])]
 
 
 def _open_to_append(path: Path) -> int:

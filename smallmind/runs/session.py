@@ -66,6 +66,7 @@ CHANGEABLE = ("threads", *NEUTRAL)  # settings that do not affect the result
 # Settings by which a text is read and becomes tokens.
 OF_TEXT = (
     "text_field",
+    "text_separator",
     "text_encoding",
     "tokenizer",
     "bpe_vocab_size",
@@ -149,6 +150,8 @@ class Run:
         run_config = settings.run if settings else RunConfig(**given)
         initial = assembly.read_initial(run_config)
         given_out = out or (settings.run.out if settings else fields.get("out"))
+        if given_out:  # before a long text is read
+            RunDirectory(Path(given_out)).check_free(is_literal(text))
         cache = Path(given_out or default_directory("")).parent / TOKENS
         source = read_source(
             run_config.text if text is None else text,
@@ -234,7 +237,7 @@ class Run:
         """The text, or its tokens. InputError if it has changed."""
         tokenizer, run = self._saved_tokenizer(), self.settings.run
         # Earlier versions kept no tokenizer before the first checkpoint.
-        encoding = Encoding(tokenizer) if tokenizer else assembly.encoding_of(run)
+        encoding = self._encoding(tokenizer) if tokenizer else assembly.encoding_of(run)
         try:
             source = reread_source(run, encoding, self._config.text_sha256, self._cache)
         except InputError as error:
@@ -254,6 +257,10 @@ class Run:
         if not isinstance(self.source, TextSource):
             raise InputError("the text of this run is not in memory; its tokens are in `data`")
         return self.source.text
+
+    def _encoding(self, tokenizer: Tokenizer) -> Encoding:
+        """How texts are encoded for the model of this run."""
+        return Encoding(tokenizer, chosen_separator=self.settings.run.text_separator)
 
     @property
     def _cache(self) -> Path:
@@ -501,7 +508,7 @@ class Run:
         """
         model, tokenizer = self.load(checkpoint)
         if text is not None:
-            source = read_source(text, self.settings.run, Encoding(tokenizer), self._cache)
+            source = read_source(text, self.settings.run, self._encoding(tokenizer), self._cache)
             if not self.is_own(source):
                 return evaluation.evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluation.evaluate_held_out(model, self.data)

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ CHUNK = 1 << 20  # characters
 TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
 LARGE = 0.1  # share of the free memory: a larger text is kept on disk
 EXPANSION = 4  # of compressed texts, about
+UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
 
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
@@ -88,11 +90,12 @@ class TokenSource(Source):
 
     nbytes = 0
 
-    def __init__(self, found: TokensOnDisk, name: str) -> None:
+    def __init__(self, found: TokensOnDisk, name: str, is_given: bool = True) -> None:
         self.found = found
+        self.is_given = is_given  # rather than made from a text that was given
         self.name = name
         self.report = found.report
-        self.tokenizer = found.tokenizer
+        self.tokenizer: Tokenizer = found.tokenizer
         self.held_out = found.held_out_characters
         self.characters = found.characters
         self.beginning = found.beginning
@@ -234,10 +237,10 @@ def _is_large(corpus: Corpus) -> bool:
 def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> TokenSource:
     """The tokens of a text in the cache, where they are now if they were not before."""
     key = hashlib.sha256(repr(sorted(identity(corpus, encoding).items())).encode()).hexdigest()
-    directory = cache / f"{name[:40]}-{key[:12]}"
+    directory = cache / f"{UNSAFE.sub('_', name)[:40]}-{key[:12]}"
     with activity.doing(f"Preparing the text in {directory}, as it is large for the memory"):
         shards = prepare(corpus, directory, encoding)
-    return TokenSource(TokensOnDisk.of_shards(shards), name)
+    return TokenSource(TokensOnDisk.of_shards(shards), name, is_given=False)
 
 
 def _find_prepared(
@@ -255,5 +258,5 @@ def _find_prepared(
             index = Index.read(path.parent)
             if index.state.get("sha256") == sha256 and index.recipe.tokenizer_digest == wanted:
                 found = find_tokens([path.parent], None)
-                return TokenSource(found, name_of(run.text)) if found else None
+                return TokenSource(found, name_of(run.text), is_given=False) if found else None
     return None

@@ -58,7 +58,14 @@ class Tokenizer:
     @property
     def separator_token(self) -> int | None:
         """The token that separates documents; None if the vocabulary has none."""
-        return None if self.unknown(self.separator) else int(self.encode(self.separator)[0])
+        return self.token_of(self.separator)
+
+    def token_of(self, text: str) -> int | None:
+        """The token that spells a text; None if it takes several or is unknown."""
+        if self.unknown(text):
+            return None
+        ids = self.encode(text)
+        return int(ids[0]) if len(ids) == 1 else None
 
     def encode(self, text: str) -> np.ndarray:
         """text -> int32 ids (n,). InputError naming the first character outside the vocabulary."""

@@ -31,9 +31,8 @@ def test_a_command_is_a_module_with_two_functions_and_help(name, capsys):
         main([name, "--help"])
     printed = capsys.readouterr().out
     assert exit_.value.code == 0
-    assert printed.startswith(f"usage: smallmind {name} ") and module.__doc__.strip() in " ".join(
-        printed.split()
-    )
+    assert printed.startswith(f"usage: smallmind {name} ")
+    assert " ".join(module.__doc__.split()) in " ".join(printed.split())
     assert help_line[0].islower() and not help_line.endswith(".")
 
 

@@ -18,6 +18,7 @@ from smallmind.corpus.reading import Limits
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.survey import DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk
+from smallmind.lock import RunLock
 from smallmind.runs import assembly, source
 from smallmind.settings import Settings
 from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer
@@ -376,6 +377,21 @@ def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path):
     with pytest.raises(InputError, match="already holds train"):
         on_disk([path], tmp_path / "taken", tokenizer="char")
     assert contents(tmp_path / "taken") == {"train_000000.bin": b"mine"}
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_directory_that_another_process_prepares_is_refused_at_once(
+    tmp_path, monkeypatch, is_begun
+):
+    path = written(tmp_path / "a.txt", "the cat sat " * 50)
+    if is_begun:
+        half_prepare(monkeypatch, [path], tmp_path / "shards", tokenizer="byte")
+    (tmp_path / "shards").mkdir(exist_ok=True)
+    with monkeypatch.context() as patch, RunLock(tmp_path / "shards"):
+        patch.setattr(preparation, "survey", None)
+        with pytest.raises(InputError, match="shards is in use by process"):
+            on_disk([path], tmp_path / "shards", tokenizer="byte")
+    assert len(on_disk([path], tmp_path / "shards", tokenizer="byte").tokens) == 600
 
 
 def test_preparing_a_long_text_takes_memory_that_does_not_grow_with_it(tmp_path, monkeypatch):

@@ -134,3 +134,24 @@ def test_settings_may_name_several_texts(folder, tmp_path, capsys):
     encoding = ["--encoding", "latin-1", "--out", str(tmp_path / "latin")]
     assert main(["train", str(latin), *small, *encoding]) == 0
     assert "straße" in Run.open(tmp_path / "latin").text
+
+
+def test_documents_may_be_separated_by_another_character(folder, tmp_path, capsys):
+    fields = {**FIELDS, "text_separator": "\f", "mask_documents": True}
+    run = Run.create(text=folder, out=tmp_path / "run", **fields)
+    assert run.text.count("\f") == 39 and run.text.endswith(STORIES[-1] + "\n")
+    token = run.data.tokenizer.encode("\f")[0]
+    assert run.settings.model.document_token == token and token in run.data.train
+    run.train()
+    again = Run.open(tmp_path / "run")
+    assert again.text == run.text and again.evaluate() == again.evaluate(folder)
+    prepared = str(tmp_path / "prepared")
+    assert main(["prepare", str(folder), "--separator", "\f", "--out", prepared]) == 0
+    on_disk = Run.create(text=prepared, out=tmp_path / "disk", **{**FIELDS, "mask_documents": True})
+    assert on_disk.settings.model.document_token == token
+    assert list(on_disk.data.train[:]) == list(run.data.train)
+    for command in (["train", str(folder)], ["prepare", str(folder), "--out", str(tmp_path / "x")]):
+        assert main([*command, "--separator", "ab"]) == 2
+        assert "must be one character" in capsys.readouterr().err
+        assert main([*command, "--separator", "\f", "--tokenizer", "bpe"]) == 2
+        assert "--separator has no effect" in capsys.readouterr().err

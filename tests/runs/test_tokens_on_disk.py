@@ -234,6 +234,17 @@ def test_two_runs_on_a_text_share_its_tokens(folder, tmp_path, large, monkeypatc
     monkeypatch.undo()
 
 
+def test_a_directory_that_holds_a_run_is_refused_before_a_text_is_prepared(
+    folder, tmp_path, large, monkeypatch
+):
+    create(folder, tmp_path / "run").unlock()
+    shutil.rmtree(tmp_path / "tokens")
+    monkeypatch.setattr("smallmind.corpus.preparation.survey", None)
+    with pytest.raises(InputError, match="already holds a run or part of one; choose another"):
+        create(folder, tmp_path / "run")
+    assert not (tmp_path / "tokens").exists()
+
+
 def test_a_damaged_shard_ends_a_run_in_a_line(folder, tmp_path):
     """An id outside the vocabulary is never used as an index."""
     shards = prepared(folder, tmp_path / "shards")
