@@ -500,7 +500,7 @@ class GenerationConfig:
     presence_penalty: float = setting(0.0, "taken from the logits of tokens already written")
     frequency_penalty: float = setting(0.0, "the same, as many times as the token was written")
     stop: str | tuple[str, ...] | None = setting(
-        None, "end the text before these characters; may be given several times"
+        None, "end the text where this occurs, before it; may be given several times"
     )
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 

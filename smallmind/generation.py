@@ -47,20 +47,21 @@ def generate_samples(
     n: int = 1,
     **settings: Any,
 ) -> list[Sample]:
-    """Like `generate`, but n texts at once, of the seeds seed, seed + 1, ...: each as by itself."""
+    """Like `generate`, but n texts at once, of the seeds seed, seed + 1, ...
+
+    Each is what `generate` writes with its seed, up to the rounding of the logits.
+    """
     if check_type("n", n, int) < 1:
         raise InputError(f"n={n} must be at least 1")
     config = GenerationConfig(**settings)
-    writer = _Writer(model, tokenizer, _prompt(tokenizer, prompt), config, n)
-    texts = ["".join(pieces) for pieces in zip(*writer.pieces(), strict=True)] or [""] * n
-    return writer.samples(texts)
+    return Writer(model, tokenizer, _prompt(tokenizer, prompt), config, n).samples()
 
 
 def stream(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str, config: GenerationConfig
 ) -> Iterator[str]:
     """Like `generate`, but yields only the text after the prompt, piece by piece."""
-    writer = _Writer(model, tokenizer, prompt, config, 1)
+    writer = Writer(model, tokenizer, prompt, config, 1)
     return (piece for (piece,) in writer.pieces() if piece)
 
 
@@ -69,8 +70,11 @@ def _prompt(tokenizer: Tokenizer, prompt: str | None) -> str:
     return tokenizer.opening if prompt is None else prompt
 
 
-class _Writer:
-    """Writes n texts after a prompt."""
+class Writer:
+    """Writes n texts after a prompt, once: piece by piece, or as samples.
+
+    Afterwards `counts` are the tokens of each, `ended` why it ended, `seconds` how long it took.
+    """
 
     def __init__(
         self,
@@ -99,9 +103,11 @@ class _Writer:
         self.ids = tokenizer.encode(prompt)
         self.counts = [0] * n  # tokens of each text
         self.ended = ["length"] * n
+        self.seconds = 0.0
 
     def pieces(self) -> Iterator[list[str]]:
         """What each text goes on with, one list after another; "" where there is nothing yet."""
+        start = activity.clock()
         stops = (self.config.stop,) if isinstance(self.config.stop, str) else self.config.stop
         texts = [_Text(self.tokenizer, stops or ()) for _ in range(self.n)]
         for tokens in self._tokens(texts):
@@ -109,12 +115,13 @@ class _Writer:
                 "" if token is None else text.add(token)
                 for text, token in zip(texts, tokens, strict=True)
             ]
+        self.ended = [text.ended or "length" for text in texts]
+        self.seconds = activity.clock() - start
         yield [text.end() for text in texts]
-        for i, text in enumerate(texts):
-            self.ended[i] = text.ended or "length"
 
-    def samples(self, texts: list[str]) -> list[Sample]:
-        """The finished texts, with what is known about them."""
+    def samples(self) -> list[Sample]:
+        """Writes all texts -> each with what is known about it."""
+        texts = ["".join(pieces) for pieces in zip(*self.pieces(), strict=True)]
         seeds = range(self.config.seed, self.config.seed + self.n)
         return [Sample(*each) for each in zip(texts, self.counts, self.ended, seeds, strict=True)]
 

@@ -38,6 +38,7 @@ METAVARS = {
     "teacher": "RUN_OR_MODEL",
     "teacher_cache": "FILE",
     "tokenizer": "KIND",
+    "stop": "TEXT",
     "text_field": "NAME",
     "text_encoding": "NAME",
     "text_separator": "CHARACTER",
@@ -260,6 +261,9 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
         return
     kind: Any = field.type
     if isinstance(kind, types.UnionType):
+        several = any(typing.get_origin(part) is tuple for part in typing.get_args(kind))
+        if several:
+            settings["action"] = "append"
         kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
     if field.metadata["choices"]:
         # As plain strings: argparse shows the others as <Precision.FLOAT32: 'float32'>.

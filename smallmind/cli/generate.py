@@ -1,13 +1,16 @@
 """Generate text with a trained model."""
 
 import argparse
+import json
 import os
 import stat
 import sys
-from contextlib import ExitStack
-from typing import TextIO
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from smallmind import activity
+from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import (
     add_checkpoint,
@@ -18,33 +21,66 @@ from smallmind.cli.flags import (
 )
 from smallmind.config import GenerationConfig
 
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.generation import Writer
+    from smallmind.runs.loading import Loaded
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind generate`."""
     add_run(parser, "directory of a run, or a model or checkpoint file")
     add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
+    parser.add_argument(
+        "--n", type=int, default=1, metavar="N", help="texts, of the seeds from --seed on (1)"
+    )
+    parser.add_argument(
+        "-i",
+        "--interactive",
+        action="store_true",
+        help="ask for one prompt after the other; Ctrl-C ends a text, Ctrl-D the program",
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object per text, in a line")
     add_config_flags(parser, GenerationConfig)
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints the prompt and, piece by piece, the text that the model continues it with."""
     config = generation_of(options)
-    from smallmind.generation import stream
+    if options.n < 1:
+        raise InputError(f"n={options.n} must be at least 1")
+    if options.interactive and (options.json or options.n > 1 or options.prompt is not None):
+        raise InputError("--interactive asks for prompts: leave out --prompt, --n and --json")
+    from smallmind.generation import Writer
     from smallmind.runs.loading import find
 
-    console, notes = Console(), Console(sys.stderr)
-    path = run_of(options)
-    with activity.showing_on(notes.activity), ExitStack() as progress:
+    notes, path = Console(sys.stderr), run_of(options)
+    with activity.showing_on(notes.activity):
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
+        if options.interactive:
+            notes.line(f"Using {found.name}, of {path}")
+            return _converse((model, tokenizer), config, notes)
         prompt = tokenizer.opening if options.prompt is None else options.prompt
-        tokenizer.encode(prompt)  # an unknown character is an error before anything is shown
+        writer = Writer(model, tokenizer, prompt, config, options.n)
         notes.line(f"Using {found.name}, of {path}")
-        pieces = stream(model, tokenizer, prompt, config)
+        if options.json:
+            return _print_json(writer, prompt, path)
+        if options.n > 1:
+            return _print_samples(writer, prompt, notes)
+        _print_text(writer, prompt, notes)
+    return 0
+
+
+def _print_text(writer: "Writer", prompt: str, notes: Console) -> None:
+    """The prompt and the text, as it is written; then how fast that was."""
+    console = Console()
+    with ExitStack() as progress:
         if console.is_terminal:
             progress.enter_context(activity.showing_on(console.activity))
         progress.enter_context(activity.doing("Generating", usual=True))
+        pieces = (piece for (piece,) in writer.pieces() if piece)
         console.piece(prompt + next(pieces, ""))
         if not console.is_terminal and not _is_file_apart(console.stream, notes.stream):
             progress.close()  # a line about the text would get into it
@@ -53,7 +89,68 @@ def run(options: argparse.Namespace) -> int:
                 break
             console.piece(piece)
     console.piece("\n")
+    _show_speed(writer, notes)
+
+
+def _show_speed(writer: "Writer", notes: Console) -> None:
+    tokens = sum(writer.counts)
+    if writer.seconds and tokens:
+        notes.line(f"{tokens:,} tokens, {tokens / writer.seconds:,.0f} tokens/s")
+
+
+def _print_samples(writer: "Writer", prompt: str, notes: Console) -> int:
+    """Several texts, each under a line with its seed."""
+    console = Console()
+    with activity.doing("Generating", usual=True):
+        samples = writer.samples()
+    for sample in samples:
+        console.line(f"Seed {sample.seed}:")
+        console.piece(prompt + sample.text + "\n\n")
+    _show_speed(writer, notes)
     return 0
+
+
+def _print_json(writer: "Writer", prompt: str, path: Path) -> int:
+    """A line of JSON per text."""
+    console = Console()
+    with activity.doing("Generating", usual=True):
+        samples = writer.samples()
+    for sample in samples:
+        fields = {
+            "prompt": prompt,
+            "text": sample.text,
+            "tokens": sample.tokens,
+            "ended": sample.ended,
+            "seed": sample.seed,
+            "seconds": round(writer.seconds, 4),
+            "model": str(path),
+        }
+        console.piece(json.dumps(fields) + "\n")
+    return 0
+
+
+def _converse(loaded: "Loaded", config: GenerationConfig, notes: Console) -> int:
+    """Reads prompts until the end of the input, and continues each."""
+    from smallmind.generation import Writer
+
+    with suppress(ImportError):  # gives `input` a history; Windows has one of its own
+        import readline  # noqa: F401
+    while True:
+        try:
+            prompt = input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            notes.line()
+            continue
+        if not prompt:
+            continue
+        try:
+            _print_text(Writer(*loaded, prompt, config, 1), prompt, notes)
+        except InputError as error:  # a character that the model does not know
+            notes.line(f"smallmind: {error}")
+        except KeyboardInterrupt:
+            notes.line()
 
 
 def _is_file_apart(text: TextIO, notes: TextIO) -> bool:

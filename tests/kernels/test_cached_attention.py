@@ -1,0 +1,80 @@
+"""Attention to kept keys and values: the compiled kernels against plain NumPy."""
+
+import numpy as np
+import pytest
+
+from smallmind.kernels import compiled, reference
+from smallmind.kernels.codegen.threads import set_threads, threads
+
+CASES = [  # B, T, H, G, D, S, start
+    (1, 1, 1, 1, 1, 1, 0),
+    (1, 1, 1, 1, 16, 16, 3),
+    (1, 1, 2, 1, 10, 17, 16),
+    (2, 1, 4, 2, 64, 40, 17),
+    (2, 1, 4, 2, 10, 24, 30),
+    (3, 5, 4, 4, 7, 24, 7),
+    (1, 3, 6, 3, 33, 50, 46),
+    (1, 1, 1, 1, 8, 16, 15),
+    (1, 1, 1, 1, 8, 16, 16),
+    (1, 1, 3, 3, 20, 31, 1000),
+]
+
+
+def new_arrays(case, seed=0):
+    B, T, H, G, D, S, _ = case
+    random = np.random.default_rng(seed)
+    shapes = (B, G, -(-S // reference.PANEL), D, reference.PANEL), (B, G, S, D)
+    kept = [random.normal(size=shape).astype(np.float32) for shape in shapes]
+    qkv = random.normal(size=(B * T, (H + 2 * G) * D)).astype(np.float32)
+    return kept, qkv, np.full((B * T, H * D), np.nan, np.float32)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_keys_and_values_are_kept_in_their_places(case):
+    (keys, values), qkv, _ = new_arrays(case)
+    ours = keys.copy(), values.copy()
+    compiled.keep_keys_values(*ours, qkv, case[-1])
+    reference.keep_keys_values(keys, values, qkv, case[-1])
+    assert np.array_equal(ours[0], keys) and np.array_equal(ours[1], values)
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_attention_to_what_is_kept_equals_plain_numpy(case, has_documents):
+    (keys, values), qkv, expected = new_arrays(case)
+    B, T, *_, start = case
+    firsts = None
+    if has_documents:
+        random = np.random.default_rng(1)
+        last = start + np.arange(T)
+        firsts = (last - random.integers(0, np.minimum(last + 1, 20), (B, T))).astype(np.int32)
+    found = expected.copy()
+    reference.cached_attention(expected, qkv, keys, values, start, firsts)
+    compiled.cached_attention(found, qkv, keys, values, start, firsts)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_places_that_are_not_seen_do_not_matter():
+    case = (1, 1, 2, 1, 10, 40, 20)
+    (keys, values), qkv, expected = new_arrays(case)
+    compiled.cached_attention(expected, qkv, keys, values, 20)
+    keys[:, :, :, :, :].reshape(1, 1, 3, 10, 16)[:, :, 1, :, 5:] = np.nan
+    keys[:, :, 2] = np.nan
+    values[:, :, 21:] = np.nan
+    found = np.empty_like(expected)
+    compiled.cached_attention(found, qkv, keys, values, 20)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_number_of_threads_changes_no_bit(case):
+    (keys, values), qkv, out = new_arrays(case)
+    found, before = [], threads()
+    try:
+        for count in range(1, before + 1):
+            set_threads(count)
+            compiled.cached_attention(out, qkv, keys, values, case[-1])
+            found.append(out.copy())
+    finally:
+        set_threads(before)
+    assert all(np.array_equal(each, found[0]) for each in found)

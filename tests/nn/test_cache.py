@@ -1,0 +1,126 @@
+"""Tokens decoded one by one, from keys and values that are kept, equal whole windows."""
+
+import numpy as np
+import pytest
+
+from smallmind import InputError, TransformerModel
+from smallmind.nn.cache import KeyValueCache
+from smallmind.nn.documents import Documents
+from smallmind.presets import ARCHITECTURES
+
+T, V = 24, 31
+VARIANTS = {
+    **ARCHITECTURES,
+    "shared keys": {**ARCHITECTURES["llama"], "n_kv_head": 2},
+    "one key": {**ARCHITECTURES["modern"], "n_kv_head": 1},
+    "no positions": {**ARCHITECTURES["llama"], "position": "none"},
+    "documents": {**ARCHITECTURES["modern"], "document_token": 3},
+    "learned, documents": {**ARCHITECTURES["gpt2"], "document_token": 3},
+}
+
+
+def new_model(variant, backend="numpy", **changes):
+    fields = {**VARIANTS[variant], **changes}
+    model = TransformerModel(V, T, 40, 2, 4, seed=1, backend=backend, **fields)
+    random = np.random.default_rng(1)
+    for values in model.parameters.values():
+        values += random.normal(0, 0.2, values.shape).astype(values.dtype)
+    model.flat.refresh()
+    return model
+
+
+def tokens(rows, count, seed=0):
+    return np.random.default_rng(seed).integers(0, V, (rows, count))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_decoding_in_pieces_equals_one_pass(variant, backend):
+    model, ids = new_model(variant, backend), tokens(3, T)
+    expected, cache, begin = model.forward(ids), KeyValueCache(model, 3), 0
+    for count in (7, 1, 1, 5, 1, 9):
+        logits = model.decode(ids[:, begin : begin + count], cache)
+        begin += count
+        np.testing.assert_allclose(logits, expected[:, begin - 1], atol=1e-5)
+        assert cache.start == begin and (cache.latest == ids[:, begin - 1 : begin]).all()
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("variant", ["llama", "modern", "documents", "no positions"])
+@pytest.mark.parametrize("first", [1, 5, 9, 20])
+def test_past_its_length_a_cache_shows_each_token_the_last_ones(
+    variant, backend, first, monkeypatch
+):
+    model, ids, S = new_model(variant, backend), tokens(2, T), 9
+    cache = KeyValueCache(model, 2, S)
+    found = [model.decode(ids[:, :first], cache)]
+    found += [model.decode(ids[:, i : i + 1], cache) for i in range(first, T)]
+    visible = np.maximum(0, np.arange(T) - S + 1)
+
+    def find(self, ids):
+        firsts = self.workspace.rent_ids(*ids.shape)
+        firsts[...] = visible
+        for row in range(len(ids)):
+            for t in range(T):
+                begins = np.flatnonzero(ids[row, : t + 1] == self.token)
+                firsts[row, t] = max(visible[t], begins[-1] if len(begins) else 0)
+        self.workspace.carried[self.name] = firsts
+
+    monkeypatch.setattr(Documents, "find", find)
+    expected = model.forward(ids)
+    for number, logits in enumerate(found):
+        np.testing.assert_allclose(logits, expected[:, first - 1 + number], atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["gpt2", "learned, documents"])
+@pytest.mark.parametrize("length", [1, 2, 8, 9])
+def test_with_learned_positions_the_last_tokens_are_fed_again(variant, length):
+    model, ids = new_model(variant), tokens(2, 40)
+    cache, begin = KeyValueCache(model, 2, length), 0
+    for end in range(1, 41):
+        logits = model.decode(ids[:, end - 1 : end], cache)
+        if end - begin > length:
+            begin = end - 1 - (length - max(1, length // 4))
+        assert cache.start == end - begin <= length
+        expected = model.forward(ids[:, begin:end])[:, -1]
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_a_cache_can_be_continued_in_several_ways():
+    model, ids = new_model("modern"), tokens(1, T)
+    cache = KeyValueCache(model)
+    model.decode(ids[:, :10], cache)
+    several = cache.repeated(3)
+    next_ones = tokens(3, 4, seed=1)
+    logits = model.decode(next_ones, several)
+    whole = np.concatenate([ids[:, :10].repeat(3, axis=0), next_ones], axis=1)
+    np.testing.assert_allclose(logits, model.forward(whole)[:, -1], atol=1e-5)
+    assert cache.start == 10 and several.start == 14
+    cache.clear()
+    np.testing.assert_allclose(
+        model.decode(ids[:, :3], cache), model.forward(ids[:, :3])[:, -1], atol=1e-5
+    )
+
+
+def test_in_16_bits_decoding_is_as_close_as_a_pass():
+    model, ids = new_model("llama", "numba"), tokens(2, T)
+    exact = model.forward(ids)[:, -1]
+    model.use_precision("bfloat16")
+    cache = KeyValueCache(model, 2)
+    for i in range(T):
+        logits = model.decode(ids[:, i : i + 1], cache)
+    error = np.abs(model.forward(ids)[:, -1] - exact).max()
+    assert 0 < np.abs(logits - exact).max() < 3 * error
+
+
+def test_wrong_caches_and_ids_are_refused():
+    model = new_model("gpt2")
+    cache = KeyValueCache(model, 2)
+    for ids in (tokens(1, 3), tokens(2, 0), np.zeros(2, int), np.full((2, 1), V), [[1, 2], [3]]):
+        with pytest.raises(InputError):
+            model.decode(ids, cache)
+    assert cache.start == 0
+    with pytest.raises(InputError, match="length=25 must be at least 1 and at most block_size=24"):
+        KeyValueCache(model, 1, 25)
+    with pytest.raises(InputError, match="batch=0 must be at least 1"):
+        KeyValueCache(model, 0)
