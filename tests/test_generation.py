@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import GenerationConfig, InputError, Tokenizer, Training, TransformerModel, generate
-from smallmind.generation import stream
+from smallmind.generation import Writer, generate_samples, stream
 from smallmind.sampling import choose
 
 TEXT = "abcdefgh" * 200
@@ -136,3 +136,60 @@ def test_top_p_is_a_share_of_what_top_k_leaves(temperature, top_k, top_p):
 def test_only_tokens_that_the_tokenizer_knows_are_sampled():
     text = generate(TransformerModel(50, 8, 8, 1, 1), Tokenizer("abc"), "a", max_tokens=50)
     assert set(text) <= set("abc")
+
+
+def test_several_texts_are_those_of_their_seeds(trained):
+    settings = {"max_tokens": 30, "temperature": 1.5}
+    samples = generate_samples(*trained, "ab", n=3, seed=5, **settings)
+    assert [sample.seed for sample in samples] == [5, 6, 7]
+    for sample in samples:
+        assert "ab" + sample.text == generate(*trained, "ab", seed=sample.seed, **settings)
+        assert sample.tokens == 30 and sample.ended == "length"
+    assert len({sample.text for sample in samples}) == 3
+    assert generate_samples(*trained, "ab", n=2, max_tokens=0)[1].text == ""
+    with pytest.raises(InputError, match="n=0 must be at least 1"):
+        generate_samples(*trained, "ab", n=0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("f", "cde"),
+        ("ef", "cd"),
+        (("h", "fg"), "cde"),
+        (("gh", "ghab", "cdX"), "cdef"),
+        ("habcd", "cdefg"),
+        ("cc", "cdefghabcdef"),
+    ],
+)
+def test_a_text_ends_before_a_stop_string(trained, stop, expected):
+    config = GenerationConfig(max_tokens=12, temperature=0, stop=stop)
+    pieces = list(stream(*trained, "ab", config))
+    assert "".join(pieces) == expected and "" not in pieces
+    [sample] = generate_samples(*trained, "ab", max_tokens=12, temperature=0, stop=stop)
+    assert sample.text == expected
+    assert sample.ended == ("length" if stop == "cc" else "stop")
+
+
+def test_a_text_ends_where_the_model_says_so():
+    text = "abc<|endoftext|>" * 300
+    tokenizer = Tokenizer(text, "bpe", vocab_size=257)
+    model = TransformerModel(tokenizer.vocab_size, 8, 32, 1, 2)
+    Training(model, tokenizer, text, batch_size=8).train(
+        steps=150, learning_rate=5e-3, warmup_steps=10, val_every=0
+    )
+    [sample] = generate_samples(model, tokenizer, "a", max_tokens=20, temperature=0)
+    assert (sample.text, sample.tokens, sample.ended) == ("bc", 3, "end")
+
+
+def test_half_a_character_is_never_handed_out(trained):
+    text = "äöü" * 300
+    tokenizer = Tokenizer(text, "byte")
+    model = TransformerModel(256, 12, 32, 1, 2)
+    Training(model, tokenizer, text, batch_size=8).train(
+        steps=200, learning_rate=5e-3, warmup_steps=10, val_every=0
+    )
+    writer = Writer(model, tokenizer, "ä", GenerationConfig(max_tokens=9, temperature=0), 1)
+    pieces = [piece for (piece,) in writer.pieces()]
+    assert "".join(pieces).startswith("öüäö") and writer.counts == [9]
+    assert all(piece in ("", "ä", "ö", "ü") for piece in pieces[:-1])

@@ -1,0 +1,104 @@
+"""Choosing tokens: penalties, and which tokens are kept."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smallmind import GenerationConfig, InputError
+from smallmind.sampling import Seen, choose
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+
+
+def frequencies(n=2000, logits=LOGITS, seen=None, **settings):
+    """The shares of the tokens that n evenly spaced numbers draw: exact to 1 / n."""
+    config = GenerationConfig(**{"temperature": 1.0, **settings})
+    drawn = [choose(logits, config, (i + 0.5) / n, seen) for i in range(n)]
+    return np.bincount(drawn, minlength=len(logits)) / n
+
+
+def shares(logits):
+    p = np.exp(logits - np.max(logits))
+    return p / p.sum()
+
+
+def test_min_p_is_a_share_of_the_most_likely_token():
+    np.testing.assert_allclose(frequencies(min_p=0.45), [0, 4 / 9, 2 / 9, 3 / 9], atol=1e-3)
+    np.testing.assert_allclose(frequencies(min_p=1.0), [0, 1, 0, 0])
+    np.testing.assert_allclose(frequencies(min_p=0.0), frequencies())
+    np.testing.assert_allclose(frequencies(min_p=0.7, top_k=3), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
+
+
+def test_tokens_of_the_prompt_and_the_text_are_penalised_as_the_field_does():
+    logits = np.array([1.0, -1.0, 2.0, 0.5], np.float32)
+    seen = Seen(4, [0, 1])
+    for token in (2, 2):
+        seen.add(token)
+    expected = {
+        "repetition_penalty": shares([1 / 1.5, -1.5, 2 / 1.5, 0.5]),
+        "presence_penalty": shares([1, -1, 2 - 1.5, 0.5]),
+        "frequency_penalty": shares([1, -1, 2 - 2 * 1.5, 0.5]),
+    }
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(
+            frequencies(logits=logits, seen=seen, **{name: 1.5}), wanted, atol=1e-3
+        )
+    together = dict.fromkeys(expected, 1.5)
+    np.testing.assert_allclose(
+        frequencies(logits=logits, seen=seen, **together),
+        shares([1 / 1.5, -1.5, 2 / 1.5 - 1.5 - 3, 0.5]),
+        atol=1e-3,
+    )
+    assert choose(logits, GenerationConfig(temperature=0, presence_penalty=1.5), 0.5, seen) == 0
+
+
+def test_of_equal_tokens_the_first_are_kept():
+    equal = np.zeros(6, np.float32)
+    np.testing.assert_allclose(frequencies(logits=equal, top_k=2), [0.5, 0.5, 0, 0, 0, 0])
+    kept = frequencies(logits=equal, top_p=0.5)
+    np.testing.assert_allclose(kept[4:], 0)
+    assert choose(equal, GenerationConfig(temperature=0), 0.5) == 0
+
+
+def naive(logits, config, uniform):
+    """The same by sorting everything, as the definitions read."""
+    p = shares(logits.astype(np.float64) / config.temperature)
+    order = sorted(range(len(p)), key=lambda token: (-p[token], token))
+    if config.top_k is not None:
+        order = order[: config.top_k]
+    if config.top_p is not None:
+        total, kept = p[order].sum(), []
+        for token in order:
+            if kept and p[kept].sum() > config.top_p * total:
+                break
+            kept.append(token)
+        order = kept
+    if config.min_p is not None:
+        order = [token for token in order if p[token] >= config.min_p * p[order[0]]]
+    order = sorted(order)
+    cumulative = np.cumsum(p[order])
+    return order[int(np.sum(cumulative <= uniform * cumulative[-1]))]
+
+
+@given(
+    st.lists(st.floats(-6, 6, width=32), min_size=1, max_size=30),
+    st.sampled_from([None, 1, 2, 5, 100]),
+    st.sampled_from([None, 0.15, 0.55, 0.95]),
+    st.sampled_from([None, 0.07, 0.6]),
+    st.floats(0.01, 0.99),
+)
+def test_all_filters_together_equal_their_definitions(logits, top_k, top_p, min_p, uniform):
+    # Different logits, none at the edge of a filter: there rounding would decide.
+    logits = np.array(logits, np.float32) + np.arange(len(logits), dtype=np.float32) * 1e-3
+    config = GenerationConfig(temperature=0.9, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert choose(logits, config, uniform) == naive(logits, config, uniform)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"presence_penalty": np.nan}],
+)
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(InputError):
+        GenerationConfig(**settings)
