@@ -32,10 +32,11 @@ if TYPE_CHECKING:
         TrainingConfig,
         __version__,
     )
-    from smallmind.generation import generate
+    from smallmind.generation import generate, generate_samples
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
+    from smallmind.nn.cache import KeyValueCache
     from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
@@ -61,6 +62,7 @@ _EXPORTS = {
     "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.checks",
     "MemoryTracker": "smallmind.memory.tracker",
+    "KeyValueCache": "smallmind.nn.cache",
     "LossScaler": "smallmind.optim.loss_scaler",
     "ModelConfig": "smallmind.config",
     "Muon": "smallmind.optim.muon",
@@ -76,6 +78,7 @@ _EXPORTS = {
     "TransformerModel": "smallmind.nn.transformer",
     "__version__": "smallmind.config",
     "generate": "smallmind.generation",
+    "generate_samples": "smallmind.generation",
     "load": "smallmind.runs.loading",
     "matmul": "smallmind.linalg",
     "matmul_transpose_a": "smallmind.linalg",
@@ -91,6 +94,7 @@ __all__ = [
     "GenerationConfig",
     "GradientDiagnostics",
     "InputError",
+    "KeyValueCache",
     "LossScaler",
     "MemoryTracker",
     "ModelConfig",
@@ -107,6 +111,7 @@ __all__ = [
     "TransformerModel",
     "__version__",
     "generate",
+    "generate_samples",
     "load",
     "matmul",
     "matmul_transpose_a",

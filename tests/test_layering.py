@@ -20,7 +20,7 @@ LAYERS = [
     {"memory", "text", "presets", "sources"},
     {"corpus"},
     {"nn", "linalg"},
-    {"optim", "generation"},
+    {"optim", "generation", "sampling"},
     {"training"},
     {"runs"},
     {"cli"},

@@ -1,16 +1,22 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from smallmind.checks import InputError, check_type
+from smallmind.config import ModelConfig
 from smallmind.kernels.reference import PANEL
 
-if TYPE_CHECKING:
-    from smallmind.nn.transformer import TransformerModel
-
 REFED = 4  # a full cache with learned positions drops one in so many tokens
+
+
+class Model(Protocol):
+    """What has to be known of a model."""
+
+    config: ModelConfig
+    parameters: Mapping[str, np.ndarray]
 
 
 class KeyValueCache:
@@ -20,9 +26,7 @@ class KeyValueCache:
     counts the tokens of each sequence so far. float32, whatever the precision of the model.
     """
 
-    def __init__(
-        self, model: "TransformerModel", batch: int = 1, length: int | None = None
-    ) -> None:
+    def __init__(self, model: Model, batch: int = 1, length: int | None = None) -> None:
         config = model.config
         length = config.block_size if length is None else check_type("length", length, int)
         if not 1 <= length <= config.block_size:
@@ -36,7 +40,7 @@ class KeyValueCache:
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
         G, D = config.kv_heads, config.head_size
         panels = -(-length // PANEL)
-        dtype = model.workspace.dtype
+        dtype = next(iter(model.parameters.values())).dtype
         self._keys = np.zeros((config.n_layer, batch, G, panels, D, PANEL), dtype)
         self._values = np.zeros((config.n_layer, batch, G, length, D), dtype)
         self._documents = np.zeros(batch, np.int64)  # where the current one of each began

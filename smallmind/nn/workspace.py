@@ -4,17 +4,15 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from smallmind import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
+from smallmind.nn.cache import KeyValueCache
 from smallmind.randomness import hash64
-
-if TYPE_CHECKING:
-    from smallmind.nn.cache import KeyValueCache
 
 Kernel = Callable[..., Any]
 Result = TypeVar("Result")
@@ -157,7 +155,7 @@ class Workspace:
         return self.cache.start if self.cache else 0
 
     @contextmanager
-    def continuing(self, cache: "KeyValueCache") -> Iterator[None]:
+    def continuing(self, cache: KeyValueCache) -> Iterator[None]:
         """Within the block, passes continue the sequences of a cache."""
         self.cache = cache
         try:

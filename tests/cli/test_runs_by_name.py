@@ -1,6 +1,7 @@
 """How commands name a run and a checkpoint in it, and what they say to a mistyped word."""
 
 import os
+import re
 import shutil
 
 import pytest
@@ -30,13 +31,14 @@ def runs(finished, tmp_path, monkeypatch):
 
 
 def shown(capsys, *arguments, status=0):
-    """-> standard output and standard error output, each in one line."""
+    """-> standard output and standard error output, each in one line, without the speed."""
     capsys.readouterr()
     try:
         assert main(list(map(str, arguments))) == status
     except SystemExit as exit_:
         assert exit_.code == status
     out, err = capsys.readouterr()
+    err = re.sub(r"[\d,]+ tokens, [\d,]+ tokens/s", "", err)
     return " ".join(out.split()), " ".join(err.split())
 
 

@@ -140,6 +140,11 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "cross_entropy": ([out(n), out(n, V)], logits[0], targets, 0.1),
         "distillation": ([out(n), out(n, V), out(n)], *logits, targets, 0.5, 2.0, 0.1),
         "top_k_logits": ([out(n, V)], targets[:, None], x(n, 2)),
+        "keep_keys_values": ([out(B, H, 1, D, 16), out(B, H, T, D)], x(n, 3 * channels), 1),
+        "cached_attention": (
+            [out(n, channels)],
+            *(x(n, 3 * channels), x(B, H, 1, D, 16), x(B, H, 2 * T, D), T),
+        ),
         "adamw": ([out(C), out(C), out(C), out(C)], C - 1, coefficients),
         "muon": ([out(R * C), out(R * C), out(R * C)], matrix, momentum),
     }
