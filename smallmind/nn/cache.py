@@ -1,5 +1,6 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -7,9 +8,31 @@ import numpy as np
 
 from smallmind.checks import InputError, check_type
 from smallmind.config import ModelConfig
+from smallmind.kernels.alignment import aligned_zeros
 from smallmind.kernels.reference import PANEL
 
 REFED = 4  # a full cache with learned positions drops one in so many tokens
+
+
+class RepeatedArrays:
+    """The arrays of a pass that is repeated with the same shapes: the n-th is always the same."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self._arrays: list[np.ndarray] = []
+
+    def next(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """The next array, contents undefined."""
+        if self.place < len(self._arrays):
+            array = self._arrays[self.place]
+            if array.shape == shape and array.dtype == dtype:
+                self.place += 1
+                return array
+        # The first pass, or one in another precision.
+        del self._arrays[self.place :]
+        self._arrays.append(aligned_zeros(math.prod(shape), dtype).reshape(shape))
+        self.place += 1
+        return self._arrays[-1]
 
 
 class Model(Protocol):
@@ -37,6 +60,7 @@ class KeyValueCache:
             raise InputError(f"batch={batch} must be at least 1")
         self.batch, self.length = batch, length
         self.start = 0
+        self.arrays = RepeatedArrays()  # of passes of single tokens
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
         G, D = config.kv_heads, config.head_size
         panels = -(-length // PANEL)
@@ -70,6 +94,7 @@ class KeyValueCache:
         """A cache in which each sequence stands `count` times: to continue it in several ways."""
         made = KeyValueCache.__new__(KeyValueCache)
         made.batch, made.length, made.start = self.batch * count, self.length, self.start
+        made.arrays = RepeatedArrays()
         made.ids = self.ids.repeat(count, axis=0)
         made._keys = self._keys.repeat(count, axis=1)
         made._values = self._values.repeat(count, axis=1)

@@ -260,7 +260,8 @@ class TransformerModel:
         """The next tokens, as many as fit or one -> logits (B, V), a new array."""
 
         def compute() -> np.ndarray:
-            with self.workspace.profile("Forward"), self.workspace.continuing(cache):
+            continuing = self.workspace.continuing(cache, is_repeated=ids.shape[1] == 1)
+            with self.workspace.profile("Forward"), continuing:
                 return self.network.decode(ids).copy()
 
         logits = self.workspace.one_pass(compute)

@@ -11,7 +11,7 @@ import numpy as np
 from smallmind import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
-from smallmind.nn.cache import KeyValueCache
+from smallmind.nn.cache import KeyValueCache, RepeatedArrays
 from smallmind.randomness import hash64
 
 Kernel = Callable[..., Any]
@@ -48,6 +48,7 @@ class Workspace:
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
+        self._repeated: RepeatedArrays | None = None
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
 
@@ -70,12 +71,16 @@ class Workspace:
         return self._rent(shape, np.int32)
 
     def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        if self._repeated:
+            return self._repeated.next(shape, dtype)
         array = self.pool.rent(math.prod(shape), dtype, self._busy).reshape(shape)
         self._rented[id(array)] = array
         return array
 
     def release(self, *arrays: np.ndarray) -> None:
         """Returns rented arrays."""
+        if self._repeated:
+            return
         for array in arrays:
             del self._rented[id(array)]
             self.pool.return_(array, clear=False)
@@ -86,6 +91,8 @@ class Workspace:
 
     def release_all_but(self, kept: set[int]) -> None:
         """Returns all rented arrays except those that are carried or whose ids are in `kept`."""
+        if self._repeated:
+            return
         kept = kept | {id(array) for array in self.carried.values()}
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
@@ -155,13 +162,20 @@ class Workspace:
         return self.cache.start if self.cache else 0
 
     @contextmanager
-    def continuing(self, cache: KeyValueCache) -> Iterator[None]:
-        """Within the block, passes continue the sequences of a cache."""
+    def continuing(self, cache: KeyValueCache, is_repeated: bool) -> Iterator[None]:
+        """Within the block, passes continue the sequences of a cache.
+
+        If they are repeated with the same shapes, they take the same arrays each time: renting
+        would take as long as all kernels of a small model together.
+        """
         self.cache = cache
+        if is_repeated:
+            self._repeated = cache.arrays
+            self._repeated.place = 0
         try:
             yield
         finally:
-            self.cache = None
+            self.cache = self._repeated = None
 
     def new_dropout_site(self) -> int:
         """Registers a place in the model that drops activations -> its number, from 0."""
