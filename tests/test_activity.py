@@ -27,7 +27,7 @@ from smallmind.runs.ending import save_ending
 from smallmind.text import byte_tokenizer, char_tokenizer
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import BackgroundSaver
-from smallmind.training.evaluation import evaluate_text
+from smallmind.training.evaluation import evaluate_tokens
 from smallmind.training.progress import ProgressLine
 from smallmind.training.state import RunState
 
@@ -175,7 +175,7 @@ def test_the_end_of_a_run_says_how_far_it_is(slow, shown, tmp_path):
 
 def test_evaluating_a_text_says_how_far_it_is(slow, shown):
     training = new_training()
-    evaluate_text(training.model, training.tokenizer, TEXT)
+    evaluate_tokens(training.model, training.tokenizer, training.tokenizer.encode(TEXT))
     assert len(set(shares(shown, "Evaluating the text: "))) > 5
 
 

@@ -136,11 +136,6 @@ def evaluate_held_out(
         return evaluate(model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT)
 
 
-def evaluate_text(model: TransformerModel, tokenizer: Tokenizer, text: str) -> Evaluation:
-    """How well a model predicts a text. InputError for unknown characters."""
-    return evaluate_tokens(model, tokenizer, tokenizer.encode(text))
-
-
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
     """How well a model predicts the tokens of a text, all but the first."""
     with activity.doing("Evaluating the text", usual=True):
