@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TrainingConfig,
         __version__,
     )
+    from smallmind.exchange.format import export
     from smallmind.generation import generate
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.memory.tensor_pool import TensorPool
@@ -75,6 +76,7 @@ _EXPORTS = {
     "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",
     "__version__": "smallmind.config",
+    "export": "smallmind.exchange.format",
     "generate": "smallmind.generation",
     "load": "smallmind.runs.loading",
     "matmul": "smallmind.linalg",
@@ -106,6 +108,7 @@ __all__ = [
     "TrainingProfiler",
     "TransformerModel",
     "__version__",
+    "export",
     "generate",
     "load",
     "matmul",

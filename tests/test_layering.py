@@ -21,6 +21,7 @@ LAYERS = [
     {"corpus"},
     {"nn", "linalg"},
     {"optim", "generation"},
+    {"exchange"},
     {"training"},
     {"runs"},
     {"cli"},

@@ -65,10 +65,12 @@ def read_initial(run: RunConfig) -> Initial | None:
 def with_initial(settings: Settings, initial: Initial) -> Settings:
     """The settings with the model and the kind of tokenizer that these weights need.
 
-    Only dropout is a free choice. InputError if another of their settings was chosen differently.
+    Only dropout is a free choice, and without an embedding of positions a shorter context.
+    InputError if another of their settings was chosen differently.
     """
     fixed = {**dataclasses.asdict(initial.config), "tokenizer": initial.tokenizer.kind}
     del fixed["dropout"], fixed["vocab_size"]
+    fixed["block_size"] = shortened(initial.config, settings.model.block_size).block_size
     for config in (settings.model, settings.run):
         for field in dataclasses.fields(config):
             chosen, value = getattr(config, field.name), fixed.get(field.name)
@@ -78,6 +80,16 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
                     f"have {field.name}={value!r}; leave it out"
                 )
     return settings.replace(**fixed)
+
+
+def shortened(config: ModelConfig, block_size: int) -> ModelConfig:
+    """The config with a shorter context, if its positions are not learned and it was chosen."""
+    default = next(f.default for f in dataclasses.fields(ModelConfig) if f.name == "block_size")
+    if config.position == "learned" or block_size in (default, config.block_size):
+        return config
+    if block_size > config.block_size:
+        return config
+    return dataclasses.replace(config, block_size=block_size)
 
 
 def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = None) -> Tokenizer:
