@@ -29,7 +29,7 @@ tags:
 
 # {_cell(exported.name)}
 
-A small language model, trained from scratch on a CPU with smallmind {__version__}.
+A small language model, made on a CPU with smallmind {__version__}.
 
 {_table(facts)}
 ## Training
@@ -46,8 +46,8 @@ ids = tokenizer({opening}, return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=200, do_sample=True)[0]))
 ```
 
-It has seen nothing but its training text: expect text like it, and no knowledge of the world. The
-context is {config.block_size:,} tokens; beyond it the model knows no positions.
+Expect text like that which it was trained on, and little knowledge of the world. The context is
+{config.block_size:,} tokens.
 """
 
 

@@ -100,7 +100,8 @@ class HuggingFace(Format):
         if path.suffix != ".safetensors" and not path.is_dir():
             return False
         with suppress(OSError, ValueError):
-            return "model_type" in _read_json(place / CONFIG, MAX_CONFIG_BYTES)
+            saved = _read_json(place / CONFIG, MAX_CONFIG_BYTES)
+            return isinstance(saved, dict) and "model_type" in saved
         return False
 
     def open(self, path: Path) -> "ForeignDirectory":
@@ -116,8 +117,6 @@ class ForeignDirectory(Foreign):
         self.path = path
         try:
             saved = _read_json(path / CONFIG, MAX_CONFIG_BYTES)
-            if not isinstance(saved, dict):
-                raise InputError("it is not a JSON object")
             self._described, self.config, self._epsilon = _described(saved)
         except OSError as error:
             raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
