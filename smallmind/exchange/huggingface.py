@@ -5,6 +5,7 @@ Format: https://github.com/huggingface/transformers, "src/transformers/models".
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,7 @@ REFUSED = {
     "auto_map": "code of its own, which is never executed here",
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
+SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as transformers names them
 
 
@@ -172,9 +174,10 @@ class ForeignDirectory(Foreign):
             raise InputError(f"{index} has no weight_map")
         shards: dict[str, set[str]] = {}
         for name, shard in table.items():
-            # Only files of this directory.
-            if not isinstance(shard, str) or Path(shard).name != shard or "\\" in shard:
-                raise InputError(f"{index} names {shown_value(shard)}, which is not a file name")
+            if not isinstance(shard, str) or not SHARD.fullmatch(shard):
+                raise InputError(
+                    f"{index} names {shown_value(shard)}: not a file of this directory"
+                )
             shards.setdefault(shard, set()).add(name)
         for shard, names in shards.items():
             if not (self.path / shard).exists():
