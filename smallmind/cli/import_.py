@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the run, and prints what it is."""
+    from smallmind.exchange.architectures import architecture_of
     from smallmind.runs.session import Run
 
     console = Console()
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = made.directory.load_tokenizer()
     assert tokenizer
     rows = [
-        ["architecture", config.architecture or "GPT-2"],
+        ["architecture", architecture_of(config).name],
         ["layers x channels", f"{config.n_layer} x {config.n_embd}"],
         ["context", f"{config.block_size:,} tokens"],
         ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],

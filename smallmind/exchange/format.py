@@ -108,7 +108,9 @@ def export(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
             f"vocab_size={model.config.vocab_size}"
         )
-    format.write(path, Exported(model, tokenizer, name or path.stem, history or {}), type)
+    # A file name may have bytes that are not UTF-8, which arrive as lone surrogates.
+    name = (name or path.stem).encode("utf-8", "replace").decode()
+    format.write(path, Exported(model, tokenizer, name, history or {}), type)
 
 
 def check_export(path: Path, to: str, type: str | None) -> tuple[Format, str]:

@@ -116,6 +116,28 @@ def test_the_gguf_package_reads_the_same(tmp_path, type, kind):
     assert reader.fields["qwen3.context_length"].contents() == T
 
 
+def test_files_of_the_gguf_package_are_read(tmp_path):
+    """As its writer lays them out: with scores, texts and numbers that are not needed here."""
+    path, model, tokenizer = made(tmp_path, "Llama", "bpe", tied=False)
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(tmp_path / "theirs.gguf", "llama", endianess=gguf.GGUFEndian.LITTLE)
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=kind)
+    writer.add_description("a model")
+    writer.add_token_scores([0.5] * tokenizer.vocab_size)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found, same = smallmind.load(tmp_path / "theirs.gguf", "numpy")
+    np.testing.assert_array_equal(found.flat.data, model.flat.data)
+    assert same.state() == tokenizer.state()
+
+
 @pytest.mark.parametrize("text", [TEXT[:300], "a\tb\r\n \\x41 'll  12345 ünïcödé 日本 😀"])
 @pytest.mark.parametrize("split", ["gpt2", "gpt4"])
 def test_its_tokens_are_ours(tmp_path, split, text):

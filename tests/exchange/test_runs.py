@@ -125,6 +125,16 @@ def test_an_imported_run_goes_out_again(root, tmp_path):
     assert "| imported from | hf |" in (tmp_path / "again" / "README.md").read_text("utf-8")
 
 
+def test_a_model_goes_from_one_format_to_the_other(root, tmp_path, capsys):
+    words = ["export", str(root / "hf"), "--to", "gguf", str(tmp_path / "model.gguf")]
+    assert main([*words, "--type", "f16"]) == 0
+    assert "as Qwen3 to" in " ".join(capsys.readouterr().out.split())
+    wanted = weights(root / "run").astype(np.float16)
+    found = smallmind.load(tmp_path / "model.gguf", "numpy")[0]
+    matrix = found.parameters["blocks.0.mlp.expansion.weight"]
+    assert np.isin(matrix.ravel(), wanted.astype(np.float32)).all()
+
+
 def test_a_checkpoint_can_be_exported(root, tmp_path, capsys):
     words = ["export", str(root / "run"), "--to", "hf", str(tmp_path / "three")]
     assert main([*words, "--checkpoint", "3"]) == 0
