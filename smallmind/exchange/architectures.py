@@ -4,6 +4,7 @@ One description per architecture serves all formats, and both directions.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -366,7 +367,8 @@ def config_of(
     is_number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
     if not is_number or not 1e-9 <= epsilon <= 1e-3:
         raise InputError(f"the epsilon of its norms is {shown_value(epsilon)}: not known here")
-    return config, float(epsilon)
+    # GGUF has it as float32.
+    return config, EPSILON if math.isclose(epsilon, EPSILON, rel_tol=1e-6) else float(epsilon)
 
 
 def _value(settings: Settings, saved: Mapping[str, Any], name: str) -> Any:

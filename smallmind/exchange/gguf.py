@@ -83,7 +83,7 @@ class ForeignFile(Foreign):
         self._metadata, self._tensors = gguf_file.read(path)
         try:
             self._described = _architecture(self._metadata)
-            self.config, self._epsilon = self._config()
+            self.config, self.epsilon = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         self.architecture = self._described.name
@@ -114,7 +114,7 @@ class ForeignFile(Foreign):
 
     def model(self, backend: str = "numba") -> TransformerModel:
         layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, self._epsilon, layout, self._tensors, source, backend)
+        return read_model(self.config, self.epsilon, layout, self._tensors, source, backend)
 
 
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:

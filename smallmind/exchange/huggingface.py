@@ -119,7 +119,7 @@ class ForeignDirectory(Foreign):
         self.path = path
         try:
             saved = _read_json(path / CONFIG, MAX_CONFIG_BYTES)
-            self._described, self.config, self._epsilon = _described(saved)
+            self._described, self.config, self.epsilon = _described(saved)
         except OSError as error:
             raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
         except ValueError as error:  # InputError is one
@@ -149,7 +149,7 @@ class ForeignDirectory(Foreign):
         layout = self._described.tensors
         names = {tensor.name for tensor in tensors_of(self.config, layout)}
         stored = _as_expected(stored, names)
-        return read_model(self.config, self._epsilon, layout, stored, str(self.path), backend)
+        return read_model(self.config, self.epsilon, layout, stored, str(self.path), backend)
 
     def _files(self) -> list[Path]:
         """The files of weights: one, or the shards that an index names."""

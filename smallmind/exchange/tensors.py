@@ -133,8 +133,13 @@ def read_model(
                 parameters[tensor.parameter] = np.empty(tensor.parameter_shape, np.float32)
             tensor.write(parameters[tensor.parameter], stored[tensor.name].read())
     if epsilon != EPSILON:
-        _rescale(config, parameters, math.sqrt(EPSILON / epsilon))
+        _rescale(config, parameters, weight_scale(epsilon))
     return TransformerModel.from_tensors(config, parameters, source, backend)
+
+
+def weight_scale(epsilon: float) -> float:
+    """What weights are multiplied by whose norms added epsilon, for norms that add EPSILON."""
+    return math.sqrt(EPSILON / epsilon)
 
 
 def _rescale(config: ModelConfig, parameters: dict[str, np.ndarray], factor: float) -> None:

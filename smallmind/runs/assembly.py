@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +12,10 @@ from smallmind import parts, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.corpus.preparation import Encoding
+from smallmind.exchange.format import Foreign
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
-from smallmind.runs.loading import load, load_model, read_tokenizer
+from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
@@ -58,7 +60,10 @@ def read_initial(run: RunConfig) -> Initial | None:
     """The weights that init_from names; None if it is not set."""
     if run.init_from is None:
         return None
-    model, tokenizer = load(run.init_from, "numpy")
+    found = find(run.init_from)
+    if isinstance(found.source, Foreign) and found.source.note:
+        warnings.warn(found.source.note, stacklevel=2)
+    model, tokenizer = found.load("numpy")
     return Initial(model.flat.data, model.config, tokenizer)
 
 

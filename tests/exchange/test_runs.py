@@ -1,6 +1,8 @@
 """Runs and the command line: out of a run, into a run, and on from there."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +101,17 @@ def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
     with pytest.raises(InputError, match="has learned its 64 positions"):
         Run.import_model(tmp_path / "gpt2", tmp_path / "c", block_size=8)
     assert not (tmp_path / "c").exists()
+
+
+def test_another_epsilon_is_a_warning_to_those_who_train(root, tmp_path):
+    path = Path(shutil.copytree(root / "hf", tmp_path / "model"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
+    with pytest.warns(UserWarning, match="add 1e-06 to a mean of squares, those here 1e-05"):
+        Run.import_model(path, tmp_path / "run")
+    fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
+    with pytest.warns(UserWarning, match=r"its weights are scaled by 3\.16"):
+        Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
 
 
 def test_an_imported_run_has_no_text(root, tmp_path, capsys, monkeypatch):
