@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TrainingConfig,
         __version__,
     )
+    from smallmind.exchange.format import export
     from smallmind.generation import generate, generate_samples
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
     from smallmind.memory.tensor_pool import TensorPool
@@ -77,6 +78,7 @@ _EXPORTS = {
     "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",
     "__version__": "smallmind.config",
+    "export": "smallmind.exchange.format",
     "generate": "smallmind.generation",
     "generate_samples": "smallmind.generation",
     "load": "smallmind.runs.loading",
@@ -110,6 +112,7 @@ __all__ = [
     "TrainingProfiler",
     "TransformerModel",
     "__version__",
+    "export",
     "generate",
     "generate_samples",
     "load",

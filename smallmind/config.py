@@ -390,7 +390,9 @@ class RunConfig:
         needs=("tokenizer", "char", "byte"),
     )
     init_from: str | None = setting(
-        None, "a run, checkpoint or model file: start from its weights, with its tokenizer"
+        None,
+        "a run, checkpoint or model file, a directory of transformers or a GGUF file: start from "
+        "its weights, with its tokenizer",
     )
     tokenizer: str = setting(
         "char", f"what a token is: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use"

@@ -64,6 +64,11 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".parquet": "smallmind.corpus.parquet:read_parquet",
 }
 
+FORMATS = {  # of models of other programs
+    "hf": "smallmind.exchange.huggingface:HuggingFace",
+    "gguf": "smallmind.exchange.gguf:GGUF",
+}
+
 
 def load(table: Mapping[str, str], name: str) -> Any:
     """One of the tables above, a name in it -> the class or function that the name refers to."""

@@ -121,6 +121,13 @@ class StoredTensor:
         weakref.finalize(self, os.close, descriptor)
         self._file = FileIO(descriptor, closefd=False)
 
+    def read(self) -> np.ndarray:
+        """The whole tensor, a new array. InputError if it is gone."""
+        tensor = np.empty(self.shape, self.dtype)
+        if tensor.size:
+            self.read_rows(0, tensor.reshape(-1))
+        return tensor
+
     def read_rows(self, first: int, out: np.ndarray) -> None:
         """Reads rows from number `first` on into out, C-contiguous. InputError if they are gone."""
         rest = _bytes(out)
@@ -132,22 +139,24 @@ class StoredTensor:
             rest = rest[count:]
 
 
-def open_tensors(path: str | PathLike[str]) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """Like `read(path, strict=True)` for files larger than memory: rows are read as they are used.
+def open_tensors(
+    path: str | PathLike[str], strict: bool = True
+) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Like `read` for files larger than memory: rows are read as they are used.
 
     The file must not be modified meanwhile; `write` does not modify files, it replaces them.
     """
-    with _explained(path), durable.open_regular(path, follow=False) as file:
+    with _explained(path), durable.open_regular(path, follow=not strict) as file:
         before = os.fstat(file.fileno())
         head, entries, metadata = _read_head(file, before.st_size)
-        digits = _pop_digest(metadata, strict=True)
-        digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
-        with activity.doing(f"Reading {path}", usual=before.st_size < activity.LARGE):
-            while piece := file.read(PIECE):
-                digest.update(piece)
-                activity.tick()
+        if digits := _pop_digest(metadata, strict):
+            digest = hashlib.sha256(head.replace(digits.encode(), BLANK.encode(), 1))
+            with activity.doing(f"Reading {path}", usual=before.st_size < activity.LARGE):
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+                    activity.tick()
+            _check_digest(digest.hexdigest(), digits)
         _check_unchanged(before, os.fstat(file.fileno()))
-        _check_digest(digest.hexdigest(), digits)
         tensors = {entry.name: StoredTensor(file, path, entry, len(head)) for entry in entries}
     return tensors, metadata
 

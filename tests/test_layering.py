@@ -21,6 +21,7 @@ LAYERS = [
     {"corpus"},
     {"nn", "linalg"},
     {"optim", "generation", "sampling"},
+    {"exchange"},
     {"training"},
     {"runs"},
     {"cli"},

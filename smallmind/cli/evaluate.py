@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.cli.describe import shorten
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
+    from smallmind.exchange.format import find_foreign
     from smallmind.runs.loading import find
     from smallmind.runs.session import Run
     from smallmind.runs.source import read_source
@@ -32,11 +33,11 @@ def run(options: argparse.Namespace) -> int:
 
     console = Console()
     path = run_of(options)
-    is_file = path.is_file()
-    if is_file and not options.text:
-        raise InputError(f"{path} is a file, which knows no text of its own: name one after it")
+    is_model = path.is_file() or find_foreign(path) is not None
+    if is_model and not options.text:
+        raise InputError(f"{path} is a model, which knows no text of its own: name one after it")
     with activity.showing_on(Console(sys.stderr).activity):
-        opened = None if is_file else Run.open(path)
+        opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint)
         model, tokenizer = found.load()
         run = opened.settings.run if opened else None

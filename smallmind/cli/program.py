@@ -18,6 +18,8 @@ COMMANDS = {
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
     "schedule": ("schedule", "show the learning rate over a run"),
     "verify": ("verify", "check a run's checkpoints, and retrain from each to the next"),
+    "export": ("export", "write a trained model for transformers or llama.cpp"),
+    "import": ("import_", "make a run from a model of transformers or llama.cpp"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
 

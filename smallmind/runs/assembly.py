@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +12,10 @@ from smallmind import parts, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.corpus.preparation import Encoding
+from smallmind.exchange.format import Foreign
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.directory import MODEL
-from smallmind.runs.loading import load, load_model, read_tokenizer
+from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings import Settings, from_saved
@@ -59,18 +61,23 @@ def read_initial(run: RunConfig) -> Initial | None:
     """The weights that init_from names; None if it is not set."""
     if run.init_from is None:
         return None
-    model, tokenizer = load(run.init_from, "numpy")
+    found = find(run.init_from)
+    if isinstance(found.source, Foreign) and found.source.note:
+        warnings.warn(found.source.note, stacklevel=2)
+    model, tokenizer = found.load("numpy")
     return Initial(model.flat.data, model.config, tokenizer)
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:
     """The settings with the model and the kind of tokenizer that these weights need.
 
-    Only dropout is a free choice. InputError if another of their settings was chosen differently.
+    Only dropout is a free choice, and without an embedding of positions a shorter context.
+    InputError if another of their settings was chosen differently.
     """
     fixed = {**dataclasses.asdict(initial.config), "tokenizer": initial.tokenizer.kind}
     fixed["mask_documents"] = initial.config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
+    fixed["block_size"] = shortened(initial.config, settings.model.block_size).block_size
     for config in (settings.model, settings.run):
         for field in dataclasses.fields(config):
             chosen, value = getattr(config, field.name), fixed.get(field.name)
@@ -81,6 +88,16 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
                 )
     # The vocabulary too, which the document_token is one of.
     return settings.replace(**fixed, vocab_size=initial.config.vocab_size)
+
+
+def shortened(config: ModelConfig, block_size: int) -> ModelConfig:
+    """The config with a shorter context, if its positions are not learned and it was chosen."""
+    default = next(f.default for f in dataclasses.fields(ModelConfig) if f.name == "block_size")
+    if config.position == "learned" or block_size in (default, config.block_size):
+        return config
+    if block_size > config.block_size:
+        return config
+    return dataclasses.replace(config, block_size=block_size)
 
 
 def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = None) -> Tokenizer:

@@ -49,6 +49,7 @@ class SavedConfig(NamedTuple):
     text_sha256: str
     teacher_sha256: str | None = None
     initial_sha256: str | None = None  # of the weights that the run started from, if not its own
+    imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
 
 
@@ -166,6 +167,7 @@ class RunDirectory:
             "text_sha256": config.text_sha256,
             "teacher_sha256": config.teacher_sha256,
             "initial_sha256": config.initial_sha256,
+            "imported": config.imported,
             "extended_after": config.extended_after,
             "smallmind": __version__,
             "python": platform.python_version(),
@@ -185,6 +187,7 @@ class RunDirectory:
                 str(saved["text_sha256"]),
                 saved.get("teacher_sha256"),
                 saved.get("initial_sha256"),
+                saved.get("imported"),
                 int(saved.get("extended_after", 0)),
             )
         except OSError:

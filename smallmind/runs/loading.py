@@ -1,4 +1,4 @@
-"""A model and its tokenizer from a run, a checkpoint or a model file."""
+"""A model and its tokenizer from a run, a checkpoint, a model file or another program's."""
 
 import numbers
 from os import PathLike
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from smallmind import safetensors
 from smallmind.checks import InputError, check_type
 from smallmind.config import ModelConfig
+from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.nn.transformer import TransformerModel, weights
 from smallmind.runs.directory import MODEL
 from smallmind.settings import from_saved
@@ -22,13 +23,15 @@ Loaded = tuple[TransformerModel, Tokenizer]
 class Found(NamedTuple):
     """A model on disk that is not built yet: its file, or the checkpoint that holds it."""
 
-    source: Path | RunState
+    source: Path | RunState | Foreign
     name: str  # such as "the best checkpoint, step 250"
 
     def load(self, backend: str = "numba") -> Loaded:
         """Builds the model -> it and its tokenizer."""
         if isinstance(self.source, RunState):
             return load_checkpoint(self.source, backend)
+        if isinstance(self.source, Foreign):
+            return self.source.load(backend)
         return load_model(self.source, backend)
 
 
@@ -37,9 +40,9 @@ def load(
 ) -> Loaded:
     """The directory of a run, a checkpoint or a model file -> its model and tokenizer.
 
-    From a run: "newest", "best" or the checkpoint of a step; by default the final model, or the
-    newest checkpoint if that is of a later step or the run has not ended yet. The run may be going.
-    InputError if there is none.
+    Also a directory of transformers, with safetensors, or a GGUF file. From a run: "newest", "best"
+    or the checkpoint of a step; by default the final model, or the newest checkpoint if that is of
+    a later step or the run has not ended yet. The run may be going. InputError if there is none.
     """
     return find(path, checkpoint).load(backend)
 
@@ -51,6 +54,11 @@ def find(path: str | PathLike[str], which: int | str | None = None) -> Found:
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; give a run, a checkpoint or a model file")
+    foreign = find_foreign(path)
+    if foreign and which is not None:
+        raise InputError(f"{path} is not a run: it has no checkpoint {which!r}")
+    if foreign:
+        return Found(foreign, foreign.name)
     if path.is_dir():
         return find_in_run(path, which)
     if which is not None:

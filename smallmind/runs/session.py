@@ -22,8 +22,9 @@ from smallmind.activity import clock
 from smallmind.checks import InputError, check_type
 from smallmind.config import NEUTRAL, RunConfig
 from smallmind.corpus.preparation import Encoding
+from smallmind.exchange.format import check_export, export
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs import assembly, loading, pace
+from smallmind.runs import assembly, importing, loading, pace
 from smallmind.runs.budget import fit_recipe
 from smallmind.runs.directory import (
     CONFIG,
@@ -34,6 +35,7 @@ from smallmind.runs.directory import (
     default_directory,
 )
 from smallmind.runs.ending import SAMPLE_TOKENS, save_ending
+from smallmind.runs.history import history_of
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.source import (
@@ -103,6 +105,8 @@ class Run:
 
     def _state(self) -> str:
         """How far the run is, from what is on disk, in a few words."""
+        if self._config.imported:
+            return f"imported from {self._config.imported}"
         steps, saved = self.settings.training.steps, checkpoint.peek(self.path)
         if saved is None:
             return f"no checkpoint yet, {steps:,} steps to train"
@@ -188,6 +192,25 @@ class Run:
         return run
 
     @classmethod
+    def import_model(
+        cls,
+        source: str | PathLike[str],
+        out: str | PathLike[str] | None = None,
+        block_size: int | None = None,
+    ) -> "Run":
+        """A model of another program as a run, which generates and evaluates.
+
+        `source` is a directory of transformers, with safetensors, or a GGUF file; `out` is by
+        default runs/<date>-<name>. `block_size` shortens the context of a model with rope. To
+        train it on, create a run with init_from. InputError if the model is malformed or not known
+        here, or the directory is in use.
+        """
+        check_type("source", source, str, PathLike)
+        check_type("out", out, str, PathLike, None)
+        place = None if out is None else Path(out)
+        return cls(*importing.import_model(Path(source), place, block_size))
+
+    @classmethod
     def open(cls, directory: str | PathLike[str]) -> "Run":
         """The run in a directory. InputError if there is none."""
         check_type("directory", directory, str, PathLike)
@@ -235,6 +258,11 @@ class Run:
     @functools.cached_property
     def source(self) -> Source:
         """The text, or its tokens. InputError if it has changed."""
+        if self._config.imported:
+            raise InputError(
+                f"{self.path} was imported and has no text of its own: name one, as in smallmind "
+                f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
+            )
         tokenizer, run = self._saved_tokenizer(), self.settings.run
         # Earlier versions kept no tokenizer before the first checkpoint.
         encoding = self._encoding(tokenizer) if tokenizer else assembly.encoding_of(run)
@@ -305,6 +333,8 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether the run has ended by itself, and its final model and its sample are saved."""
+        if self._config.imported:
+            return True
         newest = self.newest()
         if newest is None:
             return False
@@ -512,6 +542,26 @@ class Run:
             if not self.is_own(source):
                 return evaluation.evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluation.evaluate_held_out(model, self.data)
+
+    def export(
+        self,
+        path: str | PathLike[str],
+        to: str = "hf",
+        type: str | None = None,
+        checkpoint: int | str | None = None,
+    ) -> None:
+        """Writes the model that `load(checkpoint)` returns for other programs.
+
+        As `smallmind.export`, and with how it was trained.
+        """
+        check_export(Path(check_type("path", path, str, PathLike)), to, type)
+        found = loading.find(self.path, checkpoint)
+        model, tokenizer = found.load("numpy")
+        export(model, tokenizer, path, to, type, self.path.resolve().name, self.history(found.name))
+
+    def history(self, checkpoint: str) -> dict[str, str]:
+        """How a model of this run was trained: what -> how much, for its card."""
+        return history_of(self.path, self._config, checkpoint)
 
     def metrics(self) -> MetricsTable:
         """The metrics, one row per step. InputError if nothing has been logged yet."""

@@ -1,0 +1,57 @@
+"""Write a trained model for transformers, or for llama.cpp and what is built on it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from smallmind import activity, parts
+from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.flags import add_checkpoint, add_run, run_of
+
+TYPES = ("f32", "f16", "bf16", "q8_0")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind export`."""
+    add_run(parser, "directory of a run, or a model or checkpoint file")
+    formats = ", ".join(parts.FORMATS)
+    parser.add_argument(
+        "--to",
+        nargs=2,
+        required=True,
+        metavar=("FORMAT", "PATH"),
+        help=f"{formats}, and where it goes: hf DIR, gguf FILE.gguf",
+    )
+    parser.add_argument(
+        "--type",
+        choices=TYPES,
+        help="how weights are stored (f32); q8_0, in GGUF only, takes 8.5 bits per weight",
+    )
+    add_checkpoint(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the model, and prints how to use it."""
+    from smallmind.exchange.architectures import architecture_of
+    from smallmind.exchange.format import Foreign, check_export, export
+    from smallmind.runs.loading import find
+    from smallmind.runs.session import Run
+
+    console = Console()
+    source, (to, place) = run_of(options), options.to
+    path = Path(place)
+    check_export(path, to, options.type)
+    with activity.showing_on(Console(sys.stderr).activity):
+        found = find(source, options.checkpoint)
+        is_run = source.is_dir() and not isinstance(found.source, Foreign)
+        history = Run.open(source).history(found.name) if is_run else {}
+        model, tokenizer = found.load("numpy")
+        name = source.resolve().name if source.is_dir() else source.stem
+        export(model, tokenizer, path, to, options.type, name, history)
+    files = [path] if path.is_file() else list(path.iterdir())
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    architecture = architecture_of(model.config).name
+    console.line(f"Wrote {found.name}, of {source}, as {architecture} to {path}: {size}")
+    if to == "gguf":
+        console.command("Next:", ["llama-cli", "-m", str(path), "-p", "...", "-no-cnv"])
+    return 0

@@ -1,0 +1,54 @@
+"""Make a run from a model of transformers (a directory with safetensors) or a GGUF file."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from smallmind import activity
+from smallmind.cli.console import Console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind import`."""
+    parser.add_argument(
+        "source",
+        type=Path,
+        metavar="DIR|FILE",
+        help="a directory with config.json, tokenizer.json and .safetensors, or a .gguf file, of "
+        "GPT-2, Llama, Qwen3 or Arcee",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="RUN", help="directory of the run; default: runs/<date>-<name>"
+    )
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        metavar="N",
+        help="tokens of context, fewer than the model was made for, if it has rope",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the run, and prints what it is."""
+    from smallmind.exchange.architectures import architecture_of
+    from smallmind.runs.session import Run
+
+    console = Console()
+    with activity.showing_on(Console(sys.stderr).activity):
+        made = Run.import_model(options.source, options.out, options.block_size)
+    config = made.settings.model
+    tokenizer = made.directory.load_tokenizer()
+    assert tokenizer
+    rows = [
+        ["architecture", architecture_of(config).name],
+        ["layers x channels", f"{config.n_layer} x {config.n_embd}"],
+        ["context", f"{config.block_size:,} tokens"],
+        ["vocabulary", f"{tokenizer.vocab_size:,} {tokenizer.unit}"],
+    ]
+    console.table("Imported model", rows)
+    console.line(f"The run is in {made.path}")
+    console.command("Next:", ["smallmind", "generate", str(made.path)])
+    console.command(
+        "To train it on:", ["smallmind", "train", "TEXT", "--init-from", str(made.path)]
+    )
+    return 0

@@ -1,0 +1,389 @@
+"""The published architectures: their parts, and what files call their settings and tensors.
+
+One description per architecture serves all formats, and both directions.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from smallmind.checks import InputError, shown_value
+from smallmind.config import ModelConfig
+
+EPSILON = 1e-5  # that every norm here adds to a mean of squares
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a format calls the settings of a model.
+
+    `keys` are its names for what `values_of` returns; of several, each has the same value.
+    `fixed` are other keys and the values that they may have, of which the first is written, and
+    `free` those that may have any value, with the one that is written. `defaults` are what a file
+    means that lacks a key.
+    """
+
+    keys: Mapping[str, str | tuple[str, ...]]
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    free: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a format calls our parameters, and where it keeps them.
+
+    `names` are without ".weight" and ".bias", with {} for the number of a block; several where
+    ours is a matrix of several side by side. Matrices are (out, in) with `outputs_first`, and the
+    output matrix always. Where the channels are `interleaved`, the two that rope rotates together
+    are neighbours; ours are half a head apart.
+    """
+
+    names: Mapping[str, str | tuple[str, ...]]
+    outputs_first: bool = True
+    interleaved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A published architecture.
+
+    `parts` are the fields of ModelConfig that make it. `filled` are those whose parameters its
+    files need: they hold zeros if the model lacks them.
+    """
+
+    name: str
+    parts: Mapping[str, Any]
+    model_type: str  # in config.json of Hugging Face
+    model_class: str  # of transformers
+    config: Settings
+    tensors: Layout  # in safetensors of Hugging Face
+    gguf: str  # its name in GGUF, which its keys begin with
+    metadata: Settings
+    gguf_tensors: Layout
+    filled: Mapping[str, Any] = field(default_factory=dict)
+
+    def changes(self, config: ModelConfig) -> dict[str, Any]:
+        """What would have to change in config for it to be of this architecture."""
+        needed = {**COMMON, **self.parts}
+        if self.parts["position"] == "learned":
+            needed["n_kv_head"] = config.n_head
+        values = values_of(config)
+        return {name: value for name, value in needed.items() if values[name] != value}
+
+
+COMMON = {"value_residual": False, "x0_scalars": False, "bigram_rows": 0, "logit_softcap": 0.0}
+
+
+def values_of(config: ModelConfig) -> dict[str, Any]:
+    """The settings of a model by name, with what follows from them, as files say it."""
+    return {
+        **dataclasses.asdict(config),
+        "n_kv_head": config.kv_heads,
+        "head_size": config.head_size,
+        "hidden_size": config.hidden_size,
+        "epsilon": EPSILON,
+    }
+
+
+# GPT-2 (Radford et al. 2019)
+
+GPT2 = Architecture(
+    name="GPT-2",
+    parts={"norm": "layernorm", "position": "learned", "mlp": "gelu", "qk_norm": False},
+    filled={"bias": True},
+    model_type="gpt2",
+    model_class="GPT2LMHeadModel",
+    config=Settings(
+        keys={
+            "vocab_size": "vocab_size",
+            "block_size": "n_positions",
+            "n_embd": "n_embd",
+            "n_layer": "n_layer",
+            "n_head": "n_head",
+            "hidden_size": "n_inner",
+            "tie_weights": "tie_word_embeddings",
+            "epsilon": "layer_norm_epsilon",
+        },
+        fixed={
+            "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+        free={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        defaults={"hidden_size": None, "tie_weights": True, "epsilon": 1e-5},
+    ),
+    tensors=Layout(
+        {
+            "token_embedding": "transformer.wte",
+            "position_embedding": "transformer.wpe",
+            "blocks.{}.attention_norm": "transformer.h.{}.ln_1",
+            "blocks.{}.attention.qkv": "transformer.h.{}.attn.c_attn",
+            "blocks.{}.attention.projection": "transformer.h.{}.attn.c_proj",
+            "blocks.{}.mlp_norm": "transformer.h.{}.ln_2",
+            "blocks.{}.mlp.expansion": "transformer.h.{}.mlp.c_fc",
+            "blocks.{}.mlp.projection": "transformer.h.{}.mlp.c_proj",
+            "final_norm": "transformer.ln_f",
+            "head": "lm_head",
+        },
+        outputs_first=False,
+    ),
+    gguf="gpt2",
+    metadata=Settings(
+        keys={
+            "block_size": "context_length",
+            "n_embd": "embedding_length",
+            "n_layer": "block_count",
+            "hidden_size": "feed_forward_length",
+            "n_head": "attention.head_count",
+            "epsilon": "attention.layer_norm_epsilon",
+        }
+    ),
+    gguf_tensors=Layout(
+        {
+            "token_embedding": "token_embd",
+            "position_embedding": "position_embd",
+            "blocks.{}.attention_norm": "blk.{}.attn_norm",
+            "blocks.{}.attention.qkv": "blk.{}.attn_qkv",
+            "blocks.{}.attention.projection": "blk.{}.attn_output",
+            "blocks.{}.mlp_norm": "blk.{}.ffn_norm",
+            "blocks.{}.mlp.expansion": "blk.{}.ffn_up",
+            "blocks.{}.mlp.projection": "blk.{}.ffn_down",
+            "final_norm": "output_norm",
+            "head": "output",
+        }
+    ),
+)
+
+# Llama (Touvron et al. 2023)
+
+LLAMA = Architecture(
+    name="Llama",
+    parts={"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "qk_norm": False},
+    model_type="llama",
+    model_class="LlamaForCausalLM",
+    config=Settings(
+        keys={
+            "vocab_size": "vocab_size",
+            "block_size": "max_position_embeddings",
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_kv_head": "num_key_value_heads",
+            "head_size": "head_dim",
+            "hidden_size": "intermediate_size",
+            "tie_weights": "tie_word_embeddings",
+            "rope_theta": "rope_theta",
+            "bias": ("attention_bias", "mlp_bias"),
+            "epsilon": "rms_norm_eps",
+        },
+        fixed={"hidden_act": ("silu", "swish")},
+        defaults={
+            "n_kv_head": None,
+            "head_size": None,
+            "tie_weights": False,
+            "rope_theta": 1e4,
+            "bias": False,
+            "epsilon": 1e-6,
+        },
+    ),
+    tensors=Layout(
+        {
+            "token_embedding": "model.embed_tokens",
+            "blocks.{}.attention_norm": "model.layers.{}.input_layernorm",
+            "blocks.{}.attention.qkv": (
+                "model.layers.{}.self_attn.q_proj",
+                "model.layers.{}.self_attn.k_proj",
+                "model.layers.{}.self_attn.v_proj",
+            ),
+            "blocks.{}.attention.projection": "model.layers.{}.self_attn.o_proj",
+            "blocks.{}.mlp_norm": "model.layers.{}.post_attention_layernorm",
+            "blocks.{}.mlp.expansion": (
+                "model.layers.{}.mlp.gate_proj",
+                "model.layers.{}.mlp.up_proj",
+            ),
+            "blocks.{}.mlp.projection": "model.layers.{}.mlp.down_proj",
+            "final_norm": "model.norm",
+            "head": "lm_head",
+        }
+    ),
+    gguf="llama",
+    metadata=Settings(
+        keys={
+            **GPT2.metadata.keys,
+            "vocab_size": "vocab_size",
+            "n_kv_head": "attention.head_count_kv",
+            "head_size": (
+                "attention.key_length",
+                "attention.value_length",
+                "rope.dimension_count",
+            ),
+            "rope_theta": "rope.freq_base",
+            "epsilon": "attention.layer_norm_rms_epsilon",
+        },
+        defaults={"vocab_size": None, "n_kv_head": None, "head_size": None, "rope_theta": 1e4},
+    ),
+    gguf_tensors=Layout(
+        {
+            **GPT2.gguf_tensors.names,
+            "blocks.{}.attention.qkv": ("blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v"),
+            "blocks.{}.mlp.expansion": ("blk.{}.ffn_gate", "blk.{}.ffn_up"),
+        },
+        interleaved=("blk.{}.attn_q", "blk.{}.attn_k"),
+    ),
+)
+
+# Qwen3 (Yang et al. 2025): Llama with normalised queries and keys
+
+QWEN3 = Architecture(
+    name="Qwen3",
+    parts={**LLAMA.parts, "qk_norm": True, "bias": False},
+    model_type="qwen3",
+    model_class="Qwen3ForCausalLM",
+    config=dataclasses.replace(
+        LLAMA.config,
+        keys={**LLAMA.config.keys, "bias": "attention_bias"},
+        fixed={**LLAMA.config.fixed, "use_sliding_window": (False,)},
+        # transformers has 32 and 128 in place of None: what its files leave out.
+        defaults={**LLAMA.config.defaults, "n_kv_head": 32, "head_size": 128},
+    ),
+    tensors=Layout(
+        {
+            **LLAMA.tensors.names,
+            "blocks.{}.attention.query_norm": "model.layers.{}.self_attn.q_norm",
+            "blocks.{}.attention.key_norm": "model.layers.{}.self_attn.k_norm",
+        }
+    ),
+    gguf="qwen3",
+    metadata=LLAMA.metadata,
+    gguf_tensors=Layout(
+        {
+            **LLAMA.gguf_tensors.names,
+            "blocks.{}.attention.query_norm": "blk.{}.attn_q_norm",
+            "blocks.{}.attention.key_norm": "blk.{}.attn_k_norm",
+        }
+    ),
+)
+
+# Arcee (2025): Llama with a squared ReLU
+
+ARCEE = Architecture(
+    name="Arcee",
+    parts={**LLAMA.parts, "mlp": "relu2"},
+    model_type="arcee",
+    model_class="ArceeForCausalLM",
+    config=dataclasses.replace(
+        LLAMA.config,
+        fixed={"hidden_act": ("relu2",)},
+        defaults={**LLAMA.config.defaults, "epsilon": 1e-5},
+    ),
+    tensors=Layout(
+        {**LLAMA.tensors.names, "blocks.{}.mlp.expansion": "model.layers.{}.mlp.up_proj"}
+    ),
+    gguf="arcee",
+    metadata=LLAMA.metadata,
+    gguf_tensors=Layout(
+        {**LLAMA.gguf_tensors.names, "blocks.{}.mlp.expansion": "blk.{}.ffn_up"},
+        interleaved=LLAMA.gguf_tensors.interleaved,
+    ),
+)
+
+ARCHITECTURES = (GPT2, LLAMA, QWEN3, ARCEE)
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """The published architecture that a model is of.
+
+    InputError naming the parts that none has, and the flags that would have avoided them.
+    """
+    ranked = sorted(ARCHITECTURES, key=lambda architecture: len(architecture.changes(config)))
+    nearest, changes = ranked[0], ranked[0].changes(config)
+    if changes:
+        values = values_of(config)
+        has = ", ".join(f"{name}={values[name]}" for name in changes)
+        flags = " ".join(_flag(name, value) for name, value in changes.items())
+        raise InputError(
+            f"no published architecture has {has}; nearest is {nearest.name}: train with {flags}"
+        )
+    if config.position == "rope" and config.head_size % 2:
+        raise InputError(
+            f"other programs cannot rotate heads of {config.head_size} channels, an odd number; "
+            f"train with --n-embd {config.n_head * (config.head_size + 1)}"
+        )
+    return nearest
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value:g}" if isinstance(value, float) else f"--{flag} {value}"
+
+
+def settings_of(config: ModelConfig, settings: Settings) -> dict[str, Any]:
+    """The settings of a model under the keys of a format."""
+    values = values_of(config)
+    written = {**{key: allowed[0] for key, allowed in settings.fixed.items()}, **settings.free}
+    for name, keys in settings.keys.items():
+        written |= dict.fromkeys(_several(keys), values[name])
+    return written
+
+
+def config_of(
+    architecture: Architecture, settings: Settings, saved: Mapping[str, Any], **known: Any
+) -> tuple[ModelConfig, float]:
+    """What a file says -> the settings of its model, and the epsilon of its norms.
+
+    `known` are settings that follow from something else. InputError for what is missing, wrong or
+    not known here.
+    """
+    for key, allowed in settings.fixed.items():
+        if saved.get(key, allowed[0]) not in allowed:
+            raise InputError(
+                f"{key}={shown_value(saved[key])} is not known here; {architecture.name} has "
+                f"{' or '.join(map(str, allowed))}"
+            )
+    values = {name: _value(settings, saved, name) for name in settings.keys} | known
+    head_size, width, epsilon = (
+        values.pop(n, None) for n in ("head_size", "hidden_size", "epsilon")
+    )
+    fields = {name: value for name, value in values.items() if value is not None}
+    config = ModelConfig(**{**architecture.parts, **architecture.filled, **fields})
+    if head_size not in (None, config.head_size):
+        raise InputError(
+            f"its heads have {shown_value(head_size)} channels; only n_embd / n_head = "
+            f"{config.head_size} is known here"
+        )
+    # Without what is the default anyway: as a model made here has it.
+    if width is not None and width != config.hidden_size:
+        config = dataclasses.replace(config, mlp_width=width)
+    if config.n_kv_head == config.n_head:
+        config = dataclasses.replace(config, n_kv_head=None)
+    if changes := architecture.changes(config):
+        raise InputError(f"{architecture.name} with {', '.join(changes)} is not known here")
+    is_number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
+    if not is_number or not 1e-9 <= epsilon <= 1e-3:
+        raise InputError(f"the epsilon of its norms is {shown_value(epsilon)}: not known here")
+    # GGUF has it as float32.
+    return config, EPSILON if math.isclose(epsilon, EPSILON, rel_tol=1e-6) else float(epsilon)
+
+
+def _value(settings: Settings, saved: Mapping[str, Any], name: str) -> Any:
+    """A setting from a file, which may say it under several keys."""
+    keys = _several(settings.keys[name])
+    found = [saved[key] for key in keys if key in saved]
+    if any(value != found[0] for value in found):
+        shown = ", ".join(f"{key}={shown_value(saved.get(key))}" for key in keys)
+        raise InputError(f"{shown}: they must be equal here")
+    if found and (found[0] is not None or name in settings.defaults):
+        return found[0]
+    if name not in settings.defaults:
+        raise InputError(f"{keys[0]} is missing")
+    return settings.defaults[name]
+
+
+def _several(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else names

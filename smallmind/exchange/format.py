@@ -1,0 +1,166 @@
+"""What a format of other programs is, and finding the one that a path is in."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from smallmind import parts
+from smallmind.checks import InputError, check_type
+from smallmind.config import ModelConfig
+from smallmind.exchange.architectures import EPSILON
+from smallmind.exchange.tensors import weight_scale
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.bpe_tokenizer import BPETokenizer
+from smallmind.text.tokenizer import Tokenizer
+
+MAX_PADDING = 2**16  # tokens
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+class Exported(NamedTuple):
+    """What is written: a model, what its tokens are, and what to say about it."""
+
+    model: TransformerModel
+    tokenizer: Tokenizer
+    name: str
+    history: Mapping[str, str]  # how it was trained: what -> how much
+
+
+class Foreign:
+    """A model of another program on disk, of which only the description is read so far."""
+
+    config: ModelConfig
+    architecture: str  # its name
+    name: str  # such as "the Llama in models/tiny"
+    epsilon: float  # of its norms
+
+    @property
+    def note(self) -> str | None:
+        """What differs from the model as its own program has it, for those who train it on."""
+        if self.epsilon == EPSILON:
+            return None
+        return (
+            f"the norms of {self.name} add {self.epsilon:g} to a mean of squares, those here "
+            f"{EPSILON:g}: its weights are scaled by {weight_scale(self.epsilon):.3g}, so that it "
+            "predicts the same, but it learns at another pace than there"
+        )
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""
+        raise NotImplementedError
+
+    def model(self, backend: str = "numba") -> TransformerModel:
+        """Reads the weights and builds the model. InputError if they are not what it describes."""
+        raise NotImplementedError
+
+    def load(self, backend: str = "numba") -> tuple[TransformerModel, Tokenizer]:
+        """The model and its tokenizer."""
+        tokenizer = self.tokenizer()
+        model = self.model(backend)
+        model.tokenizer_state = tokenizer.state()
+        return model, tokenizer
+
+
+class Format:
+    """A format of other programs. Each subclass is one, listed in `parts.FORMATS`."""
+
+    types: ClassVar[tuple[str, ...]]  # that weights can be stored as, the default first
+    place: ClassVar[str]  # "DIR" or "FILE.gguf"
+
+    def check_place(self, path: Path) -> None:
+        """InputError if `write` would not write there."""
+        raise NotImplementedError
+
+    def write(self, path: Path, exported: Exported, type: str) -> None:
+        """Writes the model with weights of this type, all of it or nothing.
+
+        InputError if it has no place in the format, OSError if the disk refuses it.
+        """
+        raise NotImplementedError
+
+    def recognises(self, path: Path) -> bool:
+        """Whether the path is in this format, judged by a glance at it."""
+        raise NotImplementedError
+
+    def open(self, path: Path) -> Foreign:
+        """The model there. InputError if it is malformed, or not known here."""
+        raise NotImplementedError
+
+
+def open_format(name: str) -> Format:
+    """The format with this name. InputError if there is none."""
+    if name not in parts.FORMATS:
+        raise InputError(f"format {name!r} must be one of {', '.join(parts.FORMATS)}")
+    found: Format = parts.load(parts.FORMATS, name)()
+    return found
+
+
+def export(
+    model: TransformerModel,
+    tokenizer: Tokenizer,
+    path: str | PathLike[str],
+    to: str = "hf",
+    type: str | None = None,
+    name: str | None = None,
+    history: Mapping[str, str] | None = None,
+) -> None:
+    """Writes a model for other programs: `to` is "hf", a directory of transformers, or "gguf".
+
+    `type` is that of the weights: "f32" (the default), "f16", "bf16" or, in GGUF, "q8_0". `name`
+    and `history` (how the model was trained: what -> how much) are for its readers. InputError if
+    no published architecture has the parts of the model, or the path is in use.
+    """
+    check_type("model", model, TransformerModel)
+    check_type("tokenizer", tokenizer, Tokenizer)
+    path = Path(check_type("path", path, str, PathLike))
+    check_type("name", name, str, None)
+    check_type("history", history, Mapping, None)
+    format, type = check_export(path, to, type)
+    if tokenizer.vocab_size != model.config.vocab_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model "
+            f"vocab_size={model.config.vocab_size}"
+        )
+    # A file name may have bytes that are not UTF-8, which arrive as lone surrogates.
+    name = (name or path.stem).encode("utf-8", "replace").decode()
+    format.write(path, Exported(model, tokenizer, name, history or {}), type)
+
+
+def check_export(path: Path, to: str, type: str | None) -> tuple[Format, str]:
+    """-> the format and the type of weights. InputError if `export` would not write there."""
+    format = open_format(check_type("to", to, str))
+    type = check_type("type", type, str, None) or format.types[0]
+    if type not in format.types:
+        raise InputError(f"type={type!r} must be one of {', '.join(format.types)} with {to!r}")
+    format.check_place(path)
+    return format, type
+
+
+def find_foreign(path: Path) -> Foreign | None:
+    """The model of another program at a path; None if there is something else."""
+    if path.suffix in PICKLES and path.is_file():
+        raise InputError(
+            f"{path} is a pickle, which could run any program when it is read; convert it with "
+            "transformers, from_pretrained(...).save_pretrained(DIR), and import DIR"
+        )
+    for name in parts.FORMATS:
+        format = open_format(name)
+        if format.recognises(path):
+            return format.open(path)
+    return None
+
+
+def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
+    """The tokenizer with unused tokens at its end, up to the rows that a model has for them.
+
+    Many models have more rows than tokens, a multiple of some number. InputError for fewer rows.
+    """
+    missing = vocab_size - tokenizer.vocab_size
+    if missing == 0:
+        return tokenizer
+    if not 0 < missing <= MAX_PADDING or not isinstance(tokenizer, BPETokenizer):
+        raise InputError(f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size}")
+    state = tokenizer.state()
+    unused = {f"[PAD{i}]": i for i in range(tokenizer.vocab_size, vocab_size)}
+    return Tokenizer.from_state({**state, "special": {**state["special"], **unused}})

@@ -1,0 +1,148 @@
+"""Models in GGUF, as llama.cpp runs them: its metadata, its names, its types of weights."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallmind import durable
+from smallmind.checks import InputError, shown_value
+from smallmind.config import ModelConfig
+from smallmind.exchange import gguf_file
+from smallmind.exchange.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    architecture_of,
+    config_of,
+    settings_of,
+)
+from smallmind.exchange.format import Exported, Foreign, Format, padded
+from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
+from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+from smallmind.exchange.tensors import Tensor, read_model, written_tensors
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.tokenizer import Tokenizer
+
+SUFFIX = ".gguf"
+FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}  # general.file_type
+QUANTISATION = 2  # the version of the blocks of q8_0
+
+
+class GGUF(Format):
+    """A file of llama.cpp and what is built on it."""
+
+    types = tuple(NUMBER_TYPES)
+    place = "FILE.gguf"
+
+    def check_place(self, path: Path) -> None:
+        if path.suffix != SUFFIX:
+            raise InputError(f"{path} must end in {SUFFIX}")
+        if path.is_dir():
+            raise InputError(f"{path} is a directory; name a file")
+        if path.exists() and not self.recognises(path):
+            raise InputError(f"{path} exists and is not a GGUF file; choose another name")
+
+    def write(self, path: Path, exported: Exported, type: str) -> None:
+        config, parameters = exported.model.config, exported.model.parameters
+        architecture = architecture_of(config)
+        self.check_place(path)
+        general: dict[str, Any] = {
+            "general.architecture": architecture.gguf,
+            "general.type": "model",
+            "general.name": exported.name,
+            "general.file_type": np.uint32(FILE_TYPES[type]),
+        }
+        if type == "q8_0":
+            general["general.quantization_version"] = np.uint32(QUANTISATION)
+        settings = settings_of(config, architecture.metadata)
+        own = {f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()}
+        tensors = written_tensors(config, architecture, architecture.gguf_tensors)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        gguf_file.write(
+            path,
+            {**general, **own, **metadata_of(exported.tokenizer)},
+            [_written(tensor, parameters, type) for tensor in tensors],
+        )
+
+    def recognises(self, path: Path) -> bool:
+        with suppress(OSError, ValueError), durable.open_regular(path) as file:
+            return path.suffix == SUFFIX or file.read(4) == gguf_file.MAGIC
+        return False
+
+    def open(self, path: Path) -> "ForeignFile":
+        return ForeignFile(path)
+
+
+class ForeignFile(Foreign):
+    """A GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metadata, self._tensors = gguf_file.read(path)
+        try:
+            self._described = _architecture(self._metadata)
+            self.config, self.epsilon = self._config()
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        self.architecture = self._described.name
+        self.name = f"the {self.architecture} in {path}"
+
+    def _config(self) -> tuple[ModelConfig, float]:
+        settings, prefix = self._described.metadata, f"{self._described.gguf}."
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in self._metadata.items()
+            if key.startswith(prefix)
+        }
+        embedding = self._tensors.get("token_embd.weight")
+        if embedding is None:
+            raise InputError("it lacks the tensor token_embd.weight")
+        known: dict[str, Any] = {
+            "vocab_size": embedding.shape[0],
+            "tie_weights": "output.weight" not in self._tensors,
+            "bias": self._described.filled.get("bias", "blk.0.attn_q.bias" in self._tensors),
+        }
+        return config_of(self._described, settings, own, **known)
+
+    def tokenizer(self) -> Tokenizer:
+        try:
+            return padded(tokenizer_of(self._metadata), self.config.vocab_size)
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from None
+
+    def model(self, backend: str = "numba") -> TransformerModel:
+        layout, source = self._described.gguf_tensors, str(self.path)
+        return read_model(self.config, self.epsilon, layout, self._tensors, source, backend)
+
+
+def _architecture(metadata: Mapping[str, Any]) -> Architecture:
+    name = metadata.get("general.architecture")
+    known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
+    if not isinstance(name, str) or name not in known:
+        raise InputError(
+            f"general.architecture={shown_value(name)} is not known here; it must be one of "
+            f"{', '.join(known)}"
+        )
+    return known[name]
+
+
+def _typed(value: Any) -> Any:
+    """Whole numbers and fractions as GGUF counts and measures."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return np.uint32(value)
+    return np.float32(value) if isinstance(value, float) else value
+
+
+def _written(tensor: Tensor, parameters: Mapping[str, np.ndarray], type: str) -> gguf_file.Written:
+    kind = _type_of(tensor, type)
+    return gguf_file.Written(tensor.name, tensor.shape, kind, lambda: tensor.of_model(parameters))
+
+
+def _type_of(tensor: Tensor, type: str) -> NumberType:
+    """Vectors and positions keep float32, as llama.cpp wants; rows too short for blocks 16 bits."""
+    if len(tensor.shape) == 1 or tensor.name.startswith("position_embd"):
+        return NUMBER_TYPES["f32"]
+    kind = NUMBER_TYPES[type]
+    return kind if kind.fits(tensor.shape) else NUMBER_TYPES["f16"]

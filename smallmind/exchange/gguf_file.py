@@ -1,0 +1,254 @@
+"""The GGUF file format, read and written: metadata by key, tensors by name, no code.
+
+"GGUF", a version, the numbers of tensors and keys; then the metadata, each value with its type; a
+name, sizes (the last one first), type and offset for each tensor; then the tensors, each from a
+multiple of the alignment on. All little-endian.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import itertools
+import math
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from smallmind import durable
+from smallmind.checks import InputError
+from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+
+MAGIC = b"GGUF"
+VERSION = 3
+READ_VERSIONS = (2, 3)  # version 1 has shorter lengths
+ALIGNMENT = 32
+MAX_HEADER = 200_000_000  # bytes; a vocabulary of 256,000 tokens has 15,000,000
+MAX_COUNT = 2**20  # tensors, keys
+MAX_NAME = 63  # bytes
+MAX_DIMENSIONS = 4
+TYPE_NUMBERS = {"f32": 0, "f16": 1, "q8_0": 8, "bf16": 30}
+TYPES_BY_NUMBER = {number: NUMBER_TYPES[name] for name, number in TYPE_NUMBERS.items()}
+# Types of values in the metadata, by number; 7 is bool, 8 string, 9 array.
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+DTYPES = {np.dtype(np.uint32): 4, np.dtype(np.int32): 5, np.dtype(np.float32): 6}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+
+class Written(NamedTuple):
+    """A tensor to write: `values` returns it as float32 when its turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: NumberType
+    values: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) // self.type.block * self.type.nbytes
+
+
+def write(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Written]) -> None:
+    """Writes metadata and tensors; an existing file is replaced completely or left as it was.
+
+    Values are bool, str, lists of str, NumPy's uint32, int32 or float32, or arrays of these.
+    OSError if the disk refuses the file.
+    """
+    durable.write(path, itertools.chain([_head(metadata, tensors)], _contents(tensors)))
+
+
+def _head(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:
+    head = bytearray(MAGIC + struct.pack("<IQQ", VERSION, len(tensors), len(metadata)))
+    for key, value in metadata.items():
+        head += _string(key) + _typed(value)
+    offset = 0
+    for tensor in tensors:
+        assert len(tensor.name.encode()) <= MAX_NAME
+        sizes = tensor.shape[::-1]
+        head += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+        head += struct.pack("<IQ", TYPE_NUMBERS[tensor.type.name], offset)
+        offset += _aligned(tensor.nbytes)
+    return bytes(head.ljust(_aligned(len(head)), b"\0"))
+
+
+def _contents(tensors: Sequence[Written]) -> Iterator[bytes | memoryview]:
+    for tensor in tensors:
+        stored = tensor.type.encode(tensor.values())
+        assert stored.nbytes == tensor.nbytes
+        yield stored.reshape(-1).view(np.uint8).data
+        yield bytes(_aligned(tensor.nbytes) - tensor.nbytes)
+
+
+def _typed(value: Any) -> bytes:
+    """A value behind the number of its type."""
+    if isinstance(value, bool):
+        return struct.pack("<I?", BOOL, value)
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + _string(value)
+    if isinstance(value, list):
+        start = struct.pack("<IIQ", ARRAY, STRING, len(value))
+        return start + b"".join(map(_string, value))
+    number = DTYPES[value.dtype]
+    if value.ndim == 0:
+        return struct.pack("<I", number) + value.tobytes()
+    return struct.pack("<IIQ", ARRAY, number, len(value)) + value.tobytes()
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode("utf-8")
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    return math.ceil(size / alignment) * alignment
+
+
+class Stored:
+    """A tensor in a file, read when asked for. The file is opened anew: it must not change."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], type: NumberType, start: int) -> None:
+        self.shape = shape
+        self._path, self._type, self._start = path, type, start
+
+    def read(self) -> np.ndarray:
+        """Its values, float32. InputError if they are gone."""
+        size = math.prod(self.shape) // self._type.block * self._type.nbytes
+        stored = np.empty(size, np.uint8)
+        try:
+            with durable.open_regular(self._path) as file:
+                file.seek(self._start)
+                count = file.readinto(stored.data)  # type: ignore[attr-defined]
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {self._path}: {error}") from None
+        if count != size:
+            raise InputError(f"{self._path} was truncated while it was read; restore it")
+        return self._type.decode(stored, self.shape)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+    """path -> metadata, tensors by name, in the order of the file. No tensor is read yet.
+
+    InputError if the file is missing, malformed, or holds tensors of a type not known here.
+    """
+    try:
+        with durable.open_regular(path) as file:
+            return _Reader(file, os.fstat(file.fileno()).st_size).contents(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not a valid GGUF file: {error}") from None
+
+
+class _Reader:
+    """Reads the start of a file, value by value, and never more than there is."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+        self._position = 0
+
+    def contents(self, path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
+        if self._bytes(4) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        version = self._number("I")
+        if version not in READ_VERSIONS:
+            shown = "of a machine with another byte order" if version > 2**16 else version
+            raise InputError(f"its version is {shown}; this version of smallmind reads 2 and 3")
+        n_tensors, n_keys = self._count(MAX_COUNT), self._count(MAX_COUNT)
+        metadata: dict[str, Any] = {}
+        for _ in range(n_keys):
+            key = self._string()
+            if key in metadata:
+                raise ValueError(f"the key {_shown(key)} appears twice")
+            metadata[key] = self._value(self._number("I"))
+        alignment = metadata.get("general.alignment", ALIGNMENT)
+        if type(alignment) is not int or not 8 <= alignment <= 2**16 or alignment % 8:
+            raise ValueError("its alignment is not a multiple of 8")
+        described = [self._tensor() for _ in range(n_tensors)]
+        start = _aligned(self._position, alignment)
+        tensors: dict[str, Stored] = {}
+        end = 0
+        for name, shape, kind, offset in described:
+            if name in tensors:
+                raise ValueError(f"the tensor {_shown(name)} appears twice")
+            if offset != end:  # as llama.cpp demands
+                raise ValueError(f"the tensor {_shown(name)} is not behind the one before it")
+            size = math.prod(shape) // kind.block * kind.nbytes
+            if start + offset + size > self._size:
+                raise ValueError(f"it ends within the tensor {_shown(name)}")
+            tensors[name] = Stored(path, shape, kind, start + offset)
+            end = offset + _aligned(size, alignment)
+        return metadata, tensors
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], NumberType, int]:
+        name = self._string()
+        n_sizes = self._number("I")
+        if not 1 <= n_sizes <= MAX_DIMENSIONS:
+            raise ValueError(f"the tensor {_shown(name)} has {n_sizes} dimensions")
+        shape = tuple(self._number("Q") for _ in range(n_sizes))[::-1]
+        number, offset = self._number("I"), self._number("Q")
+        if number not in TYPES_BY_NUMBER:
+            raise InputError(
+                f"the tensor {_shown(name)} is of type {number}, which is not read here; export "
+                f"the model as one of {', '.join(TYPE_NUMBERS)}"
+            )
+        kind = TYPES_BY_NUMBER[number]
+        if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):
+            raise ValueError(f"the tensor {_shown(name)} has invalid sizes")
+        return name, shape, kind, offset
+
+    def _value(self, number: int) -> Any:
+        if number == BOOL:
+            value = self._number("B")
+            if value > 1:
+                raise ValueError("a bool is neither true nor false")
+            return bool(value)
+        if number == STRING:
+            return self._string()
+        if number in NUMBERS:
+            return self._number(NUMBERS[number])
+        if number != ARRAY:
+            raise ValueError(f"a value is of the unknown type {number}")
+        inner = self._number("I")
+        if inner == STRING:
+            return [self._string() for _ in range(self._count(self._left() // 8))]
+        if inner not in NUMBERS and inner != BOOL:
+            raise ValueError(f"an array is of type {inner}, which is not known here")
+        dtype = np.dtype("?" if inner == BOOL else f"<{NUMBERS[inner]}")
+        count = self._count(self._left() // dtype.itemsize)
+        return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
+
+    def _string(self) -> str:
+        return self._bytes(self._count(self._left())).decode("utf-8")
+
+    def _number(self, code: str) -> Any:
+        (value,) = struct.unpack(f"<{code}", self._bytes(struct.calcsize(f"<{code}")))
+        return value
+
+    def _count(self, most: int) -> int:
+        count = int(self._number("Q"))
+        if count > most:
+            raise ValueError(f"it claims {count:,} of something, which cannot be")
+        return count
+
+    def _left(self) -> int:
+        return min(self._size, MAX_HEADER) - self._position
+
+    def _bytes(self, count: int) -> bytes:
+        if count > self._left():
+            raise ValueError(
+                "it is truncated"
+                if count > self._size - self._position
+                else f"its header has more than {MAX_HEADER:,} bytes"
+            )
+        data = self._file.read(count)
+        if len(data) != count:
+            raise ValueError("it was truncated while it was read")
+        self._position += count
+        return data
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:80])

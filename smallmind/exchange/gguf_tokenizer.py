@@ -1,0 +1,159 @@
+"""Tokenizers in the metadata of GGUF, as llama.cpp understands them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from smallmind.checks import InputError, shown_value
+from smallmind.text.bpe_tokenizer import END_OF_TEXT, BPETokenizer
+from smallmind.text.byte_alphabet import as_characters
+from smallmind.text.byte_tokenizer import ByteTokenizer
+from smallmind.text.char_tokenizer import CharTokenizer
+from smallmind.text.tokenizer import Tokenizer
+
+PREFIX = "tokenizer.ggml."
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
+SPECIAL = (CONTROL, USER_DEFINED, UNUSED)
+# Our patterns under llama.cpp's names. Its "llama-bpe" has that of "dbrx", but ignores merges.
+PATTERNS = {"gpt2": "gpt-2", "gpt4": "dbrx", "gpt4-digits": "qwen2"}
+SPLITS = {
+    "gpt-2": "gpt2",
+    "dbrx": "gpt4",
+    "smaug-bpe": "gpt4",
+    "qwen2": "gpt4-digits",
+}
+
+
+def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The keys that say how llama.cpp makes the same tokens."""
+    keys = _of_bpe(tokenizer) if isinstance(tokenizer, BPETokenizer) else _of_single(tokenizer)
+    return {f"{PREFIX}{key}": value for key, value in keys.items()}
+
+
+def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
+    special = {token: content for content, token in tokenizer.special.items()}
+    names = [special.get(i) or as_characters(v) for i, v in enumerate(tokenizer.vocabulary)]
+    unused = {i for i, name in enumerate(names) if not name or name == f"[PAD{i}]"}
+    names = [f"[PAD{i}]" if i in unused else name for i, name in enumerate(names)]
+    types = [
+        UNUSED if i in unused else CONTROL if i in special else NORMAL for i in range(len(names))
+    ]
+    # Unless told, llama.cpp takes token 11. A text without an end never has the byte 0.
+    end = tokenizer.special.get(END_OF_TEXT, tokenizer.vocabulary.index(b"\0"))
+    return {
+        "model": "gpt2",
+        "pre": PATTERNS[tokenizer.split],
+        "tokens": names,
+        "token_type": np.array(types, np.int32),
+        "merges": [f"{names[left]} {names[right]}" for left, right in tokenizer.merges.tolist()],
+        "bos_token_id": np.uint32(end),
+        "eos_token_id": np.uint32(end),
+        "add_bos_token": False,
+        "add_eos_token": False,
+    }
+
+
+def _of_single(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Characters or bytes, each a token.
+
+    In the words of RWKV's tokenizer, which takes the longest token that matches: none of the
+    others has tokens without merges or scores, and none can do without tokens for the beginning
+    and the end of a text, which these vocabularies lack.
+    """
+    if isinstance(tokenizer, CharTokenizer):
+        tokens = [character.encode() for character in tokenizer.characters]
+    else:
+        assert isinstance(tokenizer, ByteTokenizer)
+        tokens = [bytes([byte]) for byte in range(256)]
+    return {
+        "model": "rwkv",
+        "tokens": list(map(_escaped, tokens)),
+        "token_type": np.full(len(tokens), NORMAL, np.int32),
+    }
+
+
+def _escaped(token: bytes) -> str:
+    """Bytes -> printable ASCII, the others as \\xHH."""
+    is_plain = token != b"\\" and len(token) == 1 and 0x20 <= token[0] < 0x7F
+    return token.decode() if is_plain else "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that these keys describe. InputError if it is not known here."""
+    try:
+        model, tokens = _text(metadata, "model"), metadata[f"{PREFIX}tokens"]
+        if not isinstance(tokens, list):
+            raise TypeError("its tokens are not strings")
+        if model == "gpt2":
+            return _bpe(metadata, tokens)
+        if model == "rwkv":
+            return _single([_unescaped(token) for token in tokens])
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"its tokenizer is damaged: {error}") from None
+    raise InputError(
+        f"its tokenizer is of the kind {shown_value(model)}; only byte-level BPE ('gpt2') and "
+        "single characters or bytes ('rwkv') are known here"
+    )
+
+
+def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
+    pattern = _text(metadata, "pre")
+    if pattern not in SPLITS:
+        raise InputError(
+            f"its tokenizer splits texts by the pattern {shown_value(pattern)}; known here are "
+            f"{', '.join(SPLITS)}"
+        )
+    types = np.asarray(metadata.get(f"{PREFIX}token_type", np.full(len(tokens), NORMAL)))
+    if types.shape != (len(tokens),):
+        raise ValueError("it has other numbers of tokens and of their types")
+    special = {tokens[i]: i for i in np.flatnonzero(np.isin(types, SPECIAL)).tolist()}
+    numbers = {token: i for i, token in enumerate(tokens) if token not in special}
+    if len(numbers) + len(special) != len(tokens):
+        raise ValueError("two of its tokens are the same")
+    pairs = [pair.split(" ") for pair in metadata[f"{PREFIX}merges"]]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a merge is not of two tokens")
+    return Tokenizer.from_state(
+        {
+            "kind": "bpe",
+            "split": SPLITS[pattern],
+            "merges": [numbers[token] for pair in pairs for token in pair],
+            "special": special,
+            "vocabulary": ["" if token in special else token for token in tokens],
+        }
+    )
+
+
+def _single(tokens: list[bytes]) -> Tokenizer:
+    if tokens == [bytes([byte]) for byte in range(256)]:
+        return ByteTokenizer()
+    characters = [token.decode() for token in tokens]
+    if any(len(character) != 1 for character in characters) or characters != sorted(
+        set(characters)
+    ):
+        raise InputError("its tokens are neither the bytes nor single characters in their order")
+    return CharTokenizer.from_state({"characters": "".join(characters)})
+
+
+def _unescaped(token: str) -> bytes:
+    """What `_escaped` of this or another program wrote -> bytes."""
+    simple = {"t": b"\t", "n": b"\n", "r": b"\r"}
+    found, rest = bytearray(), token
+    while rest:
+        if rest[0] != "\\":
+            found, rest = found + rest[0].encode(), rest[1:]
+        elif rest[1:2] == "x":
+            found, rest = found + bytes.fromhex(rest[2:4]), rest[4:]
+        else:
+            found, rest = found + simple.get(rest[1:2], rest[1:2].encode()), rest[2:]
+    return bytes(found)
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str:
+    value = metadata.get(f"{PREFIX}{key}", "")
+    if not isinstance(value, str):
+        raise TypeError(f"{PREFIX}{key} is not text")
+    return value

@@ -1,0 +1,320 @@
+"""Directories of Hugging Face's transformers: safetensors, config.json, tokenizer.json.
+
+Format: https://github.com/huggingface/transformers, "src/transformers/models".
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallmind import durable, safetensors
+from smallmind.checks import InputError, shown_value
+from smallmind.config import ModelConfig
+from smallmind.exchange.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    architecture_of,
+    config_of,
+    settings_of,
+)
+from smallmind.exchange.card import model_card
+from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
+from smallmind.exchange.number_types import NUMBER_TYPES
+from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
+from smallmind.kernels.half import BFLOAT16, to_float32
+from smallmind.nn.transformer import TransformerModel
+from smallmind.text.bpe_tokenizer import END_OF_TEXT, BPETokenizer
+from smallmind.text.tokenizer import Tokenizer
+
+CONFIG = "config.json"
+MODEL = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+CARD = "README.md"
+MAX_CONFIG_BYTES = 1_000_000
+MAX_INDEX_BYTES = 20_000_000
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # of earlier versions
+REFUSED = {
+    "auto_map": "code of its own, which is never executed here",
+    "quantization_config": "quantised weights; save it in 16 or 32 bits",
+}
+SHARD = re.compile(r"\w[\w.-]*\.safetensors")
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as transformers names them
+
+
+class HuggingFace(Format):
+    """A directory that `from_pretrained` of transformers reads."""
+
+    types = tuple(DTYPES)
+    place = "DIR"
+
+    def check_place(self, path: Path) -> None:
+        with suppress(OSError):
+            if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
+                raise InputError(f"{path} is not empty; choose another directory, or remove it")
+
+    def write(self, path: Path, exported: Exported, type: str) -> None:
+        architecture = architecture_of(exported.model.config)
+        self.check_place(path)
+        made = [place for place in (path, *path.parents) if not place.exists()]
+        ids = special_ids(exported.tokenizer)
+        config = {
+            "architectures": [architecture.model_class],
+            "model_type": architecture.model_type,
+            **settings_of(exported.model.config, architecture.config),
+            **ids,
+            "dtype": DTYPES[type],
+        }
+        if exported.model.config.position == "rope":
+            # Since version 5; earlier ones read rope_theta.
+            theta = exported.model.config.rope_theta
+            config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+        files: dict[str, Any] = {
+            "generation_config.json": {**ids, "pad_token_id": ids["eos_token_id"]},
+            "tokenizer_config.json": _tokenizer_config(exported),
+            CARD: model_card(exported, architecture.name, architecture.model_class),
+            CONFIG: config,
+        }
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            safetensors.write(path / MODEL, _Written(exported, type), {"format": "pt"})
+            exported.tokenizer.save(path / TOKENIZER)
+            for name, content in files.items():
+                text = content if isinstance(content, str) else _json(content)
+                durable.write(path / name, [text.encode()])
+        except BaseException:
+            for name in (MODEL, TOKENIZER, *files):
+                with suppress(OSError):
+                    (path / name).unlink()
+            for directory in made:
+                with suppress(OSError):
+                    directory.rmdir()
+            raise
+
+    def recognises(self, path: Path) -> bool:
+        place = path.parent if path.suffix == ".safetensors" else path
+        if path.suffix != ".safetensors" and not path.is_dir():
+            return False
+        with suppress(OSError, ValueError):
+            saved = _read_json(place / CONFIG, MAX_CONFIG_BYTES)
+            return isinstance(saved, dict) and "model_type" in saved
+        return False
+
+    def open(self, path: Path) -> "ForeignDirectory":
+        if not path.is_dir():
+            raise InputError(f"{path} is one file of a model; give its directory, {path.parent}")
+        return ForeignDirectory(path)
+
+
+class ForeignDirectory(Foreign):
+    """A directory of transformers. Nothing that it names is executed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            saved = _read_json(path / CONFIG, MAX_CONFIG_BYTES)
+            self._described, self.config, self.epsilon = _described(saved)
+        except OSError as error:
+            raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
+        except ValueError as error:  # InputError is one
+            raise InputError(f"{path / CONFIG}: {error}") from None
+        self.architecture = self._described.name
+        self.name = f"the {self.architecture} in {path}"
+
+    def tokenizer(self) -> Tokenizer:
+        file = self.path / TOKENIZER
+        if not file.exists():
+            raise InputError(
+                f"{self.path} has no {TOKENIZER}; save the tokenizer there with transformers, "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
+            )
+        try:
+            return padded(Tokenizer.load(file), self.config.vocab_size)
+        except InputError as error:
+            shown = str(error)
+            raise InputError(shown if str(file) in shown else f"{file}: {shown}") from None
+
+    def model(self, backend: str = "numba") -> TransformerModel:
+        stored = {
+            name: _Stored(name, file, tensor)
+            for file in self._files()
+            for name, tensor in _tensors(file)
+        }
+        layout = self._described.tensors
+        names = {tensor.name for tensor in tensors_of(self.config, layout)}
+        stored = _as_expected(stored, names)
+        return read_model(self.config, self.epsilon, layout, stored, str(self.path), backend)
+
+    def _files(self) -> list[Path]:
+        """The files of weights: one, or the shards that an index names."""
+        if (self.path / MODEL).exists():
+            return [self.path / MODEL]
+        index = self.path / INDEX
+        if not index.exists():
+            found = sorted(file.name for file in self.path.iterdir() if file.suffix in PICKLES)
+            reason = (
+                f"only {found[0]}, a pickle, which could run any program when it is read; convert "
+                "it with transformers, from_pretrained(...).save_pretrained(DIR)"
+                if found
+                else f"no {MODEL}"
+            )
+            raise InputError(f"{self.path} has {reason}")
+        try:
+            content = _read_json(index, MAX_INDEX_BYTES)
+            table = content.get("weight_map") if isinstance(content, dict) else None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{index} cannot be read: {error}") from None
+        if not isinstance(table, dict) or not table:
+            raise InputError(f"{index} has no weight_map")
+        shards: dict[str, set[str]] = {}
+        for name, shard in table.items():
+            if not isinstance(shard, str) or not SHARD.fullmatch(shard):
+                raise InputError(
+                    f"{index} names {shown_value(shard)}: not a file of this directory"
+                )
+            shards.setdefault(shard, set()).add(name)
+        for shard, names in shards.items():
+            if not (self.path / shard).exists():
+                raise InputError(
+                    f"{self.path} lacks {shard}, one of {len(shards)} files of weights"
+                )
+            held = {name for name, _ in _tensors(self.path / shard)}
+            if held != names:
+                odd = min(held ^ names)
+                raise InputError(
+                    f"{index} is the index of another model: it does not say where {odd!a} is"
+                    if odd in held
+                    else f"{index} is the index of another model: {shard} has no {odd!a}"
+                )
+        return [self.path / shard for shard in sorted(shards)]
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """The tokens that begin and end a text; transformers takes those of GPT-2 unless told."""
+    special = tokenizer.special if isinstance(tokenizer, BPETokenizer) else {}
+    end = special.get(END_OF_TEXT)
+    return {"bos_token_id": end, "eos_token_id": end}
+
+
+class _Written(Mapping[str, np.ndarray]):
+    """The tensors of a model, each of which is converted when it is asked for."""
+
+    def __init__(self, exported: Exported, type: str) -> None:
+        config, architecture = exported.model.config, architecture_of(exported.model.config)
+        tensors = written_tensors(config, architecture, architecture.tensors)
+        self._tensors: dict[str, Tensor] = {tensor.name: tensor for tensor in tensors}
+        self._parameters = exported.model.parameters
+        self._type = type
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        values = self._tensors[name].of_model(self._parameters)
+        if self._type == "f32":
+            return values  # a view
+        stored = NUMBER_TYPES[self._type].encode(values)
+        return stored.view(safetensors.BFLOAT16 if self._type == "bf16" else "<f2")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+class _Stored:
+    """A tensor in a file of safetensors."""
+
+    def __init__(self, name: str, file: Path, tensor: safetensors.StoredTensor) -> None:
+        self.shape = tensor.shape
+        self._tensor = tensor
+        if tensor.dtype.kind != "f" and tensor.dtype != safetensors.BFLOAT16:
+            raise InputError(f"{file}: {name!a} is of type {tensor.dtype}, not floating point")
+
+    def read(self) -> np.ndarray:
+        values = self._tensor.read()
+        if values.dtype == safetensors.BFLOAT16:
+            return to_float32(values.view(BFLOAT16))
+        return values.astype(np.float32)
+
+
+def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:
+    return list(safetensors.open_tensors(file, strict=False)[0].items())
+
+
+def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]:
+    """config.json -> the architecture, the settings of the model, the epsilon of its norms."""
+    for key, what in REFUSED.items():
+        if saved.get(key):
+            raise InputError(f"it has {key}: {what}")
+    kind = saved.get("model_type")
+    known = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+    if not isinstance(kind, str) or kind not in known:
+        raise InputError(
+            f"model_type={shown_value(kind)} is not known here; it must be one of "
+            f"{', '.join(known)}"
+        )
+    layers = saved.get("layer_types") or []
+    if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
+        raise InputError("it has layers with another attention than full_attention")
+    architecture = known[kind]
+    flat = {**saved, **_rotation(saved)}
+    return architecture, *config_of(architecture, architecture.config, flat)
+
+
+def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says about rope, which version 5 of transformers moved, as before."""
+    found: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        table = saved.get(key) or {}
+        if not isinstance(table, dict):
+            raise InputError(f"{key} is not a JSON object")
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default" or table.get("partial_rotary_factor", 1) != 1:
+            raise InputError(f"{key} is {shown_value(table)}; only the default is known here")
+        found |= {name: value for name, value in table.items() if name == "rope_theta"}
+    return found
+
+
+def _as_expected(stored: dict[str, _Stored], names: set[str]) -> dict[str, _Stored]:
+    """Tensors under the names that a model with a head has, without what it computes itself.
+
+    Files of the model without its head leave out the first word of each name.
+    """
+    prefix = next(iter(names)).partition(".")[0]
+    named = {
+        name if name in names or f"{prefix}.{name}" not in names else f"{prefix}.{name}": tensor
+        for name, tensor in stored.items()
+    }
+    computed = {name for name in named if name.endswith(BUFFERS) and name not in names}
+    if "lm_head.weight" not in names:
+        computed.add("lm_head.weight")  # the embedding again
+    return {name: tensor for name, tensor in named.items() if name not in computed}
+
+
+def _tokenizer_config(exported: Exported) -> dict[str, Any]:
+    """Without it, transformers builds a tokenizer of the architecture's own kind."""
+    special = special_ids(exported.tokenizer)["eos_token_id"] is not None
+    end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT} if special else {}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": exported.model.config.block_size,
+        "clean_up_tokenization_spaces": False,
+        **end,
+    }
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read_json(file: Path, max_bytes: int) -> Any:
+    with durable.open_regular(file) as opened:
+        content = opened.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return safetensors.from_json(content)

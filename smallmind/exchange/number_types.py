@@ -1,0 +1,68 @@
+"""How files store weights: as float32, in 16 bits, or in blocks of 8-bit integers."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+
+BLOCK = 32  # consecutive values of a row that share a scale, in q8_0
+
+
+class NumberType(NamedTuple):
+    """A way to store numbers: `block` of them take `nbytes`."""
+
+    name: str
+    block: int
+    nbytes: int
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether the rows of a tensor are whole blocks."""
+        return bool(shape) and shape[-1] % self.block == 0
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """values float32 of any shape that fits -> what is stored of them."""
+        if self.name == "q8_0":
+            return quantise(values)
+        dtype = {"f16": FLOAT16, "bf16": BFLOAT16}.get(self.name, np.float32)
+        return round_to(np.ascontiguousarray(values, np.float32), dtype)
+
+    def decode(self, stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Bytes, uint8 -> values float32 in this shape."""
+        if self.name == "q8_0":
+            return dequantise(stored).reshape(shape)
+        dtype = {"f16": FLOAT16, "bf16": BFLOAT16}.get(self.name, np.float32)
+        return to_float32(stored.view(dtype)).reshape(shape)
+
+
+NUMBER_TYPES = {
+    kind.name: kind
+    for kind in (
+        NumberType("f32", 1, 4),
+        NumberType("f16", 1, 2),
+        NumberType("bf16", 1, 2),
+        NumberType("q8_0", BLOCK, 2 + BLOCK),
+    )
+}
+
+
+def quantise(values: np.ndarray) -> np.ndarray:
+    """values (..., n BLOCK) float32 -> (n blocks, 2 + BLOCK) uint8.
+
+    Each block is the float16 d = max |x| / 127, then x / d rounded, halves away from zero: the bits
+    that llama.cpp writes.
+    """
+    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, BLOCK)
+    scales = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(scales == 0, np.float32(0), np.float32(1) / scales)
+        scaled = blocks * inverse
+    rounded = np.trunc(scaled + np.copysign(np.float32(0.5), scaled)).astype(np.int8)
+    return np.hstack([scales.astype("<f2").view(np.uint8), rounded.view(np.uint8)])
+
+
+def dequantise(stored: np.ndarray) -> np.ndarray:
+    """The reverse: bytes, uint8 -> (n blocks, BLOCK) float32."""
+    blocks = stored.reshape(-1, 2 + BLOCK)
+    scales = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
+    return scales * blocks[:, 2:].view(np.int8).astype(np.float32)

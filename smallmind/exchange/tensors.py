@@ -1,0 +1,167 @@
+"""From our parameters to the tensors of a file, and back: names, transposes, splits, order."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.checks import InputError
+from smallmind.config import ModelConfig
+from smallmind.exchange.architectures import EPSILON, Architecture, Layout
+from smallmind.nn.network import declare_parameters
+from smallmind.nn.parameters import Role
+from smallmind.nn.transformer import TransformerModel
+
+
+class Tensor(NamedTuple):
+    """A tensor of a file: some columns of one of our parameters, perhaps in another order."""
+
+    name: str
+    shape: tuple[int, ...]  # in the file
+    parameter: str
+    parameter_shape: tuple[int, ...]
+    columns: slice
+    is_transposed: bool
+    heads: int  # whose channels are interleaved; 0: none are
+    role: Role
+
+    def of(self, parameter: np.ndarray) -> np.ndarray:
+        """Our parameter -> the tensor; a view unless its channels are interleaved."""
+        part = parameter[..., self.columns]
+        if self.heads:  # all first channels of pairs, then all second ones -> pair after pair
+            pairs = part.reshape(*part.shape[:-1], self.heads, 2, -1)
+            part = pairs.swapaxes(-1, -2).reshape(part.shape)
+        return part.T if self.is_transposed else part
+
+    def of_model(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The parameters of a model -> the tensor; zeros for one that the model lacks."""
+        parameter = parameters.get(self.parameter)
+        if parameter is None:
+            parameter = np.zeros(self.parameter_shape, np.float32)
+        return self.of(parameter)
+
+    def write(self, parameter: np.ndarray, tensor: np.ndarray) -> None:
+        """The reverse: writes these columns of our parameter."""
+        part = tensor.T if self.is_transposed else tensor
+        if self.heads:
+            pairs = part.reshape(*part.shape[:-1], self.heads, -1, 2)
+            part = pairs.swapaxes(-1, -2).reshape(part.shape)
+        parameter[..., self.columns] = part
+
+
+def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
+    """The tensors that a file holds of a model with this config, in the order of its layers."""
+    widths: dict[str, tuple[int, ...]] = {}  # of the matrices of a layer, for its biases
+    for spec in declare_parameters(config).specs:
+        layer, _, kind = spec.name.rpartition(".")
+        number = re.search(r"\d+", layer)
+        names = layout.names[re.sub(r"\d+", "{}", layer)]
+        names = (names,) if isinstance(names, str) else names
+        widths.setdefault(layer, spec.widths)
+        ends = np.cumsum(widths[layer] if len(names) > 1 else spec.shape[-1:]).tolist()
+        is_transposed = spec.role == Role.HEAD or (
+            spec.role == Role.MATRIX and layout.outputs_first
+        )
+        for name, start, end in zip(names, [0, *ends], ends, strict=False):
+            shape = (*spec.shape[:-1], end - start)
+            yield Tensor(
+                name=f"{name.format(number and number[0])}.{kind}",
+                shape=shape[::-1] if is_transposed else shape,
+                parameter=spec.name,
+                parameter_shape=spec.shape,
+                columns=slice(start, end),
+                is_transposed=is_transposed,
+                heads=(end - start) // config.head_size if name in layout.interleaved else 0,
+                role=spec.role,
+            )
+
+
+def written_tensors(
+    config: ModelConfig, architecture: Architecture, layout: Layout
+) -> list[Tensor]:
+    """All tensors that a file of this architecture needs of a model with this config."""
+    return list(tensors_of(dataclasses.replace(config, **architecture.filled), layout))
+
+
+class Stored(Protocol):
+    """A tensor in a file that is open."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+
+    def read(self) -> np.ndarray:
+        """Its values, float32."""
+
+
+def read_model(
+    config: ModelConfig,
+    epsilon: float,
+    layout: Layout,
+    stored: Mapping[str, Stored],
+    source: str,
+    backend: str,
+) -> TransformerModel:
+    """The tensors of a file -> the model with this config. They are read one by one.
+
+    InputError naming the source if they are not those of such a model.
+    """
+    # Each block has tensors of its own: a wrong number of blocks must not take any time.
+    if config.n_layer > len(stored):
+        raise InputError(f"{source} has {len(stored)} tensors: too few for {config.n_layer} blocks")
+    tensors = list(tensors_of(config, layout))
+    expected = {tensor.name: tensor.shape for tensor in tensors}
+    for name in (*expected, *stored):
+        if name not in stored:
+            raise InputError(f"{source} lacks the tensor {name}")
+        if name not in expected:
+            raise InputError(f"{source} has a tensor that is not known here: {_shown(name)}")
+        if stored[name].shape != expected[name]:
+            raise InputError(
+                f"{source}: {name} is {_shape(stored[name].shape)}; the model that it describes "
+                f"has {_shape(expected[name])}"
+            )
+    parameters: dict[str, np.ndarray] = {}
+    size = 4 * sum(math.prod(shape) for shape in expected.values())
+    with activity.doing(f"Reading {source}", usual=size < activity.LARGE):
+        for tensor in activity.parts(tensors):
+            if tensor.parameter not in parameters:
+                parameters[tensor.parameter] = np.empty(tensor.parameter_shape, np.float32)
+            tensor.write(parameters[tensor.parameter], stored[tensor.name].read())
+    if epsilon != EPSILON:
+        _rescale(config, parameters, weight_scale(epsilon))
+    return TransformerModel.from_tensors(config, parameters, source, backend)
+
+
+def weight_scale(epsilon: float) -> float:
+    """What weights are multiplied by whose norms added epsilon, for norms that add EPSILON."""
+    return math.sqrt(EPSILON / epsilon)
+
+
+def _rescale(config: ModelConfig, parameters: dict[str, np.ndarray], factor: float) -> None:
+    """Makes norms with our EPSILON return what they returned with EPSILON / factor^2.
+
+    s x / sqrt(mean((s x)^2) + EPSILON) = x / sqrt(mean(x^2) + EPSILON / s^2), so whatever a norm
+    reads is multiplied by s: the residual stream, which means all that adds to it, and before
+    their norms queries and keys.
+    """
+    for name, values in parameters.items():
+        layer = name.rpartition(".")[0]
+        if layer.endswith(("embedding", "projection")):
+            values *= factor
+        elif layer.endswith("qkv") and config.qk_norm:
+            values[..., : (config.n_head + config.kv_heads) * config.head_size] *= factor
+        elif layer == "final_norm" and config.tie_weights:
+            values /= factor  # the output matrix is the embedding
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+def _shown(name: str) -> str:
+    return ascii(name[:80])

@@ -1,0 +1,39 @@
+"""Tiny models of every published architecture, and tokenizers of every kind."""
+
+import numpy as np
+
+from smallmind import Tokenizer, TransformerModel
+from smallmind.presets import ARCHITECTURES
+
+TEXT = "The cat sat on the mat, isn't it? A dog's 12 logs: über Äpfel!\n" * 30
+LLAMA = ARCHITECTURES["llama"]
+MODELS = {
+    "GPT-2": ARCHITECTURES["gpt2"],
+    "GPT-2 without biases": {**ARCHITECTURES["gpt2"], "bias": False},
+    "Llama": {**LLAMA, "n_kv_head": 2, "mlp_width": 44, "rope_theta": 5e4},
+    "Llama with biases": {**LLAMA, "bias": True},
+    "Qwen3": {**LLAMA, "qk_norm": True, "n_kv_head": 2},
+    "Arcee": {**LLAMA, "mlp": "relu2", "n_kv_head": 1},
+}
+SHAPE = {"block_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
+
+
+def tokenizer_of(kind):
+    if kind == "bpe":
+        return Tokenizer(TEXT, "bpe", vocab_size=300)
+    return Tokenizer(TEXT, kind)
+
+
+def model_of(name, tokenizer, tie_weights=True, **fields):
+    """A model with weights that make each of its parts matter."""
+    fields = {**SHAPE, **MODELS[name], "tie_weights": tie_weights, **fields}
+    model = TransformerModel(vocab_size=tokenizer.vocab_size, backend="numpy", **fields)
+    random = np.random.default_rng(1)
+    for values in model.parameters.values():
+        values[...] += random.normal(0, 0.3, values.shape)
+    return model
+
+
+def ids_for(model):
+    shape = 2, model.config.block_size
+    return np.random.default_rng(2).integers(0, model.config.vocab_size, shape).astype(np.int32)

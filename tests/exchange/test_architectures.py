@@ -1,0 +1,107 @@
+"""Which models are of a published architecture, and what the others hear."""
+
+import itertools
+
+import pytest
+
+from smallmind import InputError, ModelConfig
+from smallmind.exchange.architectures import (
+    ARCHITECTURES,
+    EPSILON,
+    architecture_of,
+    config_of,
+    settings_of,
+)
+from smallmind.exchange.tensors import tensors_of
+from smallmind.kernels import layernorm, rmsnorm
+from smallmind.presets import ARCHITECTURES as PRESETS
+from tests.exchange.models import MODELS, SHAPE
+
+
+def test_the_epsilon_is_that_of_the_kernels():
+    assert rmsnorm.EPSILON == layernorm.EPSILON == pytest.approx(EPSILON)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_of_the_architecture_that_they_are_named_after(name):
+    assert architecture_of(ModelConfig(**SHAPE, **MODELS[name])).name == name.split(" with")[0]
+
+
+def test_what_the_config_calls_published_can_be_exported():
+    """ModelConfig has a table of its own: it is below everything, and imported by --help."""
+    choices = itertools.product(
+        ("layernorm", "rmsnorm"),
+        ("learned", "rope", "none"),
+        ("gelu", "relu2", "swiglu"),
+        (True, False),
+        (True, False),
+        (None, 2),
+    )
+    names = "norm", "position", "mlp", "bias", "qk_norm", "n_kv_head"
+    for chosen in choices:
+        config = ModelConfig(**SHAPE, **dict(zip(names, chosen, strict=True)))
+        if config.architecture:
+            assert architecture_of(config).name == config.architecture
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts", "flags"),
+    [
+        (
+            PRESETS["modern"],
+            "value_residual=True, bigram_rows=16384; nearest is Qwen3",
+            "--no-value-residual --bigram-rows 0",
+        ),
+        ({**PRESETS["gpt2"], "n_kv_head": 2}, "n_kv_head=2; nearest is GPT-2", "--n-kv-head 4"),
+        ({**PRESETS["llama"], "logit_softcap": 15.0}, "logit_softcap=15.0", "--logit-softcap 0"),
+        ({**PRESETS["llama"], "x0_scalars": True}, "x0_scalars=True", "--no-x0-scalars"),
+        ({**PRESETS["llama"], "position": "none"}, "position=none", "--position rope"),
+        ({**PRESETS["llama"], "qk_norm": True, "bias": True}, "qk_norm=True", "--no-qk-norm"),
+        ({**PRESETS["llama"], "n_embd": 28}, "heads of 7 channels, an odd number", "--n-embd 32"),
+    ],
+)
+def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fields, parts, flags):
+    with pytest.raises(InputError) as caught:
+        architecture_of(ModelConfig(**{**SHAPE, **fields}))
+    message = str(caught.value)
+    assert parts in message and message.endswith(f"train with {flags}") and "\n" not in message
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_settings_that_were_written_are_read_back(name, tied):
+    config = ModelConfig(**SHAPE, **MODELS[name], tie_weights=tied)
+    architecture = architecture_of(config)
+    written = settings_of(config, architecture.config)
+    found, epsilon = config_of(architecture, architecture.config, written)
+    assert epsilon == EPSILON
+    if config.bias or "bias" not in architecture.filled:
+        assert found == config
+    known = {"vocab_size": config.vocab_size, "tie_weights": tied, "bias": config.bias}
+    written = settings_of(config, architecture.metadata)
+    assert config_of(architecture, architecture.metadata, written, **known)[0] == config
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_element_of_every_parameter_is_in_one_tensor(name):
+    config = ModelConfig(**SHAPE, **MODELS[name], tie_weights=False)
+    architecture = architecture_of(config)
+    for layout in (architecture.tensors, architecture.gguf_tensors):
+        tensors = list(tensors_of(config, layout))
+        assert len({tensor.name for tensor in tensors}) == len(tensors)
+        columns: dict[str, list[int]] = {}
+        for tensor in tensors:
+            part = range(tensor.parameter_shape[-1])[tensor.columns]
+            columns.setdefault(tensor.parameter, []).extend(part)
+        for tensor in tensors:
+            assert columns[tensor.parameter] == list(range(tensor.parameter_shape[-1]))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+@pytest.mark.parametrize("epsilon", [0, -1e-5, 1, 1e400, True, "small", None, [1e-5]])
+def test_an_epsilon_that_cannot_be_is_refused(architecture, epsilon):
+    config = ModelConfig(**{**SHAPE, **architecture.parts, **architecture.filled})
+    saved = settings_of(config, architecture.config)
+    saved[architecture.config.keys["epsilon"]] = epsilon
+    with pytest.raises(InputError, match="the epsilon of its norms is"):
+        config_of(architecture, architecture.config, saved)

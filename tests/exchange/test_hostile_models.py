@@ -1,0 +1,352 @@
+"""Models from anywhere: refused in one clear line, and nothing that they name is executed."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import smallmind
+from smallmind import InputError, safetensors
+from smallmind.cli import main
+from smallmind.exchange.format import find_foreign
+from tests.exchange.models import model_of, tokenizer_of
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A directory of transformers, and a GGUF file beside it."""
+    root = tmp_path_factory.mktemp("sound")
+    tokenizer = tokenizer_of("bpe")
+    for name in ("Llama", "GPT-2"):
+        model = model_of(name, tokenizer, n_embd=8, n_head=2, n_layer=1, n_kv_head=None)
+        smallmind.export(model, tokenizer, root / name)
+        smallmind.export(model, tokenizer, root / f"{name}.gguf", "gguf")
+    return root
+
+
+@pytest.fixture
+def model(sound, tmp_path):
+    """A copy of a sound directory."""
+    return Path(shutil.copytree(sound / "Llama", tmp_path / "model"))
+
+
+def edit(model, **changes):
+    path = model / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **changes}))
+
+
+def refusal(path):
+    """What a person reads who imports it."""
+    with pytest.raises(InputError) as caught:
+        found = find_foreign(path)
+        assert found
+        found.load("numpy")
+    message = str(caught.value)
+    assert message.isprintable() and len(message) < len(str(path)) + 400
+    assert str(path) in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "mistral"}, "model_type='mistral' is not known here; it must be one of"),
+        ({"model_type": ["llama"]}, "is not known here"),
+        ({"model_type": "gpt2"}, "n_positions is missing"),
+        ({"model_type": "qwen3"}, "lacks the tensor"),
+        ({"auto_map": {"AutoConfig": "code.Config"}}, "code of its own, which is never executed"),
+        ({"auto_map": {"auto_map": {"auto_map": {}}}}, "code of its own, which is never executed"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not known here; Llama has silu or swish"),
+        ({"hidden_act": {"__reduce__": 1}}, "is not known here"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "only the default is known here"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "only the default is known here"),
+        ({"rope_scaling": "linear"}, "rope_scaling is not a JSON object"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "only the default is known here"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta=-1"),
+        ({"layer_types": ["sliding_attention"]}, "another attention than full_attention"),
+        ({"layer_types": 3}, "another attention than full_attention"),
+        ({"head_dim": 64}, "its heads have 64 channels"),
+        ({"num_key_value_heads": 3}, "n_kv_head=3 must be a divisor"),
+        ({"num_hidden_layers": 1000}, "too few for 1000 blocks"),
+        ({"num_hidden_layers": 2}, "lacks the tensor model.layers.1."),
+        ({"num_hidden_layers": -1}, "n_layer=-1 must be"),
+        ({"num_hidden_layers": 10**30}, "n_layer="),
+        ({"num_hidden_layers": "2"}, "n_layer='2' must be a number"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_attention_heads": 0}, "n_head=0 must be at least 1"),
+        ({"hidden_size": 16}, "its heads have 4 channels"),
+        (
+            {"hidden_size": 16, "head_dim": 8},
+            "is 300 x 8; the model that it describes has 300 x 16",
+        ),
+        ({"vocab_size": 2**24}, "its tokenizer has"),
+        ({"vocab_size": 310}, "the model that it describes has 310 x 8"),
+        ({"intermediate_size": 2**18}, "the model that it describes has"),
+        ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
+        ({"tie_word_embeddings": "yes"}, "tie_weights='yes' must be true or false"),
+        ({"attention_bias": True}, "attention_bias=True, mlp_bias=False: they must be equal here"),
+        ({"attention_bias": True, "mlp_bias": True}, "lacks the tensor"),
+        ({"rms_norm_eps": 0}, "the epsilon of its norms is 0"),
+    ],
+)
+def test_a_config_that_is_wrong_or_not_known_is_refused(model, changes, reason):
+    edit(model, **changes)
+    assert reason.replace("300", str(tokenizer_of("bpe").vocab_size)) in refusal(model)
+
+
+def test_code_in_the_directory_is_never_executed(model):
+    edit(model, auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    (model / "modeling.py").write_text("raise SystemExit('executed')")
+    assert "never executed" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"3", b"{", b"\xff", b'{"model_type": NaN}', b"[" * 100_000, b" " * 1_000_001],
+)
+def test_a_directory_without_a_config_is_no_model(model, content):
+    (model / "config.json").write_bytes(content)
+    assert find_foreign(model) is None
+
+
+class Harm:
+    """Makes a file when it is read as a pickle."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "model.ckpt"])
+def test_pickles_are_refused_and_not_read(model, tmp_path, name, capsys):
+    (model / "model.safetensors").unlink()
+    (model / name).write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
+    message = refusal(model)
+    assert f"only {name}, a pickle, which could run any program" in message
+    assert "is a pickle, which could run any program" in refusal(model / name)
+    assert main(["import", str(model / name), "--out", str(tmp_path / "run")]) == 2
+    assert "save_pretrained(DIR)" in capsys.readouterr().err
+    assert not (tmp_path / "harm").exists() and not (tmp_path / "run").exists()
+
+
+def shard(model, edit_map=lambda table: table, keep=()):
+    """Divides the weights of a directory into two files and an index."""
+    tensors, _ = safetensors.read(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    table = {}
+    for i, part in enumerate((list(tensors)[::2], list(tensors)[1::2])):
+        safetensors.write(model / f"{i}.safetensors", {name: tensors[name] for name in part}, {})
+        table |= dict.fromkeys(part, f"{i}.safetensors")
+    index = {"weight_map": edit_map(table)}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("edit_map", "reason"),
+    [
+        (lambda _: {}, "has no weight_map"),
+        (lambda _: [], "has no weight_map"),
+        (lambda table: {**table, "more": "2.safetensors"}, "lacks 2.safetensors"),
+        (lambda table: {**table, "more": "1.safetensors"}, "is the index of another model"),
+        (lambda table: dict(list(table.items())[1:]), "is the index of another model"),
+        (lambda table: {**table, "x": "../1.safetensors"}, "not a file of this directory"),
+        (lambda table: {**table, "x": "/etc/passwd"}, "not a file of this directory"),
+        (lambda table: {**table, "x": 3}, "not a file of this directory"),
+        (lambda table: {**table, "x": ".."}, "not a file of this directory"),
+        (lambda table: {**table, "x": "."}, "not a file of this directory"),
+        (lambda table: {**table, "x": ""}, "not a file of this directory"),
+        (lambda table: {**table, "x": "config.json"}, "not a file of this directory"),
+    ],
+)
+def test_an_index_that_lies_is_refused(model, edit_map, reason):
+    shard(model, edit_map)
+    assert reason in refusal(model)
+
+
+def test_a_missing_shard_is_named(model):
+    shard(model)
+    (model / "1.safetensors").unlink()
+    assert "lacks 1.safetensors, one of 2 files of weights" in refusal(model)
+
+
+def test_a_tensor_in_two_shards_is_refused(model):
+    shard(model)
+    tensors, _ = safetensors.read(model / "0.safetensors")
+    name = next(iter(tensors))
+    other, _ = safetensors.read(model / "1.safetensors")
+    safetensors.write(model / "1.safetensors", {**other, name: tensors[name]}, {})
+    assert "is the index of another model" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "lacks the tensor model.norm.weight"),
+        (lambda t: t.update(x=np.zeros(1, np.float32)), "a tensor that is not known here: 'x'"),
+        (
+            lambda t: t.update({"\x1b[2J": np.zeros(1, np.float32)}),
+            "a tensor that is not known here: '\\x1b[2J'",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros((8, 1), np.float32)}),
+            "is 8 x 1; the model that it describes has 8",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.array(1, np.float32)}),
+            "is a number; the model that it describes has 8",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.zeros(8, np.int32)}),
+            "is of type int32, not floating point",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.full(8, np.nan, np.float32)}),
+            "is not finite float32",
+        ),
+        (
+            lambda t: t.update({"model.norm.weight": np.full(8, 1e300)}),
+            "is not finite float32",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_tensors_of_another_model_are_refused(model, change, reason):
+    tensors, _ = safetensors.read(model / "model.safetensors")
+    change(tensors)
+    safetensors.write(model / "model.safetensors", tensors, {})
+    assert reason in refusal(model)
+
+
+def test_a_model_without_weights_or_tokenizer_says_what_to_do(model):
+    (model / "model.safetensors").rename(model / "elsewhere")
+    assert "has no model.safetensors" in refusal(model)
+    (model / "elsewhere").rename(model / "model.safetensors")
+    (model / "tokenizer.json").unlink()
+    assert "has no tokenizer.json; save the tokenizer there" in refusal(model)
+    assert "give its directory" in refusal(model / "model.safetensors")
+
+
+def test_a_tokenizer_of_another_kind_is_refused(model):
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["type"] = "Unigram"
+    path.write_text(json.dumps(tokenizer))
+    assert "its model is of type 'Unigram', not BPE" in refusal(model)
+
+
+def key(name):
+    encoded = name.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (key("llama"), key("mamba"), "general.architecture='mamba' is not known here"),
+        (key("llama.block_count"), key("llama.block_cownt"), "block_count is missing"),
+        (key("gpt2"), key("bert"), "its tokenizer is of the kind 'bert'"),
+        (key("gpt-2"), key("gpt-3"), "splits texts by the pattern 'gpt-3'"),
+        (key("tokenizer.ggml.merges"), key("tokenizer.ggml.mergez"), "its tokenizer is damaged"),
+        (key("tokenizer.ggml.tokens"), key("tokenizer.ggml.tokenz"), "its tokenizer is damaged"),
+        (key("output_norm.weight"), key("outpux_norm.weight"), "lacks the tensor output_norm"),
+        (key("token_embd.weight"), key("token_embx.weight"), "lacks the tensor token_embd"),
+        (
+            key("llama.attention.layer_norm_rms_epsilon"),
+            key("llama.attention.layer_norm_rms_epsilom"),
+            "attention.layer_norm_rms_epsilon is missing",
+        ),
+        (
+            key("llama.attention.key_length") + struct.pack("<II", 4, 4),
+            key("llama.attention.key_length") + struct.pack("<II", 4, 5),
+            "they must be equal here",
+        ),
+        (
+            key("llama.block_count") + struct.pack("<II", 4, 1),
+            key("llama.block_count") + struct.pack("<II", 4, 1000),
+            "too few for 1000 blocks",
+        ),
+        (
+            key("llama.embedding_length") + struct.pack("<II", 4, 8),
+            key("llama.embedding_length") + struct.pack("<If", 6, 8),
+            "n_embd=8.0 must be a whole number",
+        ),
+    ],
+)
+def test_gguf_that_describes_another_model_is_refused(sound, tmp_path, before, after, reason):
+    content = (sound / "Llama.gguf").read_bytes()
+    assert content.count(before) >= 1
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content.replace(before, after, 1))
+    assert reason in refusal(path)
+
+
+def test_a_file_that_only_says_it_is_gguf_is_refused(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"PK\x03\x04" * 10)
+    assert "is not a valid GGUF file: it does not begin with GGUF" in refusal(path)
+
+
+def read_or_refuse(path):
+    try:
+        found = find_foreign(path)
+        if found:
+            found.load("numpy")
+    except InputError as error:
+        assert str(error).replace(str(path), "").isprintable()
+
+
+QUIETLY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=5,
+)
+
+
+@QUIETLY
+@given(data=st.data())
+def test_any_value_of_any_setting_is_read_or_refused(model, sound, data):
+    name = data.draw(st.sampled_from(["Llama", "GPT-2"]))
+    config = json.loads((sound / name / "config.json").read_text())
+    chosen = data.draw(st.sampled_from([*config, "rope_scaling", "auto_map", "layer_types"]))
+    config[chosen] = data.draw(anything)
+    (model / "config.json").write_text(json.dumps(config))
+    read_or_refuse(model)
+
+
+@QUIETLY
+@given(data=st.data())
+def test_any_changed_gguf_file_is_read_or_refused(sound, tmp_path, data):
+    content = bytearray((sound / "Llama.gguf").read_bytes())
+    changes = st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255))
+    for place, value in data.draw(st.lists(changes, min_size=1, max_size=4)):
+        content[place if data.draw(st.booleans()) else place % 2000] = value
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    read_or_refuse(path)
+
+
+@QUIETLY
+@given(data=st.data())
+def test_any_tokenizer_is_read_or_refused(model, data):
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    original = json.dumps(tokenizer)
+    table = data.draw(st.sampled_from([tokenizer, tokenizer["model"]]))
+    table[data.draw(st.sampled_from(list(table)))] = data.draw(anything)
+    path.write_text(json.dumps(tokenizer))
+    read_or_refuse(model)
+    path.write_text(original)

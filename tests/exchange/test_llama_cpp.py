@@ -1,0 +1,150 @@
+"""Against llama.cpp itself, where xllamacpp is installed, and the reader of the gguf package."""
+
+import json
+import urllib.request
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import smallmind
+from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
+
+xllamacpp = pytest.importorskip("xllamacpp")
+gguf = pytest.importorskip("gguf")
+
+pytestmark = pytest.mark.interop
+KINDS = "char", "byte", "bpe"
+PROMPT = TEXT[:40]
+T = 256
+
+
+@contextmanager
+def served(path):
+    """llama.cpp with this model -> a function that asks it something."""
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(path)
+    settings.n_ctx, settings.n_parallel, settings.n_gpu_layers = T, 1, 0
+    settings.warmup, settings.fit_params, settings.verbosity = False, False, 0
+    # Its defaults keep keys and values in float16; so texts part at the first near tie.
+    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    server = xllamacpp.Server(settings)
+
+    def ask(endpoint, **body):
+        request = urllib.request.Request(
+            f"{server.listening_address}/{endpoint}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    yield ask  # ends with the last reference to the server
+
+
+def made(tmp_path, name, kind, tied=True, type="f32", **fields):
+    tokenizer = tokenizer_of(kind)
+    model = model_of(name, tokenizer, tied, **{"block_size": T, "n_embd": 64, **fields})
+    path = tmp_path / "model.gguf"
+    smallmind.export(model, tokenizer, path, "gguf", type=type)
+    return path, model, tokenizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_llama_cpp_writes_the_same_text(tmp_path, name, tied, kind):
+    path, model, tokenizer = made(tmp_path, name, kind, tied)
+    greedy = {"n_predict": 60, "temperature": 0, "return_tokens": True}
+    with served(path) as ask:
+        assert ask("tokenize", content=PROMPT)["tokens"] == tokenizer.encode(PROMPT).tolist()
+        answer = ask("completion", prompt=PROMPT, **greedy)
+    ours = smallmind.generate(model, tokenizer, PROMPT, max_tokens=60, temperature=0)
+    same = tokenizer.decode(answer["tokens"][:50])
+    assert ours[len(PROMPT) :].startswith(same.rstrip("\ufffd"))
+    assert len(answer["tokens"]) == 60 or answer["stop_type"] == "eos"
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def trained(request):
+    """A model that has learned a little: random ones amplify rounded activations."""
+    tokenizer = tokenizer_of("char")
+    fields = {"block_size": 64, "n_embd": 64, "n_head": 4, "n_layer": 2, **MODELS[request.param]}
+    model = smallmind.TransformerModel(tokenizer.vocab_size, **fields, backend="numpy")
+    training = smallmind.Training(model, tokenizer, TEXT, block_size=64, batch_size=4)
+    training.train(30, learning_rate=3e-3, val_every=0)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16", "q8_0"])
+def test_its_perplexity_is_ours(tmp_path, trained, type):
+    model, tokenizer = trained
+    smallmind.export(model, tokenizer, tmp_path / "model.gguf", "gguf", type=type)
+    tokens = tokenizer.encode(TEXT)[:60]
+    ours = model.losses(tokens[None, :-1], tokens[None, 1:]).mean()
+    theirs = []
+    with served(tmp_path / "model.gguf") as ask:
+        for i in range(1, len(tokens)):
+            answer = ask(
+                "completion",
+                prompt=tokens[:i].tolist(),
+                n_predict=1,
+                temperature=0,
+                n_probs=tokenizer.vocab_size,
+            )
+            ranked = answer["completion_probabilities"][0]["top_logprobs"]
+            theirs.append(-next(t["logprob"] for t in ranked if t["id"] == tokens[i]))
+    assert 2 < np.exp(ours) < 30
+    assert np.exp(np.mean(theirs)) == pytest.approx(np.exp(ours), rel=0.005)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("type", ["f32", "f16", "bf16", "q8_0"])
+def test_the_gguf_package_reads_the_same(tmp_path, type, kind):
+    path, _, tokenizer = made(tmp_path, "Qwen3", kind, tied=False, type=type)
+    reader = gguf.GGUFReader(path)
+    found, _ = smallmind.load(path, "numpy")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    values = gguf.quants.dequantize(
+        tensors["output.weight"].data, tensors["output.weight"].tensor_type
+    )
+    np.testing.assert_array_equal(values.reshape(-1, 64).T, found.parameters["head.weight"])
+    assert reader.fields["general.architecture"].contents() == "qwen3"
+    assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == tokenizer.vocab_size
+    assert reader.fields["qwen3.context_length"].contents() == T
+
+
+def test_files_of_the_gguf_package_are_read(tmp_path):
+    """As its writer lays them out: with scores, texts and numbers that are not needed here."""
+    path, model, tokenizer = made(tmp_path, "Llama", "bpe", tied=False)
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(tmp_path / "theirs.gguf", "llama", endianess=gguf.GGUFEndian.LITTLE)
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            kind = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=kind)
+    writer.add_description("a model")
+    writer.add_token_scores([0.5] * tokenizer.vocab_size)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found, same = smallmind.load(tmp_path / "theirs.gguf", "numpy")
+    np.testing.assert_array_equal(found.flat.data, model.flat.data)
+    assert same.state() == tokenizer.state()
+
+
+@pytest.mark.parametrize("text", [TEXT[:300], "a\tb\r\n \\x41 'll  12345 ünïcödé 日本 😀"])
+@pytest.mark.parametrize("split", ["gpt2", "gpt4"])
+def test_its_tokens_are_ours(tmp_path, split, text):
+    tokenizer = smallmind.Tokenizer(TEXT + text * 9, "bpe", vocab_size=330, split=split)
+    model = model_of("Llama", tokenizer)
+    smallmind.export(model, tokenizer, tmp_path / "model.gguf", "gguf")
+    with served(tmp_path / "model.gguf") as ask:
+        assert ask("tokenize", content=text)["tokens"] == tokenizer.encode(text).tolist()
+        ids = tokenizer.encode(text).tolist()
+        assert ask("detokenize", tokens=ids)["content"] == text

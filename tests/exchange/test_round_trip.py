@@ -1,0 +1,263 @@
+"""What goes out comes back: in each format, the same logits bit for bit, and the same tokens."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError, Tokenizer, TransformerModel, durable, safetensors
+from smallmind.exchange.format import find_foreign, padded
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
+from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
+
+KINDS = "char", "byte", "bpe"
+PLACES = {"hf": "model", "gguf": "model.gguf"}
+
+
+def sent(tmp_path, model, tokenizer, to, **options):
+    path = tmp_path / PLACES[to]
+    smallmind.export(model, tokenizer, path, to, **options)
+    return path
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_comes_back_with_the_same_logits(tmp_path, name, tied, to):
+    tokenizer = tokenizer_of("char")
+    model = model_of(name, tokenizer, tied)
+    path = sent(tmp_path, model, tokenizer, to)
+    found, same = smallmind.load(path, backend="numpy")
+    ids = ids_for(model)
+    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
+    assert same.state() == tokenizer.state()
+    assert found.config == model.config or name == "GPT-2 without biases"
+    prompt = TEXT[:9]
+    assert smallmind.generate(found, same, prompt, max_tokens=9) == smallmind.generate(
+        model, tokenizer, prompt, max_tokens=9
+    )
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("split", ["gpt2", "gpt4"])
+def test_every_kind_of_tokenizer_comes_back(tmp_path, kind, split, to):
+    text = TEXT + " \\ \\x41 \t\r\n\u2028 \u4e2d\U0001f600"
+    settings = {"vocab_size": 290, "split": split} if kind == "bpe" else {}
+    tokenizer = Tokenizer(text, kind, **settings)
+    path = sent(tmp_path, model_of("Llama", tokenizer), tokenizer, to)
+    found = find_foreign(path).tokenizer()
+    assert found.encode(text).tolist() == tokenizer.encode(text).tolist()
+    assert found.vocab_size == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("to", "type", "dtype"),
+    [(to, *kind) for to in PLACES for kind in (("f16", FLOAT16), ("bf16", BFLOAT16))],
+)
+def test_16_bit_weights_are_rounded_once(tmp_path, to, type, dtype):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Qwen3", tokenizer, tie_weights=False)
+    found, _ = smallmind.load(sent(tmp_path, model, tokenizer, to, type=type), "numpy")
+    for name, values in model.parameters.items():
+        rounded = to_float32(round_to(values, dtype))
+        is_kept = to == "gguf" and values.ndim == 1
+        np.testing.assert_array_equal(found.parameters[name], values if is_kept else rounded)
+
+
+def test_blocks_of_8_bits_are_within_half_a_step(tmp_path):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Llama", tokenizer, n_embd=64, mlp_width=96)
+    found, _ = smallmind.load(sent(tmp_path, model, tokenizer, "gguf", type="q8_0"), "numpy")
+    for name, values in model.parameters.items():
+        if values.ndim == 1:
+            np.testing.assert_array_equal(found.parameters[name], values)
+        else:
+            steps = np.abs(values).max() / 127
+            assert 0 < np.abs(found.parameters[name] - values).max() <= 0.51 * steps
+
+
+def test_rows_too_short_for_blocks_have_16_bits(tmp_path):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Llama", tokenizer)
+    found, _ = smallmind.load(sent(tmp_path, model, tokenizer, "gguf", type="q8_0"), "numpy")
+    for name, values in model.parameters.items():
+        wanted = values if values.ndim == 1 else values.astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(found.parameters[name], wanted)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_with_another_epsilon_return_the_same(tmp_path, name, tied):
+    """EPSILON is part of the kernels: the weights are scaled so that it has the same effect."""
+    tokenizer = tokenizer_of("char")
+    model = model_of(name, tokenizer, tied)
+    # Small streams, so that epsilon matters.
+    model.parameters["token_embedding.weight"][...] *= 1e-3
+    path = sent(tmp_path, model, tokenizer, "hf")
+    config = json.loads((path / "config.json").read_text())
+    key = "layer_norm_epsilon" if "layer_norm_epsilon" in config else "rms_norm_eps"
+    config[key] = 1e-5 / 100
+    (path / "config.json").write_text(json.dumps(config))
+    found, _ = smallmind.load(path, "numpy")
+    ids = ids_for(model)
+    # The same, from the definition: all that norms read is ten times as large.
+    for parameter, values in model.parameters.items():
+        layer = parameter.rpartition(".")[0]
+        if layer.endswith(("embedding", "projection")):
+            values *= 10
+        elif layer == "final_norm" and tied:
+            values /= 10
+        elif layer.endswith("qkv") and "Qwen3" in name:
+            values[..., : 24 + 12] *= 10
+    wanted = model.forward(ids)
+    np.testing.assert_allclose(found.forward(ids), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_shards_are_read_together(tmp_path):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Arcee", tokenizer)
+    path = sent(tmp_path, model, tokenizer, "hf")
+    tensors, _ = safetensors.read(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    table = {}
+    for i, part in enumerate((list(tensors)[::2], list(tensors)[1::2]), 1):
+        shard = f"model-{i:05}-of-00002.safetensors"
+        safetensors.write(path / shard, {name: tensors[name] for name in part}, {})
+        table |= dict.fromkeys(part, shard)
+    index = {"metadata": {"total_size": 1}, "weight_map": table}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found, _ = smallmind.load(path, "numpy")
+    ids = ids_for(model)
+    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
+
+
+def test_files_of_earlier_versions_of_gpt2_are_read(tmp_path):
+    """Without the word transformer, and with the mask of its attention."""
+    tokenizer = tokenizer_of("char")
+    model = model_of("GPT-2", tokenizer)
+    path = sent(tmp_path, model, tokenizer, "hf")
+    tensors, _ = safetensors.read(path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+    tensors["h.0.attn.bias"] = np.tril(np.ones((1, 1, 64, 64), np.float32))
+    safetensors.write(path / "model.safetensors", tensors, {})
+    found, _ = smallmind.load(path, "numpy")
+    ids = ids_for(model)
+    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
+
+
+def test_a_vocabulary_is_padded_to_the_rows_of_the_model():
+    tokenizer = tokenizer_of("bpe")
+    more = padded(tokenizer, 320)
+    assert more.vocab_size == 320 and more.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    assert padded(tokenizer, tokenizer.vocab_size) is tokenizer
+    for kind, size in (("bpe", tokenizer.vocab_size - 1), ("bpe", 2**20), ("byte", 257)):
+        with pytest.raises(InputError, match="its tokenizer has"):
+            padded(tokenizer_of(kind), size)
+
+
+@pytest.mark.parametrize("to", PLACES)
+def test_a_padded_vocabulary_goes_out_and_comes_back(tmp_path, to):
+    tokenizer = padded(tokenizer_of("bpe"), 320)
+    path = sent(tmp_path, model_of("Qwen3", tokenizer), tokenizer, to)
+    assert find_foreign(path).tokenizer().state() == tokenizer.state()
+
+
+@pytest.mark.parametrize("to", PLACES)
+def test_export_and_import_take_no_second_copy_of_the_weights(tmp_path, to):
+    tokenizer = tokenizer_of("byte")
+    model = TransformerModel(256, 8, 256, 8, 4, norm="rmsnorm", position="rope", mlp="swiglu",
+                             bias=False, backend="numpy")  # fmt: skip
+    size = model.flat.data.nbytes
+    tracemalloc.start()
+    try:
+        path = sent(tmp_path, model, tokenizer, to)
+        assert tracemalloc.get_traced_memory()[1] < 0.2 * size
+        del model
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        found = find_foreign(path).model("numpy")
+        # Its parameters and gradients, and a copy of the parameters that shrinks as they are moved.
+        assert tracemalloc.get_traced_memory()[1] - before < 3.3 * size
+        assert found.flat.data.nbytes == size
+    finally:
+        tracemalloc.stop()
+
+
+class Full(durable.Files):
+    """A disk that is full after some bytes."""
+
+    def __init__(self, left):
+        self.left = left
+
+    def write(self, file, data):
+        self.left -= len(data)
+        if self.left < 0:
+            raise OSError(28, "No space left on device")
+        return super().write(file, data)
+
+
+@pytest.mark.parametrize("to", PLACES)
+@pytest.mark.parametrize("left", [0, 1000, 12_000, 60_000])
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, to, left):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Llama", tokenizer, n_embd=16, mlp_width=16)
+    monkeypatch.setattr(durable, "files", Full(left))
+    if left == 60_000:
+        sent(tmp_path, model, tokenizer, to)
+        return
+    with pytest.raises(OSError, match="No space left"):
+        sent(tmp_path, model, tokenizer, to)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Llama", tokenizer)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").write_text("mine")
+    with pytest.raises(InputError, match="is not empty"):
+        sent(tmp_path, model, tokenizer, "hf")
+    (tmp_path / "model.gguf").write_text("mine")
+    smallmind.export(model, tokenizer, tmp_path / "other.gguf", "gguf")
+    before = (tmp_path / "other.gguf").read_bytes()
+    smallmind.export(model, tokenizer, tmp_path / "other.gguf", "gguf")
+    assert (tmp_path / "other.gguf").read_bytes() == before
+    for name, reason in (("model", "must end in .gguf"), ("file.txt", "must end in .gguf")):
+        with pytest.raises(InputError, match=reason):
+            smallmind.export(model, tokenizer, tmp_path / name, "gguf")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"to": "onnx"}, "format 'onnx' must be one of hf, gguf"),
+        ({"type": "q8_0"}, "type='q8_0' must be one of f32, f16, bf16 with 'hf'"),
+        ({"type": "q4"}, "type='q4' must be one of"),
+    ],
+)
+def test_unknown_formats_and_types_are_refused(tmp_path, options, message):
+    tokenizer = tokenizer_of("char")
+    with pytest.raises(InputError, match=message):
+        smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "x", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path):
+    model = model_of("Llama", tokenizer_of("char"))
+    with pytest.raises(InputError, match="the tokenizer has 256 tokens, the model vocab_size="):
+        smallmind.export(model, tokenizer_of("byte"), tmp_path / "x")
+
+
+def test_the_card_says_how_the_model_was_trained(tmp_path):
+    tokenizer = tokenizer_of("bpe")
+    history = {"text": "a | b\n<script>", "length": "3 steps"}
+    options = {"name": "tiny\n# llama", "history": history}
+    path = sent(tmp_path, model_of("Llama", tokenizer), tokenizer, "hf", **options)
+    card = Path(path / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "\n# tiny # llama\n" in card and "| text | a \\| b &lt;script> |" in card
+    assert "| architecture | Llama (`LlamaForCausalLM`) |" in card

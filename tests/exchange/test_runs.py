@@ -1,0 +1,206 @@
+"""Runs and the command line: out of a run, into a run, and on from there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind import InputError, Run
+from smallmind.cli import main
+from tests.exchange.models import TEXT, model_of, tokenizer_of
+from tests.runs.small import FIELDS
+
+LLAMA = {
+    "norm": "rmsnorm",
+    "position": "rope",
+    "mlp": "swiglu",
+    "bias": False,
+    "qk_norm": True,
+    "n_kv_head": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A finished run, and its model in both formats."""
+    root = tmp_path_factory.mktemp("root")
+    run = Run.create(text=TEXT, out=root / "run", **{**FIELDS, **LLAMA, "tokenizer": "bpe"})
+    run.train()
+    run.export(root / "hf")
+    run.export(root / "model.gguf", "gguf")
+    (root / "text.txt").write_text(TEXT, encoding="utf-8")
+    return root
+
+
+def weights(path):
+    return smallmind.load(path, "numpy")[0].flat.data
+
+
+@pytest.mark.parametrize("source", ["hf", "model.gguf"])
+def test_an_imported_model_is_a_run_with_the_same_weights(root, tmp_path, source, capsys):
+    path = tmp_path / "imported"
+    assert main(["import", str(root / source), "--out", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "Qwen3" in printed and f"--init-from {path}" in printed.replace("\\\n", "")
+    np.testing.assert_array_equal(weights(path), weights(root / "run"))
+    run = Run.open(path)
+    assert repr(run) == f"<Run {path}: imported from {source}>" and run.is_finished
+    assert run.load(backend="numpy")[1].state() == run.directory.load_tokenizer().state()
+    assert 0 < run.evaluate(root / "text.txt").loss < 6
+
+
+def test_commands_take_models_of_other_programs_as_they_are(root, capsys):
+    printed = []
+    for path in (root / "run", root / "hf", root / "model.gguf"):
+        capsys.readouterr()
+        assert main(["generate", str(path), "--max-tokens", "9", "--prompt", "The"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert len(set(printed)) == 1
+    assert main(["evaluate", str(root / "hf"), str(root / "text.txt")]) == 0
+    assert "the Qwen3 in" in capsys.readouterr().out
+    assert main(["evaluate", str(root / "hf")]) == 2
+    assert "name one after it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["hf", "model.gguf", "imported"])
+def test_training_goes_on_from_it(root, tmp_path, source):
+    path = root / source
+    if source == "imported":
+        path = Run.import_model(root / "hf", tmp_path / "imported").path
+    fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
+    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    assert run.settings.model == Run.open(root / "run").settings.model
+    losses = [record.loss for record in run.train() if hasattr(record, "lr")]
+    assert losses[0] < 5.6
+    again = Run.create(text=TEXT, out=tmp_path / "ours", init_from=str(root / "run"), **fields)
+    assert [record.loss for record in again.train() if hasattr(record, "lr")] == losses
+    tuned = Run.open(tmp_path / "tuned")
+    tuned.export(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert f"| started from | {path.name} |" in card and "| length | 6 steps" in card
+    assert str(tmp_path) not in card
+
+
+def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
+    run = Run.import_model(root / "hf", tmp_path / "short", block_size=4)
+    assert run.settings.model.block_size == run.load(backend="numpy")[0].config.block_size == 4
+    fields = {name: x for name, x in FIELDS.items() if not name.startswith("n_")}
+    fields |= {"block_size": 6, "init_from": str(root / "hf")}
+    assert Run.create(text=TEXT, out=tmp_path / "a", **fields).settings.model.block_size == 6
+    fields["block_size"] = 16
+    with pytest.raises(InputError, match="block_size=16 contradicts"):
+        Run.create(text=TEXT, out=tmp_path / "b", **fields)
+    for size, reason in ((9, "must be at most 8"), (0, "at least 1"), (True, "must be a number")):
+        with pytest.raises(InputError, match=reason):
+            Run.import_model(root / "hf", tmp_path / "c", block_size=size)
+    tokenizer = tokenizer_of("char")
+    smallmind.export(model_of("GPT-2", tokenizer), tokenizer, tmp_path / "gpt2")
+    with pytest.raises(InputError, match="has learned its 64 positions"):
+        Run.import_model(tmp_path / "gpt2", tmp_path / "c", block_size=8)
+    assert not (tmp_path / "c").exists()
+
+
+def test_another_epsilon_is_a_warning_to_those_who_train(root, tmp_path):
+    path = Path(shutil.copytree(root / "hf", tmp_path / "model"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
+    with pytest.warns(UserWarning, match="add 1e-06 to a mean of squares, those here 1e-05"):
+        Run.import_model(path, tmp_path / "run")
+    fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
+    with pytest.warns(UserWarning, match=r"its weights are scaled by 3\.16"):
+        Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+
+
+def test_an_imported_run_has_no_text(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Run.import_model(root / "hf").path
+    assert path.parent.name == "runs" and path.name.endswith("-hf")
+    for words in (["evaluate", path], ["train", "--resume", path], ["verify", path]):
+        assert main(list(map(str, words))) == 2
+        error = capsys.readouterr().err
+        assert (
+            "was imported and has no text of its own: name one" in error and "\n" not in error[:-1]
+        )
+    assert main(["train", "--resume", "auto"]) == 2
+    assert "holds no unfinished run" in capsys.readouterr().err
+    with pytest.raises(InputError, match="was imported and has no text"):
+        Run.open(path).train()
+
+
+def test_an_imported_run_goes_out_again(root, tmp_path):
+    run = Run.import_model(root / "hf", tmp_path / "imported")
+    run.export(tmp_path / "again.gguf", "gguf")
+    np.testing.assert_array_equal(weights(tmp_path / "again.gguf"), weights(root / "run"))
+    run.export(tmp_path / "again")
+    assert "| imported from | hf |" in (tmp_path / "again" / "README.md").read_text("utf-8")
+
+
+def test_a_model_goes_from_one_format_to_the_other(root, tmp_path, capsys):
+    words = ["export", str(root / "hf"), "--to", "gguf", str(tmp_path / "model.gguf")]
+    assert main([*words, "--type", "f16"]) == 0
+    assert "as Qwen3 to" in " ".join(capsys.readouterr().out.split())
+    wanted = weights(root / "run").astype(np.float16)
+    found = smallmind.load(tmp_path / "model.gguf", "numpy")[0]
+    matrix = found.parameters["blocks.0.mlp.expansion.weight"]
+    assert np.isin(matrix.ravel(), wanted.astype(np.float32)).all()
+
+
+def test_a_checkpoint_can_be_exported(root, tmp_path, capsys):
+    words = ["export", str(root / "run"), "--to", "hf", str(tmp_path / "three")]
+    assert main([*words, "--checkpoint", "3"]) == 0
+    assert "the checkpoint, step 3, of" in " ".join(capsys.readouterr().out.split())
+    wanted = smallmind.load(root / "run", "numpy", checkpoint=3)[0].flat.data
+    np.testing.assert_array_equal(weights(tmp_path / "three"), wanted)
+    found = json.loads((tmp_path / "three" / "config.json").read_text())
+    assert found["eos_token_id"] == smallmind.load(root / "run")[1].special["<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--to", "onnx", "x"], "format 'onnx' must be one of hf, gguf"),
+        (["--to", "hf", "{root}/run"], "is not empty; choose another directory"),
+        (["--to", "gguf", "x.bin"], "x.bin must end in .gguf"),
+        (["--to", "hf", "x", "--type", "q8_0"], "must be one of f32, f16, bf16"),
+        (["--to", "hf", "x", "--checkpoint", "7"], "has no checkpoint 7"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_at_once(
+    root, capsys, monkeypatch, tmp_path, words, reason
+):
+    monkeypatch.chdir(tmp_path)
+    words = [word.format(root=root) for word in words]
+    assert main(["export", str(root / "run"), *words]) == 2
+    assert reason in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_no_published_architecture_hears_the_flag(tmp_path, capsys):
+    fields = {**FIELDS, **LLAMA, "x0_scalars": True}
+    Run.create(text=TEXT, out=tmp_path / "run", **fields).train()
+    assert main(["export", str(tmp_path / "run"), "--to", "hf", str(tmp_path / "x")]) == 2
+    error = capsys.readouterr().err
+    assert "no published architecture has x0_scalars=True" in error
+    assert error.endswith("train with --no-x0-scalars\n") and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("missing", "missing does not exist; give a directory of transformers or a GGUF file"),
+        ("text.txt", "is neither a directory of transformers"),
+        ("run", "is neither a directory of transformers"),
+    ],
+)
+def test_what_is_no_model_of_others_is_refused(root, tmp_path, capsys, source, reason):
+    assert main(["import", str(root / source), "--out", str(tmp_path / "x")]) == 2
+    assert reason in capsys.readouterr().err and not (tmp_path / "x").exists()
+
+
+def test_a_directory_in_use_is_not_imported_to(root, tmp_path):
+    with pytest.raises(InputError, match="already holds a run"):
+        Run.import_model(root / "hf", root / "run")
+    assert Run.open(root / "run").is_finished

@@ -1,0 +1,200 @@
+"""Against transformers itself, where it is installed: its models here, and ours there."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+import smallmind
+from smallmind.exchange.number_types import quantise
+from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+PROMPT = TEXT[:40]
+pytestmark = pytest.mark.interop
+KINDS = "char", "byte", "bpe"
+# Sizes that divide nothing, and fewer tokens than rows.
+SIZES = {"hidden_size": 36, "intermediate_size": 91, "num_hidden_layers": 3}
+LLAMA = {
+    **SIZES,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 53,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 7000.0},
+}
+GPT2 = {"n_embd": 30, "n_inner": 77, "n_layer": 3, "n_head": 5, "n_positions": 37}
+GPT2_RATES = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+THEIRS = {
+    "GPT-2": ("GPT2", {**GPT2, **GPT2_RATES}, "layer_norm_epsilon"),
+    "Llama": ("Llama", LLAMA, "rms_norm_eps"),
+    "Llama with biases": (
+        "Llama",
+        {**LLAMA, "attention_bias": True, "mlp_bias": True},
+        "rms_norm_eps",
+    ),
+    "Qwen3": ("Qwen3", {**LLAMA, "head_dim": 6}, "rms_norm_eps"),
+    "Arcee": ("Arcee", LLAMA, "rms_norm_eps"),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def messages():
+    """What transformers logs as a warning or worse."""
+    found = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model.eval()(torch.tensor(ids.astype(np.int64))).logits.float().numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_runs_our_models(tmp_path, messages, name, tied, kind):
+    tokenizer = tokenizer_of(kind)
+    model = model_of(name, tokenizer, tied, block_size=256)
+    smallmind.export(model, tokenizer, tmp_path / "model")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = ids_for(model)[:, :64]
+    np.testing.assert_allclose(logits_of(theirs, ids), model.forward(ids), rtol=0, atol=1e-4)
+    encoded = their_tokenizer(PROMPT).input_ids
+    assert encoded == tokenizer.encode(PROMPT).tolist()
+    assert their_tokenizer.eos_token_id == theirs.config.eos_token_id
+    theirs.generation_config.eos_token_id = None  # generate here never stops
+    tokens = theirs.generate(torch.tensor([encoded]), max_new_tokens=200, do_sample=False)[0]
+    assert len(tokens) == len(encoded) + 200
+    ours = smallmind.generate(model, tokenizer, PROMPT, max_tokens=200, temperature=0)
+    assert their_tokenizer.decode(tokens) == ours
+    assert messages == []
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+def test_transformers_reads_16_bit_weights(tmp_path, type):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Llama", tokenizer)
+    smallmind.export(model, tokenizer, tmp_path / "model", type=type)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert theirs.dtype == {"f16": torch.float16, "bf16": torch.bfloat16}[type]
+    found, _ = smallmind.load(tmp_path / "model", "numpy")
+    ids = ids_for(model)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", dtype=torch.float32
+    )
+    np.testing.assert_allclose(logits_of(theirs, ids), found.forward(ids), rtol=0, atol=1e-4)
+
+
+def their_model(name, tied=True, epsilon=1e-5, rows=0):
+    """A model that transformers made, with weights that make each of its parts matter."""
+    kind, fields, key = THEIRS[name]
+    config = getattr(transformers, f"{kind}Config")(
+        **fields,
+        **{key: epsilon},
+        vocab_size=tokenizer_of("bpe").vocab_size + rows,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    heads = {"GPT2": "GPT2LMHeadModel"}
+    model = getattr(transformers, heads.get(kind, f"{kind}ForCausalLM"))(config).eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def saved(tmp_path, model, **options):
+    model.save_pretrained(tmp_path / "theirs", **options)
+    tokenizer_of("bpe").save(tmp_path / "theirs" / "tokenizer.json")
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", THEIRS)
+def test_models_of_transformers_run_here(tmp_path, name, tied, epsilon, dtype):
+    model = their_model(name, tied, epsilon, rows=7).to(getattr(torch, dtype))
+    shards = {"max_shard_size": "30KB"} if dtype == "bfloat16" else {}
+    path = saved(tmp_path, model, **shards)
+    assert (len(list(path.glob("*.safetensors"))) > 1) == (dtype == "bfloat16")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    ours, _ = smallmind.load(path, "numpy")
+    ids = ids_for(ours)[:, :37]
+    np.testing.assert_allclose(ours.forward(ids), logits_of(model, ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", THEIRS)
+def test_fine_tuning_follows_torch(tmp_path, name, tied):
+    model = their_model(name, tied)
+    ours, _ = smallmind.load(saved(tmp_path, model), "numpy")
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    their_optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), eps=1e-8)
+    optimizer = smallmind.AdamW(ours, learning_rate=1e-3, weight_decay=0.1)
+    tokens = tokenizer_of("bpe").encode(TEXT)
+    random = np.random.default_rng(3)
+    losses, their_losses = [], []
+    for _ in range(20):
+        starts = random.integers(0, len(tokens) - 33, 4)
+        ids = np.stack([tokens[start : start + 32] for start in starts])
+        targets = np.stack([tokens[start + 1 : start + 33] for start in starts])
+        losses.append(ours.loss_and_gradients(ids, targets))
+        optimizer.step(max_grad_norm=1.0)
+        logits = model(torch.tensor(ids.astype(np.int64))).logits
+        wanted = torch.tensor(targets.astype(np.int64).reshape(-1))
+        loss = torch.nn.functional.cross_entropy(logits.reshape(len(wanted), -1), wanted)
+        their_losses.append(loss.item())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        their_optimizer.step()
+        their_optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 0.1
+    np.testing.assert_allclose(losses, their_losses, rtol=0, atol=1e-3)
+
+
+def test_a_model_goes_there_and_back_and_there(tmp_path):
+    """What transformers has saved again is read again, with the same logits."""
+    tokenizer = tokenizer_of("bpe")
+    model = model_of("Qwen3", tokenizer)
+    smallmind.export(model, tokenizer, tmp_path / "ours")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "ours").save_pretrained(
+        tmp_path / "theirs"
+    )
+    found, same = smallmind.load(tmp_path / "theirs", "numpy")
+    ids = ids_for(model)
+    np.testing.assert_array_equal(found.forward(ids), model.forward(ids))
+    assert same.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    again = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert again["model_type"] == "qwen3"
+
+
+def test_blocks_of_8_bits_are_those_of_the_gguf_package():
+    gguf = pytest.importorskip("gguf")
+    random = np.random.default_rng(4)
+    values = (random.normal(0, 1, (50, 64)) * 10.0 ** random.integers(-4, 4, (50, 1))).astype("f4")
+    values[3] = 0
+    theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    np.testing.assert_array_equal(quantise(values).reshape(theirs.shape), theirs)
