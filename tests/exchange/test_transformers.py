@@ -77,11 +77,10 @@ def test_transformers_runs_our_models(tmp_path, messages, name, tied, kind):
     encoded = their_tokenizer(PROMPT).input_ids
     assert encoded == tokenizer.encode(PROMPT).tolist()
     assert their_tokenizer.eos_token_id == theirs.config.eos_token_id
-    theirs.generation_config.eos_token_id = None  # generate here never stops
     tokens = theirs.generate(torch.tensor([encoded]), max_new_tokens=200, do_sample=False)[0]
-    assert len(tokens) == len(encoded) + 200
+    assert len(tokens) == len(encoded) + 200 or int(tokens[-1]) == tokenizer.end_of_text
     ours = smallmind.generate(model, tokenizer, PROMPT, max_tokens=200, temperature=0)
-    assert their_tokenizer.decode(tokens) == ours
+    assert their_tokenizer.decode(tokens, skip_special_tokens=True) == ours
     assert messages == []
 
 
