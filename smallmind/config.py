@@ -43,6 +43,7 @@ def segment_length(strategy: str, n_layer: int, interval: int) -> int:
 
 
 MAX_LAYERS = 1024
+SHARD_TOKENS = 100_000_000  # in a file: 200 MB, or 400 MB if the vocabulary is large
 MAX_BATCH = 2**16
 SCHEDULES = tuple(parts.SCHEDULES)
 

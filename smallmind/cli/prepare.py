@@ -7,7 +7,7 @@ from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, format_bytes
 from smallmind.cli.flags import add_config_flags, add_text
-from smallmind.config import RunConfig
+from smallmind.config import SHARD_TOKENS, RunConfig
 
 SETTINGS = (
     "text_field",
@@ -17,7 +17,6 @@ SETTINGS = (
     "bpe_vocab_size",
     "bpe_split",
 )
-SHARD_TOKENS = 100_000_000  # 200 MB, or 400 MB with more than 65,536 tokens in the vocabulary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

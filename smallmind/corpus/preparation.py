@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from smallmind import activity, durable, parts, safetensors
 from smallmind.checks import InputError, check_type
+from smallmind.config import SHARD_TOKENS
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
 from smallmind.corpus.shard_parts import described, remove_leftovers, written
-from smallmind.corpus.shard_writer import SHARD_TOKENS, ShardWriter, check_shard_tokens
+from smallmind.corpus.shard_writer import ShardWriter, check_shard_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
 from smallmind.lock import RunLock

@@ -18,6 +18,7 @@ import numpy as np
 
 from smallmind import durable, safetensors
 from smallmind.checks import InputError, check_type
+from smallmind.config import SHARD_TOKENS
 from smallmind.corpus.shard_index import (
     INDEX,
     PARTS,
@@ -31,7 +32,6 @@ from smallmind.corpus.shard_parts import PartWriter, described, remove_leftovers
 from smallmind.lock import RunLock
 from smallmind.text.ids import check_ids
 
-SHARD_TOKENS = 100_000_000  # 200 MB of uint16
 MAX_SHARD_TOKENS = 2**31 - 1  # the header has 32 bits for it
 MAX_VOCAB_SIZE = 2**31  # ids are int32 in memory
 
