@@ -127,11 +127,18 @@ def find_tokens(
 
 
 def _token_files(path: Path) -> list[Path]:
-    """A file of tokens, or those for training and evaluation in a directory."""
+    """A file of tokens, or those for training and evaluation in a directory.
+
+    It needs both, or a tokenizer.json: one with some file of such a name may well hold texts.
+    """
     if os.path.isdir(path):
         named = sorted(path.glob(f"*{SUFFIX}"))
-        names = TRAINING_NAME, HELD_OUT_NAME
-        return [file for file in named if any(name.search(file.stem) for name in names)]
+        training, held_out = (
+            [file for file in named if name.search(file.stem)]
+            for name in (TRAINING_NAME, HELD_OUT_NAME)
+        )
+        is_certain = held_out or os.path.isfile(path / TOKENIZER)
+        return sorted({*training, *held_out}) if training and is_certain else []
     if path.suffix != SUFFIX:
         return []
     is_pattern = any(mark in path.name for mark in WILDCARDS) and not os.path.lexists(path)

@@ -12,7 +12,7 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.shard_writer import ShardWriter
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
-from smallmind.runs.source import approximate_characters, is_large
+from smallmind.runs.source import approximate_characters, is_large, read_source
 from tests.corpus.files import LLAMA3, header, llm_c, plain
 from tests.corpus.reading import written
 from tests.faults.disk import Quick
@@ -290,3 +290,11 @@ def test_files_are_read_only_where_they_are_asked(tmp_path, monkeypatch):
     monkeypatch.setattr("smallmind.corpus.token_files.TokenFile.read", None)
     found = find_tokens([directory], None)
     assert isinstance(found, TokensOnDisk) and Path(found.place) == directory
+
+
+def test_a_folder_of_texts_may_have_a_file_that_is_named_like_tokens(tmp_path):
+    (tmp_path / "train.bin").write_bytes(bytes(100))
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\n" * 20, encoding="utf-8")
+    assert find_tokens([tmp_path], None) is None
+    read = read_source(tmp_path)
+    assert read.text.startswith("the cat") and len(read.report.skipped) == 1
