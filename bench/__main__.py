@@ -179,6 +179,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     corpus.add_argument("--steps", type=_count, default=50, metavar="N", help="in a turn (50)")
     corpus.add_argument("--rounds", type=_count, default=15, metavar="N", help="turns each (15)")
 
+    generate = commands.add_parser("generate", help="measure tokens per second")
+    generate.add_argument("--rounds", type=_count, default=3, metavar="N", help="turns each (3)")
+
     faults = commands.add_parser("faults", help="count the faults that runs survive")
     faults.add_argument(
         "--kills",
@@ -240,7 +243,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--peers", action="store_true", help="nanoGPT's recipe in PyTorch beside them; needs TEXT"
     )
 
-    for command in (kernels, step, start, tokenizer, memory, prefetch, corpus, faults, recipe):
+    for command in (
+        kernels,
+        step,
+        start,
+        tokenizer,
+        memory,
+        prefetch,
+        corpus,
+        generate,
+        faults,
+        recipe,
+    ):
         command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
         command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
@@ -298,6 +312,7 @@ def main() -> None:
             sys.exit("--peers needs PyTorch: python -m pip install torch")
     from bench import (
         corpus,
+        generate,
         kernels,
         machine,
         memory,
@@ -336,6 +351,7 @@ def main() -> None:
         "memory": memory.run,
         "prefetch": prefetch.run,
         "corpus": corpus.run,
+        "generate": generate.run,
         "recipe": recipe.run,
     }
     if options.command == "faults":

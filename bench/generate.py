@@ -1,0 +1,168 @@
+"""python -m bench generate: tokens per second, beside transformers and llama.cpp if installed.
+
+Random weights. Ours decodes in this process; each peer in one of its own, from an export of the
+same model, all in turn. A token reads every weight once: the share of the memory's bandwidth is
+that of a copy that moves as many bytes.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from bench.ceilings import Copy
+from smallmind import KeyValueCache, Tokenizer, TransformerModel, export
+from smallmind.kernels.codegen.threads import threads
+from smallmind.presets import ARCHITECTURES
+
+SHAPES = {"4 x 128": (256, 128, 4, 4), "6 x 384": (1024, 384, 6, 6), "8 x 768": (1024, 768, 8, 12)}
+PROMPT, TOKENS = 100, 100
+PRECISIONS = ("float32", "bfloat16")
+# Measured from after the prompt, so that only single tokens count. Greedy: the peers then choose
+# the next token in one pass over the logits, as ours does.
+TRANSFORMERS = """
+import json, sys, time, torch, transformers
+path, threads, prompt, count = sys.argv[1], *map(int, sys.argv[2:])
+torch.set_num_threads(threads)
+model = transformers.AutoModelForCausalLM.from_pretrained(path)
+with torch.no_grad():
+    out = model(torch.zeros((1, prompt), dtype=torch.long), use_cache=True)
+    seconds = []
+    for _ in range(count):
+        start = time.perf_counter()
+        out = model(
+            out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, use_cache=True
+        )
+        seconds.append(time.perf_counter() - start)
+print(json.dumps(sorted(seconds)[count // 2]))
+"""
+LLAMA_CPP = """
+import json, sys, urllib.request, xllamacpp
+path, threads, prompt, count = sys.argv[1], *map(int, sys.argv[2:])
+settings = xllamacpp.CommonParams()
+settings.model.path, settings.n_parallel, settings.warmup = path, 1, True
+settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
+server = xllamacpp.Server(settings)
+body = {"prompt": [0] * prompt, "n_predict": count, "temperature": 0, "ignore_eos": True}
+request = urllib.request.Request(
+    f"{server.listening_address}/completion",
+    json.dumps(body).encode(),
+    {"Content-Type": "application/json"},
+)
+with urllib.request.urlopen(request, timeout=120) as answer:
+    print(json.dumps(json.load(answer)["timings"]["predicted_per_token_ms"] / 1000))
+"""
+PEERS = {"transformers": (TRANSFORMERS, "hf"), "xllamacpp": (LLAMA_CPP, "gguf")}
+
+
+def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+    """Each shape, in turn with its peers -> records. Units: seconds per token of each sequence."""
+    print("  ".join(f"{name} {value}" for name, value in machine.items()))
+    peers = [name for name in PEERS if find_spec(name)]
+    records = []
+    for name, (T, C, layers, heads) in SHAPES.items():
+        tokenizer = Tokenizer(kind="byte")
+        shape = {"block_size": T, "n_embd": C, "n_layer": layers, "n_head": heads}
+        model = TransformerModel(256, **shape, **ARCHITECTURES["llama"])
+        with tempfile.TemporaryDirectory() as folder:
+            paths = {}
+            for peer in peers:
+                paths[peer] = Path(folder) / f"{peer}.gguf"
+                export(model, tokenizer, paths[peer], PEERS[peer][1])
+            cases = [(precision, batch) for precision in PRECISIONS for batch in (1, 16)]
+            times: dict[Any, list[float]] = {case: [] for case in [*cases, *peers]}
+            for _ in range(options.rounds):
+                for precision, batch in cases:
+                    times[precision, batch].append(_seconds(model, precision, batch))
+                for peer in peers:
+                    program = PEERS[peer][0]
+                    times[peer].append(_of_peer(program, paths[peer], threads()))
+        records.append(
+            {
+                "shape": name,
+                "bytes": 4 * model.flat.count,
+                "copy": _copy_seconds(4 * model.flat.count),
+                "prompt": _prompt_share(model),
+                **{_label(case): statistics.median(each) for case, each in times.items()},
+            }
+        )
+    _show(records, peers)
+    return records
+
+
+def _label(case: Any) -> str:
+    return case if isinstance(case, str) else f"{case[0]}, batch {case[1]}"
+
+
+def _seconds(model: TransformerModel, precision: str, batch: int) -> float:
+    """Of a token, for each of `batch` sequences at once."""
+    model.use_precision(precision)
+    cache, ids = KeyValueCache(model, batch), np.zeros((batch, 1), np.int32)
+    model.decode(np.zeros((batch, PROMPT), np.int32), cache)
+    seconds = []
+    for _ in range(TOKENS):
+        start = time.perf_counter()
+        model.decode(ids, cache)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def _of_peer(program: str, path: Path, count: int) -> float:
+    command = [sys.executable, "-c", program, str(path), str(count), str(PROMPT), str(TOKENS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(count)}
+    output = subprocess.run(
+        command,
+        check=True,
+        text=True,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ).stdout
+    return float(json.loads(output.splitlines()[-1]))
+
+
+def _copy_seconds(nbytes: int) -> float:
+    copy, seconds = Copy(nbytes), []
+    for _ in range(9):
+        start = time.perf_counter()
+        copy()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * nbytes / copy.nbytes
+
+
+def _prompt_share(model: TransformerModel) -> float:
+    """The speed of a prompt, as a share of that of a forward pass over as many tokens."""
+    model.use_precision("float32")
+    ids = np.zeros((1, min(1000, model.config.block_size)), np.int32)
+    seconds: dict[str, list[float]] = {"prompt": [], "pass": []}
+    for _ in range(5):
+        start = time.perf_counter()
+        model.decode(ids, KeyValueCache(model))
+        middle = time.perf_counter()
+        model.losses(ids, ids)
+        seconds["prompt"].append(middle - start)
+        seconds["pass"].append(time.perf_counter() - middle)
+    return statistics.median(seconds["pass"]) / statistics.median(seconds["prompt"])
+
+
+def _show(records: list[dict[str, Any]], peers: list[str]) -> None:
+    rows = []
+    for record in records:
+        one = record["float32, batch 1"]
+        row = [record["shape"], f"{1 / one:,.0f}", f"{record['copy'] / one:.0%}"]
+        row += [f"{one / record['bfloat16, batch 1']:.2f}"]
+        row += [f"{16 * one / record[f'{precision}, batch 16']:.1f}" for precision in PRECISIONS]
+        row += [f"{record['prompt']:.0%}"]
+        rows.append(row + [f"{record[peer] / one:.2f}" for peer in peers])
+    heads = ["llama", "tokens/s", "of copy", "bfloat16", "batch 16", "in bfloat16", "prompt"]
+    print(tabulate(rows, [*heads, *(f"x {peer}" for peer in peers)]))
