@@ -34,7 +34,7 @@ FLAGS = {  # that are not named after their fields
     "bpe_split": "--split",
 }
 METAVARS = {
-    "init_from": "RUN",
+    "init_from": "RUN_OR_MODEL",
     "teacher": "RUN_OR_MODEL",
     "teacher_cache": "FILE",
     "tokenizer": "KIND",

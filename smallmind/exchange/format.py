@@ -31,7 +31,6 @@ class Foreign:
     """A model of another program on disk, of which only the description is read so far."""
 
     config: ModelConfig
-    architecture: str  # its name
     name: str  # such as "the Llama in models/tiny"
     epsilon: float  # of its norms
 
@@ -66,7 +65,6 @@ class Format:
     """A format of other programs. Each subclass is one, listed in `parts.FORMATS`."""
 
     types: ClassVar[tuple[str, ...]]  # that weights can be stored as, the default first
-    place: ClassVar[str]  # "DIR" or "FILE.gguf"
 
     def check_place(self, path: Path) -> None:
         """InputError if `write` would not write there."""

@@ -34,7 +34,6 @@ class GGUF(Format):
     """A file of llama.cpp and what is built on it."""
 
     types = tuple(NUMBER_TYPES)
-    place = "FILE.gguf"
 
     def check_place(self, path: Path) -> None:
         if path.suffix != SUFFIX:
@@ -86,8 +85,7 @@ class ForeignFile(Foreign):
             self.config, self.epsilon = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        self.architecture = self._described.name
-        self.name = f"the {self.architecture} in {path}"
+        self.name = f"the {self._described.name} in {path}"
 
     def _config(self) -> tuple[ModelConfig, float]:
         settings, prefix = self._described.metadata, f"{self._described.gguf}."

@@ -32,6 +32,7 @@ def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
+    """Byte-level BPE. llama.cpp never joins accents: `normalizer` has no place."""
     special = {token: content for content, token in tokenizer.special.items()}
     names = [special.get(i) or as_characters(v) for i, v in enumerate(tokenizer.vocabulary)]
     unused = {i for i, name in enumerate(names) if not name or name == f"[PAD{i}]"}

@@ -52,12 +52,11 @@ class HuggingFace(Format):
     """A directory that `from_pretrained` of transformers reads."""
 
     types = tuple(DTYPES)
-    place = "DIR"
 
     def check_place(self, path: Path) -> None:
         with suppress(OSError):
             if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-                raise InputError(f"{path} is not empty; choose another directory, or remove it")
+                raise InputError(f"{path} is not an empty directory; choose another, or remove it")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         architecture = architecture_of(exported.model.config)
@@ -124,8 +123,7 @@ class ForeignDirectory(Foreign):
             raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
         except ValueError as error:  # InputError is one
             raise InputError(f"{path / CONFIG}: {error}") from None
-        self.architecture = self._described.name
-        self.name = f"the {self.architecture} in {path}"
+        self.name = f"the {self._described.name} in {path}"
 
     def tokenizer(self) -> Tokenizer:
         file = self.path / TOKENIZER
@@ -239,7 +237,8 @@ class _Stored:
         values = self._tensor.read()
         if values.dtype == safetensors.BFLOAT16:
             return to_float32(values.view(BFLOAT16))
-        return values.astype(np.float32)
+        with np.errstate(over="ignore"):  # of float64: infinite weights are refused
+            return values.astype(np.float32)
 
 
 def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:

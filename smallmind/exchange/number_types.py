@@ -1,27 +1,39 @@
 """How files store weights: as float32, in 16 bits, or in blocks of 8-bit integers."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
+from smallmind.checks import InputError
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 
+MAX_FLOAT16 = 65504.0
 BLOCK = 32  # consecutive values of a row that share a scale, in q8_0
 
 
 class NumberType(NamedTuple):
-    """A way to store numbers: `block` of them take `nbytes`."""
+    """A way to store numbers up to `most`: `block` of them take `nbytes`."""
 
     name: str
     block: int
     nbytes: int
+    most: float
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether the rows of a tensor are whole blocks."""
         return bool(shape) and shape[-1] % self.block == 0
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """values float32 of any shape that fits -> what is stored of them."""
+        """values float32 of any shape that fits -> what is stored of them.
+
+        InputError if one is too large for that.
+        """
+        if np.abs(values).max(initial=0) > self.most:
+            raise InputError(
+                f"a weight is {np.abs(values).max():g}, too large for {self.name}; choose bf16 or "
+                "f32"
+            )
         if self.name == "q8_0":
             return quantise(values)
         dtype = {"f16": FLOAT16, "bf16": BFLOAT16}.get(self.name, np.float32)
@@ -38,10 +50,10 @@ class NumberType(NamedTuple):
 NUMBER_TYPES = {
     kind.name: kind
     for kind in (
-        NumberType("f32", 1, 4),
-        NumberType("f16", 1, 2),
-        NumberType("bf16", 1, 2),
-        NumberType("q8_0", BLOCK, 2 + BLOCK),
+        NumberType("f32", 1, 4, math.inf),
+        NumberType("f16", 1, 2, MAX_FLOAT16),
+        NumberType("bf16", 1, 2, math.inf),
+        NumberType("q8_0", BLOCK, 2 + BLOCK, 127 * MAX_FLOAT16),  # the scale is float16
     )
 }
 

@@ -149,14 +149,16 @@ def _rescale(config: ModelConfig, parameters: dict[str, np.ndarray], factor: flo
     reads is multiplied by s: the residual stream, which means all that adds to it, and before
     their norms queries and keys.
     """
-    for name, values in parameters.items():
-        layer = name.rpartition(".")[0]
-        if layer.endswith(("embedding", "projection")):
-            values *= factor
-        elif layer.endswith("qkv") and config.qk_norm:
-            values[..., : (config.n_head + config.kv_heads) * config.head_size] *= factor
-        elif layer == "final_norm" and config.tie_weights:
-            values /= factor  # the output matrix is the embedding
+    queries_and_keys = (config.n_head + config.kv_heads) * config.head_size
+    with np.errstate(over="ignore"):  # infinite weights are refused
+        for name, values in parameters.items():
+            layer = name.rpartition(".")[0]
+            if layer.endswith(("embedding", "projection")):
+                values *= factor
+            elif layer.endswith("qkv") and config.qk_norm:
+                values[..., :queries_and_keys] *= factor
+            elif layer == "final_norm" and config.tie_weights:
+                values /= factor  # the output matrix is the embedding
 
 
 def _shape(shape: tuple[int, ...]) -> str:

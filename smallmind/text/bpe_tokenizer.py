@@ -1,13 +1,14 @@
 """Tokens of several bytes, learned from a text: byte-pair encoding."""
 
 import codecs
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, shown_value
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
@@ -28,7 +29,8 @@ class BPETokenizer(Tokenizer):
     token.
 
     `vocabulary` are the bytes of each token, `merges` (M, 2) the pairs of tokens in the order in
-    which they are merged, `special` the numbers of tokens that are never split.
+    which they are merged, `special` the numbers of tokens that are never split. `normalizer` is
+    "NFC" if letters and their accents are joined first, as in some tokenizers of others, or None.
     """
 
     kind = "bpe"
@@ -39,6 +41,7 @@ class BPETokenizer(Tokenizer):
     vocabulary: list[bytes]
     merges: np.ndarray
     special: dict[str, int]
+    normalizer: str | None = None
 
     def __init__(
         self,
@@ -118,6 +121,9 @@ class BPETokenizer(Tokenizer):
     def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
         from smallmind.text.bpe import encode_chunks
 
+        if self.normalizer:
+            # Chunks begin with a space or a sign, which nothing before them joins.
+            chunks = (unicodedata.normalize("NFC", chunk) for chunk in chunks)
         return encode_chunks(chunks, self._pattern, self._table, self.special)
 
     def spelled(self, ids: np.ndarray) -> Spelled:
@@ -139,7 +145,10 @@ class BPETokenizer(Tokenizer):
         ordinary = [b"" if i in special else token for i, token in enumerate(self.vocabulary)]
         in_order = _in_order(self.merges) if _is_in_order(self.merges) else []
         is_in_order = ordinary[: len(in_order)] == in_order and not any(ordinary[len(in_order) :])
+        # Only where there is one: the tokens of a run are compared with those of its text.
+        normalizer = {"normalizer": self.normalizer} if self.normalizer else {}
         return {
+            **normalizer,
             "kind": self.kind,
             "split": self.split,
             "merges": self.merges.ravel().tolist(),
@@ -160,7 +169,11 @@ class BPETokenizer(Tokenizer):
             vocabulary = _in_order(merges)
         else:
             raise ValueError("its merges are of tokens that do not exist")
-        return cls._of(state["split"], vocabulary, merges, dict(special))
+        made = cls._of(state["split"], vocabulary, merges, dict(special))
+        if (normalizer := state.get("normalizer")) not in (None, "NFC"):
+            raise ValueError(f"its normalizer is {shown_value(normalizer)}")
+        made.normalizer = normalizer
+        return made
 
     def as_json(self) -> dict[str, Any]:
         special = {token: content for content, token in self.special.items()}
@@ -171,6 +184,7 @@ class BPETokenizer(Tokenizer):
             tokenizer_json.byte_level(self.split),
             {**tokenizer_json.BYTE_LEVEL, "use_regex": True},
             self.special,
+            self.normalizer,
         )
 
     @classmethod
@@ -193,7 +207,9 @@ class BPETokenizer(Tokenizer):
         split = tokenizer_json.split_of(data["pre_tokenizer"])
         if split is None:
             raise InputError("it does not split texts into words")
-        return cls._of(split, vocabulary, np.array(merges, np.int64).reshape(-1, 2), special)
+        made = cls._of(split, vocabulary, np.array(merges, np.int64).reshape(-1, 2), special)
+        made.normalizer = tokenizer_json.normalizer_of(data)
+        return made
 
     @classmethod
     def _of(

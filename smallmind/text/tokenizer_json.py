@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 from smallmind import durable
-from smallmind.checks import InputError
+from smallmind.checks import InputError, shown_value
 
 MAX_BYTES = 100_000_000
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -38,12 +38,28 @@ def kind_of(data: dict[str, Any]) -> str:
     for setting in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(setting):
             raise InputError(f"its model has {setting}={model[setting]!r}, which is not known here")
-    if model.get("ignore_merges") or model.get("byte_fallback") or data.get("normalizer"):
-        raise InputError("it has a normalizer, ignore_merges or byte_fallback: not known here")
+    if model.get("ignore_merges") or model.get("byte_fallback"):
+        raise InputError("its model has ignore_merges or byte_fallback, which are not known here")
+    if normalizer_of(data):
+        return "bpe"
     if data.get("pre_tokenizer") is None and not model["merges"]:
         return "char"
     is_bytes = not model["merges"] and not data.get("added_tokens") and len(model["vocab"]) == 256
     return "byte" if is_bytes and split_of(data["pre_tokenizer"]) is None else "bpe"
+
+
+def normalizer_of(data: dict[str, Any]) -> str | None:
+    """What is done to a text first: "NFC", which joins letters and their accents, or nothing.
+
+    InputError if it is something else.
+    """
+    normalizer = data.get("normalizer")
+    if normalizer is None:
+        return None
+    if normalizer != {"type": "NFC"}:
+        kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
+        raise InputError(f"its normalizer is {shown_value(kind)}; only NFC is known here")
+    return "NFC"
 
 
 def contents(
@@ -52,6 +68,7 @@ def contents(
     pre_tokenizer: dict[str, Any] | None,
     decoder: dict[str, Any],
     special: dict[str, int] | None = None,
+    normalizer: str | None = None,
 ) -> dict[str, Any]:
     """What a tokenizer.json holds; the arguments are what kinds differ in."""
     added = {
@@ -69,7 +86,7 @@ def contents(
             {"id": token, "content": content, **added}
             for content, token in sorted((special or {}).items(), key=lambda item: item[1])
         ],
-        "normalizer": None,
+        "normalizer": {"type": normalizer} if normalizer else None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,

@@ -220,7 +220,6 @@ def test_a_tensor_in_two_shards_is_refused(model):
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_tensors_of_another_model_are_refused(model, change, reason):
     tensors, _ = safetensors.read(model / "model.safetensors")
     change(tensors)

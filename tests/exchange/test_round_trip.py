@@ -80,6 +80,16 @@ def test_blocks_of_8_bits_are_within_half_a_step(tmp_path):
             assert 0 < np.abs(found.parameters[name] - values).max() <= 0.51 * steps
 
 
+@pytest.mark.parametrize(("to", "type"), [("hf", "f16"), ("gguf", "f16"), ("gguf", "q8_0")])
+def test_a_weight_that_is_too_large_is_refused(tmp_path, to, type):
+    tokenizer = tokenizer_of("char")
+    model = model_of("Llama", tokenizer, n_embd=64)
+    model.parameters["token_embedding.weight"][3, 5] = -1e7
+    with pytest.raises(InputError, match=r"a weight is 1e\+07, too large for"):
+        sent(tmp_path, model, tokenizer, to, type=type)
+    assert not list(tmp_path.iterdir())
+
+
 def test_rows_too_short_for_blocks_have_16_bits(tmp_path):
     tokenizer = tokenizer_of("char")
     model = model_of("Llama", tokenizer)
@@ -219,7 +229,7 @@ def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
     model = model_of("Llama", tokenizer)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine").write_text("mine")
-    with pytest.raises(InputError, match="is not empty"):
+    with pytest.raises(InputError, match="is not an empty directory"):
         sent(tmp_path, model, tokenizer, "hf")
     (tmp_path / "model.gguf").write_text("mine")
     smallmind.export(model, tokenizer, tmp_path / "other.gguf", "gguf")

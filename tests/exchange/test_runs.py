@@ -162,7 +162,7 @@ def test_a_checkpoint_can_be_exported(root, tmp_path, capsys):
     ("words", "reason"),
     [
         (["--to", "onnx", "x"], "format 'onnx' must be one of hf, gguf"),
-        (["--to", "hf", "{root}/run"], "is not empty; choose another directory"),
+        (["--to", "hf", "{root}/run"], "is not an empty directory; choose another"),
         (["--to", "gguf", "x.bin"], "x.bin must end in .gguf"),
         (["--to", "hf", "x", "--type", "q8_0"], "must be one of f32, f16, bf16"),
         (["--to", "hf", "x", "--checkpoint", "7"], "has no checkpoint 7"),

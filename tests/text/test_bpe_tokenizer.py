@@ -1,6 +1,7 @@
 """Tokens learned from a text: in agreement with other programs, on any text, at any chunk size."""
 
 import json
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -86,6 +87,24 @@ def _loaded(tokenizers, kind):
     if kind not in LOADED:
         LOADED[kind] = tokenizers.Tokenizer.from_str(json.dumps(KINDS[kind].as_json()))
     return LOADED[kind]
+
+
+ACCENTS = st.text(alphabet="eaé\u0301\u0327\u030a\u0338>= \n1'\u1100\u1161\u11a8\u212b")
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=ACCENTS)
+def test_accents_are_joined_where_a_file_says_so(text):
+    tokenizers = pytest.importorskip("tokenizers")
+    data = {**KINDS["gpt4"].as_json(), "normalizer": {"type": "NFC"}}
+    tokenizer = Tokenizer.from_json(data)
+    theirs = tokenizers.Tokenizer.from_str(json.dumps(data))
+    ids = tokenizer.encode(text).tolist()
+    assert theirs.encode(text).ids == ids
+    assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
+    assert tokenizer.as_json() == data
+    assert Tokenizer.from_state(json.loads(json.dumps(tokenizer.state()))).as_json() == data
+    assert KINDS["gpt4"].decode(KINDS["gpt4"].encode(text)) == text
 
 
 @pytest.mark.parametrize("size", [300, 800])
@@ -218,7 +237,10 @@ def _model(**fields):
         _model(merges=[["!", "~"]]),
         {**KINDS["bpe"].as_json(), "pre_tokenizer": {"type": "Whitespace"}},
         {**KINDS["bpe"].as_json(), "pre_tokenizer": None},
-        {**KINDS["bpe"].as_json(), "normalizer": {"type": "NFC"}},
+        {**KINDS["bpe"].as_json(), "normalizer": {"type": "NFKC"}},
+        {**KINDS["bpe"].as_json(), "normalizer": {"type": "NFC", "more": 1}},
+        {**KINDS["bpe"].as_json(), "normalizer": "NFC"},
+        {**KINDS["char"].as_json(), "normalizer": {"type": "NFC"}},
         {**KINDS["bpe"].as_json(), "added_tokens": [{"id": 3, "content": "x"}]},
         {**KINDS["bpe"].as_json(), "added_tokens": [{"id": 700, "content": "x", "lstrip": True}]},
         {**KINDS["bpe"].as_json(), "added_tokens": 7},
