@@ -118,12 +118,12 @@ def test_documents_end_where_files_end(tmp_path):
 
 
 SUFFIXES = ["txt", "txt.gz", "txt.bz2", "txt.xz", "jsonl", "jsonl.gz", "csv", "zip"]
-SIZE = 30_000_000
+SIZE = 12_000_000
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Files of 30 MB, unpacked, by suffix."""
+    """Files of 12 MB, unpacked, by suffix."""
     folder = tmp_path_factory.mktemp("large")
     source = random.Random(1)
     lines = ["".join(source.choices("abcdefgh ", k=99)) + "\n" for _ in range(100)]
