@@ -131,7 +131,8 @@ class Writer:
         if not config.max_tokens:
             return
         seen = [Seen(V, self.ids) for _ in range(n)]
-        cache = KeyValueCache(self.model)
+        block_size = self.model.config.block_size
+        cache = KeyValueCache(self.model, 1, min(block_size, len(self.ids) + config.max_tokens))
         last = self.ids[-cache.length :][None]
         # A separate pool: the prompt rents arrays of its own sizes, which a training run that this
         # model belongs to would never use again.
@@ -141,7 +142,8 @@ class Writer:
                     logits = self.model.decode(last, cache)[:, :V]
                 if i == 0:
                     pool.trim()
-                    cache, logits = cache.repeated(n), logits.repeat(n, axis=0)
+                    if n > 1:
+                        cache, logits = cache.repeated(n), logits.repeat(n, axis=0)
                 tokens: list[int | None] = [None] * n
                 for row, text in enumerate(texts):
                     if text.ended is None:
