@@ -89,7 +89,8 @@ def test_a_text_that_has_moved_is_found_where_it_is_said_to_be(folder, tmp_path,
     assert main(["train", "--resume", out, "--steps", "4"]) == 0  # it is remembered
 
 
-def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path):
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path, is_list):
     file = tmp_path / "table.csv"
     file.write_text("text,n\r\n" + "the cat sat,1\r\n" * 40, encoding="utf-8", newline="")
     plain = tmp_path / "table.txt"
@@ -98,7 +99,7 @@ def test_a_file_that_an_earlier_version_read_as_plain_text_still_is(tmp_path):
     config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
     run.unlock()
     assert "\r" not in run.text
-    config["run"]["text"] = str(file)
+    config["run"]["text"] = [str(file)] if is_list else str(file)
     config["text_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "run" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert Run.open(tmp_path / "run").text == file.read_bytes().decode()
