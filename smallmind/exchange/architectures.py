@@ -294,6 +294,18 @@ ARCEE = Architecture(
 ARCHITECTURES = (GPT2, LLAMA, QWEN3, ARCEE)
 
 
+def known_architecture(
+    saved: Mapping[str, Any], key: str, known: Mapping[str, Architecture]
+) -> Architecture:
+    """The architecture that a file names at this key. InputError if it is not among the known."""
+    name = saved.get(key)
+    if not isinstance(name, str) or name not in known:
+        raise InputError(
+            f"{key}={shown_value(name)} is not known here; it must be one of {', '.join(known)}"
+        )
+    return known[name]
+
+
 def architecture_of(config: ModelConfig) -> Architecture:
     """The published architecture that a model is of.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import durable
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError
 from smallmind.config import ModelConfig
 from smallmind.exchange import gguf_file
 from smallmind.exchange.architectures import (
@@ -16,6 +16,7 @@ from smallmind.exchange.architectures import (
     Architecture,
     architecture_of,
     config_of,
+    known_architecture,
     settings_of,
 )
 from smallmind.exchange.format import Exported, Foreign, Format, padded
@@ -116,14 +117,8 @@ class ForeignFile(Foreign):
 
 
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:
-    name = metadata.get("general.architecture")
     known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
-    if not isinstance(name, str) or name not in known:
-        raise InputError(
-            f"general.architecture={shown_value(name)} is not known here; it must be one of "
-            f"{', '.join(known)}"
-        )
-    return known[name]
+    return known_architecture(metadata, "general.architecture", known)
 
 
 def _typed(value: Any) -> Any:

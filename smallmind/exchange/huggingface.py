@@ -21,6 +21,7 @@ from smallmind.exchange.architectures import (
     Architecture,
     architecture_of,
     config_of,
+    known_architecture,
     settings_of,
 )
 from smallmind.exchange.card import model_card
@@ -250,17 +251,11 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]
     for key, what in REFUSED.items():
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
-    kind = saved.get("model_type")
     known = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-    if not isinstance(kind, str) or kind not in known:
-        raise InputError(
-            f"model_type={shown_value(kind)} is not known here; it must be one of "
-            f"{', '.join(known)}"
-        )
+    architecture = known_architecture(saved, "model_type", known)
     layers = saved.get("layer_types") or []
     if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
         raise InputError("it has layers with another attention than full_attention")
-    architecture = known[kind]
     flat = {**saved, **_rotation(saved)}
     return architecture, *config_of(architecture, architecture.config, flat)
 
