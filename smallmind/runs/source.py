@@ -170,11 +170,10 @@ def reread_source(
     source = read_source(run.text, run, encoding, cache)
     if source.sha256 == sha256:
         return source
-    if len(paths := paths_of(run.text)) == 1:
+    if isinstance(run.text, str):
         with suppress(OSError, ValueError):
-            # Earlier versions read a file as plain text if it was the only one, and kept its line
-            # ends.
-            with durable.open_regular(paths[0]) as file:
+            # Earlier versions read every file as plain text, and kept its line ends.
+            with durable.open_regular(run.text) as file:
                 plain = TextSource(file.read().decode("utf-8-sig"), source.name)
             return plain if plain.sha256 == sha256 else None
     return None
