@@ -161,3 +161,16 @@ def test_the_held_out_part_of_a_long_text_is_sampled(monkeypatch):
         training.evaluate(30, 0).val_loss
         == evaluate(training.model, training.dataset.held_out, batch_size=3).loss
     )  # all of it where that was asked for
+
+
+@pytest.mark.parametrize("kind", ["char", "byte"])
+def test_an_evaluation_counts_the_text_that_its_tokens_spell(kind):
+    training = small_training(kind)
+    data = training.dataset
+    found = evaluation.evaluate_held_out(training.model, data)
+    spelled = data.spelled(data.held_out[1:])
+    assert (found.characters, found.bytes) == spelled and found.tokens == len(data.held_out) - 1
+    nats = found.loss * found.tokens / math.log(2)
+    assert found.bits_per_byte == pytest.approx(nats / spelled.bytes)
+    assert found.bits_per_character == pytest.approx(nats / spelled.characters)
+    assert spelled.bytes > spelled.characters
