@@ -32,6 +32,8 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reference import PANEL
 
+_NO_FIRSTS = np.empty((0, 0), np.int32)
+
 
 class Sizes(NamedTuple):
     """T new tokens of B sequences; H heads of queries, G of keys and values; room for S tokens."""
@@ -42,27 +44,27 @@ class Sizes(NamedTuple):
     G: int
     D: int
     S: int
-    start: int  # tokens that came before
 
 
 def keep_keys_values(keys, values, qkv, start):
     """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
 
     Writes those of tokens start ... start + T - 1, each in the place that is its number modulo S.
+    start is () int64.
     """
     B, G, S, D = values.shape
     T = len(qkv) // B
-    _keep(keys, values, qkv, Sizes(B, T, qkv.shape[1] // D - 2 * G, G, D, S, start))
+    _keep(keys, values, qkv, start, Sizes(B, T, qkv.shape[1] // D - 2 * G, G, D, S))
 
 
 @parallel_jit
-def _keep(keys, values, qkv, sizes):
-    B, T, H, G, D, S, start = sizes
-    width = (H + 2 * G) * D
+def _keep(keys, values, qkv, start, sizes):
+    B, T, H, G, D, S = sizes
+    width, begin = (H + 2 * G) * D, start[()]
     for number in prange(B * G * T):
         index = np.int64(number)
         b, g, t = index // (G * T), index // T % G, index % T
-        place, source = (start + t) % S, (b * T + t) * width + (H + g) * D
+        place, source = (begin + t) % S, (b * T + t) * width + (H + g) * D
         head = b * G + g
         panel = (head * ceil_div(S, PANEL) + place // PANEL) * D * PANEL + place % PANEL
         row = (head * S + place) * D
@@ -83,19 +85,19 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
 
     out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
     (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
+    start, the number of tokens before the new ones, is () int64.
     """
     B, G, S, D = values.shape
     H, T = out.shape[1] // D, len(out) // B
-    sizes = Sizes(B, T, H, G, D, S, start)
     rows = scratch(threads(), round_up(S, PANEL) + 2 * round_up(D, LANES))
-    given = np.zeros((B, T), np.int64) if firsts is None else firsts.astype(np.int64)
-    _attention(out, qkv, keys, values, given, rows, sizes)
+    firsts = _NO_FIRSTS if firsts is None else firsts
+    _attention(out, qkv, keys, values, start, firsts, rows, Sizes(B, T, H, G, D, S))
 
 
 @parallel_jit
-def _attention(out, qkv, keys, values, firsts, scratch, sizes):
-    B, T, H, G, D, S, start = sizes
-    workers, heads = scratch.shape[0], B * T * H
+def _attention(out, qkv, keys, values, start, firsts, scratch, sizes):
+    B, T, H, G, D, S = sizes
+    workers, heads, before = scratch.shape[0], B * T * H, start[()]
     for worker in prange(workers):
         own = at(scratch, worker * scratch.shape[1])
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
@@ -103,8 +105,10 @@ def _attention(out, qkv, keys, values, firsts, scratch, sizes):
             row, h = index // H, index % H
             b, t = row // T, row % T
             group = b * G + h // (H // G)
-            last = start + t + 1
-            first = max(firsts[b, t], last - S)
+            last = before + t + 1
+            first = max(0, last - S)
+            if firsts.size > 0:
+                first = max(np.int64(firsts[b, t]), first)
             query = row * (H + 2 * G) * D + h * D
             head_keys = at(keys, group * ceil_div(S, PANEL) * D * PANEL)
             head_values = at(values, group * S * D)

@@ -1,5 +1,7 @@
 """Rows of an embedding by their numbers, and the scatter of their gradients."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
@@ -18,42 +20,55 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.reduce import CHUNK
 
 _NO_MATRIX = np.empty((0, 0), np.float32)
+_BEGINNING = np.zeros((), np.int64)
 
 
-def embedding(out, weight, ids, addend=None):
+class Added(NamedTuple):
+    """The rows of a matrix that are added: `period` from `first` on, then these again."""
+
+    first: int
+    period: int  # 0: nothing is added
+
+
+def embedding(out, weight, ids, addend=None, start=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
-    addend is (B T, C), and may be out, or (T, C), the same for every sequence.
+    addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
+    token t of each sequence is at position start + t.
     """
-    _embedding(out, weight, ids.reshape(-1), _NO_MATRIX if addend is None else addend)
+    period = 0 if addend is None else ids.size if start is None else ids.shape[1]
+    addend = _NO_MATRIX if addend is None else addend
+    start = _BEGINNING if start is None else start
+    _embedding(out, weight, ids.reshape(-1), addend, period, start)
 
 
 @parallel_jit
-def _embedding(out, weight, ids, addend):
+def _embedding(out, weight, ids, addend, period, start):
+    added = Added(start[()], period)
     for chunk in prange(ceil_div(ids.size, CHUNK)):
         pointers = start_of_overlapping(out), start_of_overlapping(addend)
-        _embedding_rows(*pointers, addend.shape[0], weight, ids, np.int64(chunk) * CHUNK)
+        _embedding_rows(*pointers, added, weight, ids, np.int64(chunk) * CHUNK)
 
 
 @jit
-def _embedding_rows(out, addend, addend_rows, weight, ids, first):
+def _embedding_rows(out, addend, added, weight, ids, first):
     C = weight.shape[1]
     tail = C % LANES
     whole = C - tail
-    other = first % addend_rows * C if addend_rows else 0
+    adds = added.period > 0
     for r in range(first, min(ids.size, first + CHUNK)):
         row = np.int64(ids[r]) * C
+        other = (added.first + r % added.period) * C if adds else 0
         for c in range(0, whole, LANES):
             value = load(weight, row + c)
-            if addend_rows:
+            if adds:
                 value = value + load(addend, other + c)
             store(out, r * C + c, value)
         if tail:
             value = load_first(weight, row + whole, tail)
-            if addend_rows:
+            if adds:
                 value = value + load_first(addend, other + whole, tail)
             store_first(out, r * C + whole, value, tail)
-        other = other + C if other + C < addend_rows * C else 0
 
 
 def embedding_backward(dweight, daddend, dout, ids):

@@ -220,13 +220,16 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     dout *= weights[0]
 
 
-def rope(x, theta, T, heads, D, start=0, inverse=False):
+def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
-    Row t of a sequence has position start + t. Channels i and i + D // 2 of a head are a pair
-    (a, b), which becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is
-    odd, the last channel stays. `inverse` rotates back, which is also the backward pass.
+    Row t of a sequence has position start + t, with start () or 0; `positions` is above any of
+    them, if later calls continue. Channels i and i + D // 2 of a head are a pair (a, b), which
+    becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is odd, the last
+    channel stays. `inverse` rotates back, which is also the backward pass.
     """
+    del positions  # matters to tables that are kept
+    start = 0 if start is None else int(start)
     half, sign = D // 2, -1 if inverse else 1
     angles = rotary_angles(start + T, D, theta)[start:, None]
     cosine, sine = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
@@ -292,6 +295,7 @@ def keep_keys_values(keys, values, qkv, start):
     """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
 
     Writes those of tokens start ... start + T - 1, each in the place that is its number modulo S.
+    start is () int64.
     """
     B, G, S, D = values.shape
     T = len(qkv) // B
@@ -306,6 +310,7 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
 
     out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
     (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
+    start, the number of tokens before the new ones, is () int64.
     """
     B, G, S, D = values.shape
     H, T = out.shape[1] // D, len(out) // B
@@ -314,7 +319,7 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
     heads = out.reshape(B, T, H, D)  # a view
     for b in range(B):
         for t in range(T):
-            last = start + t + 1
+            last = int(start) + t + 1
             first = max(last - S, 0 if firsts is None else int(firsts[b, t]))
             places = np.arange(first, last) % S
             for h in range(H):
@@ -353,11 +358,14 @@ def _causal_softmax(q, k, firsts):
     return p, (top + np.log(sums))[..., 0]
 
 
-def embedding(out, weight, ids, addend=None):
+def embedding(out, weight, ids, addend=None, start=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
-    addend is (B T, C), and may be out, or (T, C), the same for every sequence.
+    addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
+    token t of each sequence is at position start + t.
     """
+    if start is not None:
+        addend = addend[int(start) : int(start) + ids.shape[1]]
     if addend is not None:
         addend = addend.reshape(-1, ids.shape[1], weight.shape[1])
     out[...] = _add(weight[ids], addend).reshape(out.shape)
@@ -374,27 +382,33 @@ def embedding_backward(dweight, daddend, dout, ids):
 BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
 
 
-def bigrams(rows, ids, vocab_size, count, document_token):
+def bigrams(rows, ids, vocab_size, count, document_token, before=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
-    Before the first token, and before each document_token (-1: none), comes token 0. Row
-    V previous + token or, of fewer rows, a hash of that.
+    Before the first token comes that of `before` (B,), or token 0, which also comes before each
+    document_token (-1: none). Row V previous + token or, of fewer rows, a hash of that.
     """
-    pairs = ids.astype(np.int64)
-    previous = np.where(ids[:, 1:] == document_token, 0, ids[:, :-1])
-    pairs[:, 1:] += vocab_size * previous.astype(np.int64)
+    first = np.zeros(len(ids), ids.dtype) if before is None else before
+    previous = np.concatenate([first[:, None], ids[:, :-1]], axis=1)
+    previous[ids == document_token] = 0
+    pairs = vocab_size * previous.astype(np.int64) + ids
     if count < vocab_size**2:
         pairs = (pairs * BIGRAM_FACTOR % 2**32) * count >> 32
     rows[...] = pairs
 
 
-def document_starts(firsts, ids, token):
+def document_starts(firsts, ids, token, begun=None, start=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 
-    A document begins at its token, and the first of a window with the window.
+    A document begins at its token, and the first of a window with the window. The ids may continue
+    sequences of start () tokens, whose last documents began at `begun` (B,): places are then those
+    in the whole sequences, and begun is kept up to date.
     """
-    places = np.where(ids == token, np.arange(ids.shape[1], dtype=np.int32), 0)
+    begin, earlier = (0, 0) if begun is None else (int(start), begun[:, None])
+    places = np.where(ids == token, begin + np.arange(ids.shape[1], dtype=np.int32), earlier)
     np.maximum.accumulate(places, axis=1, out=firsts)
+    if begun is not None:
+        begun[...] = firsts[:, -1]
 
 
 def dropout(out, x, key, probability, addend=None, first_row=0):

@@ -19,20 +19,25 @@ class Rotation(NamedTuple):
     T: int
     heads: int
     D: int
-    start: int
     sign: np.float32  # -1 rotates back
 
 
-def rope(x, theta, T, heads, D, start=0, inverse=False):
+_BEGINNING = np.zeros((), np.int64)
+
+
+def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
-    Row t of a sequence has position start + t. Channels i and i + D // 2 of a head are a pair
-    (a, b), which becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is
-    odd, the last channel stays. `inverse` rotates back, which is also the backward pass.
+    Row t of a sequence has position start + t, with start () or 0; `positions` is above any of
+    them, if later calls continue. Channels i and i + D // 2 of a head are a pair (a, b), which
+    becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is odd, the last
+    channel stays. `inverse` rotates back, which is also the backward pass.
     """
-    cosines, sines = _tables(1 << (start + T - 1).bit_length(), D, theta)
-    rotation = Rotation(T, heads, D, start, np.float32(-1 if inverse else 1))
-    _rope(x, cosines, sines, rotation)
+    start = _BEGINNING if start is None else start
+    positions = max(positions, int(start) + T)
+    cosines, sines = _tables(1 << (positions - 1).bit_length(), D, theta)
+    rotation = Rotation(T, heads, D, np.float32(-1 if inverse else 1))
+    _rope(x, cosines, sines, start, rotation)
 
 
 def _make_tables(positions, D, theta):
@@ -45,17 +50,18 @@ _tables = functools.lru_cache(maxsize=16)(_make_tables)
 
 
 @parallel_jit
-def _rope(x, cosines, sines, rotation):
+def _rope(x, cosines, sines, start, rotation):
+    begin = start[()]
     for chunk in prange(ceil_div(x.shape[0], CHUNK)):
-        _rope_rows(x, cosines, sines, rotation, np.int64(chunk) * CHUNK)
+        _rope_rows(x, cosines, sines, begin, rotation, np.int64(chunk) * CHUNK)
 
 
 @jit
-def _rope_rows(x, cosines, sines, rotation, first):
+def _rope_rows(x, cosines, sines, start, rotation, first):
     R, W = x.shape
     D, half = rotation.D, rotation.D // 2
     for r in range(first, min(R, first + CHUNK)):
-        angle = (rotation.start + r % rotation.T) * half
+        angle = (start + r % rotation.T) * half
         for i in range(0, half, LANES):
             count = min(LANES, half - i)
             cosine = load_up_to(cosines, angle + i, count)

@@ -20,6 +20,7 @@ class Backend:
     kernels: Any
     pool: TensorPool
     zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
+    new_recording: Callable[[], Any] | None = None  # of the kernels' calls, if they are compiled
 
     @property
     def computes(self) -> bool:
@@ -50,6 +51,7 @@ def open_backend(name: str) -> Backend:
     if name == "numba":
         # Numba takes a third of a second to import: only if it is used.
         from smallmind.kernels import compiled
+        from smallmind.kernels.codegen.recording import Recording
 
-        return Backend(name, compiled, TensorPool.shared)
+        return Backend(name, compiled, TensorPool.shared, new_recording=Recording)
     raise InputError(f"backend={name!r} must be numba or numpy")

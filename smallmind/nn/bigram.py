@@ -28,13 +28,9 @@ class BigramEmbedding:
         """x (B T, C), ids (B, T) -> x + the row of each pair. Writes x; keeps their numbers."""
         self.rows = self.workspace.rent_ids(*ids.shape)
         kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
-        if cache and cache.start:
-            given = np.concatenate([cache.latest, ids], axis=1)
-            rows = np.empty_like(given)
-            kernels.bigrams(rows, given, self.vocab_size, self.count, self.document_token)
-            self.rows[...] = rows[:, 1:]
-        else:
-            kernels.bigrams(self.rows, ids, self.vocab_size, self.count, self.document_token)
+        before = cache.previous if cache else None
+        table = self.vocab_size, self.count, self.document_token
+        kernels.bigrams(self.rows, ids, *table, before)
         kernels.embedding(x, self.weight.compute, self.rows, x)
 
     def backward(self, dx: np.ndarray) -> None:

@@ -21,9 +21,9 @@ class Documents:
         if self.token is None:
             return
         self.workspace.carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
-        self.workspace.kernels_for(self.name).document_starts(firsts, ids, self.token)
-        if self.workspace.cache:
-            self.workspace.cache.count_documents(firsts, ids == self.token)
+        kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
+        continued = (cache.documents, cache.position) if cache else ()
+        kernels.document_starts(firsts, ids, self.token, *continued)
 
     @property
     def firsts(self) -> np.ndarray | None:

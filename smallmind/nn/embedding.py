@@ -77,9 +77,8 @@ class PositionEmbedding(Embedding):
     def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
         """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
         kernels = self.workspace.kernels_for(self.name)
-        start = self.workspace.start
-        positions = self.position.compute[start : start + ids.shape[1]]
-        kernels.embedding(x, self.token.compute, ids, positions)
+        positions = self.position.compute, self.workspace.start
+        kernels.embedding(x, self.token.compute, ids, *positions)
 
     def look_up_backward(self, dx: np.ndarray) -> None:
         """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""

@@ -203,6 +203,11 @@ class Parameters:
         for handle, view in zip(self._handles, self.compute.values(), strict=True):
             handle.compute = view
 
+    @property
+    def compute_address(self) -> int:
+        """Where layers read the parameters."""
+        return int((self.data if self.working is None else self.working).ctypes.data)
+
     def refresh(self) -> None:
         """Rounds the values into the working copy, if there is one."""
         if self.working is None:

@@ -22,8 +22,9 @@ class RotaryEmbedding:
 
     def forward(self, x: np.ndarray, T: int) -> None:
         """x (B T, W) -> the same with its heads rotated. Writes x; keeps nothing."""
-        kernels, start = self.workspace.kernels_for(self.name), self.workspace.start
-        kernels.rope(x, self.theta, T, self.heads, self.D, start)
+        kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
+        positions = cache.positions if cache else T
+        kernels.rope(x, self.theta, T, self.heads, self.D, self.workspace.start, positions)
 
     def backward(self, dx: np.ndarray, T: int) -> None:
         """dx (B T, W), the gradient of the rotated heads -> that of the heads. Writes dx."""

@@ -260,9 +260,12 @@ class TransformerModel:
         """The next tokens, as many as fit or one -> logits (B, V), a new array."""
 
         def compute() -> np.ndarray:
-            continuing = self.workspace.continuing(cache, is_repeated=ids.shape[1] == 1)
-            with self.workspace.profile("Forward"), continuing:
-                return self.network.decode(ids).copy()
+            with self.workspace.profile("Forward"), self.workspace.continuing(cache):
+                # The first token has nothing in the cache to attend to: another pass.
+                if ids.shape[1] > 1 or cache.start == 0:
+                    return self.network.decode(ids).copy()
+                key = self.flat.compute_address, cache.positions
+                return cache.step.run(self.workspace, key, ids, self.network.decode).copy()
 
         logits = self.workspace.one_pass(compute)
         cache.append(ids)

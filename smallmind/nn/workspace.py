@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from smallmind import activity
+from smallmind.kernels.alignment import aligned_zeros
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
-from smallmind.nn.cache import KeyValueCache, RepeatedArrays
+from smallmind.nn.cache import KeyValueCache
 from smallmind.randomness import hash64
 
 Kernel = Callable[..., Any]
 Result = TypeVar("Result")
 
 _NOTHING = nullcontext()
+_BEGINNING = np.zeros((), np.int64)
 
 
 def no_profile(_name: str) -> AbstractContextManager[None]:
@@ -48,7 +50,8 @@ class Workspace:
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
-        self._repeated: RepeatedArrays | None = None
+        self._keeps_arrays = False
+        self.new_recording = backend.new_recording
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
 
@@ -71,15 +74,15 @@ class Workspace:
         return self._rent(shape, np.int32)
 
     def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        if self._repeated:
-            return self._repeated.next(shape, dtype)
+        if self._keeps_arrays:
+            return aligned_zeros(math.prod(shape), dtype).reshape(shape)
         array = self.pool.rent(math.prod(shape), dtype, self._busy).reshape(shape)
         self._rented[id(array)] = array
         return array
 
     def release(self, *arrays: np.ndarray) -> None:
         """Returns rented arrays."""
-        if self._repeated:
+        if self._keeps_arrays:
             return
         for array in arrays:
             del self._rented[id(array)]
@@ -91,8 +94,6 @@ class Workspace:
 
     def release_all_but(self, kept: set[int]) -> None:
         """Returns all rented arrays except those that are carried or whose ids are in `kept`."""
-        if self._repeated:
-            return
         kept = kept | {id(array) for array in self.carried.values()}
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
@@ -139,12 +140,13 @@ class Workspace:
     @contextmanager
     def wrapped_kernels(self, wrap: Callable[[str, Kernel], Kernel]) -> Iterator[None]:
         """Within the block, each kernel is replaced by wrap(name, kernel)."""
-        kernels = self.kernels
-        self.kernels = _WrappedKernels(kernels, wrap)
+        kernels, new_recording = self.kernels, self.new_recording
+        # A recording would not call them.
+        self.kernels, self.new_recording = _WrappedKernels(kernels, wrap), None
         try:
             yield
         finally:
-            self.kernels = kernels
+            self.kernels, self.new_recording = kernels, new_recording
 
     @property
     def training(self) -> bool:
@@ -157,25 +159,27 @@ class Workspace:
         return 0.0 if self.pass_number is None else self.dropout
 
     @property
-    def start(self) -> int:
-        """The position of the first tokens of this pass."""
-        return self.cache.start if self.cache else 0
+    def start(self) -> np.ndarray:
+        """The position of the first tokens of this pass (), which a recorded pass reads again."""
+        return self.cache.position if self.cache else _BEGINNING
 
     @contextmanager
-    def continuing(self, cache: KeyValueCache, is_repeated: bool) -> Iterator[None]:
-        """Within the block, passes continue the sequences of a cache.
-
-        If they are repeated with the same shapes, they take the same arrays each time: renting
-        would take as long as all kernels of a small model together.
-        """
+    def continuing(self, cache: KeyValueCache) -> Iterator[None]:
+        """Within the block, passes continue the sequences of a cache."""
         self.cache = cache
-        if is_repeated:
-            self._repeated = cache.arrays
-            self._repeated.place = 0
         try:
             yield
         finally:
-            self.cache = self._repeated = None
+            self.cache = None
+
+    @contextmanager
+    def keeping_arrays(self) -> Iterator[None]:
+        """Within the block, what is rented is new and stays with whoever holds it."""
+        self._keeps_arrays = True
+        try:
+            yield
+        finally:
+            self._keeps_arrays = False
 
     def new_dropout_site(self) -> int:
         """Registers a place in the model that drops activations -> its number, from 0."""

@@ -33,8 +33,8 @@ def new_arrays(case, seed=0):
 def test_keys_and_values_are_kept_in_their_places(case):
     (keys, values), qkv, _ = new_arrays(case)
     ours = keys.copy(), values.copy()
-    compiled.keep_keys_values(*ours, qkv, case[-1])
-    reference.keep_keys_values(keys, values, qkv, case[-1])
+    compiled.keep_keys_values(*ours, qkv, np.array(case[-1]))
+    reference.keep_keys_values(keys, values, qkv, np.array(case[-1]))
     assert np.array_equal(ours[0], keys) and np.array_equal(ours[1], values)
 
 
@@ -49,20 +49,21 @@ def test_attention_to_what_is_kept_equals_plain_numpy(case, has_documents):
         last = start + np.arange(T)
         firsts = (last - random.integers(0, np.minimum(last + 1, 20), (B, T))).astype(np.int32)
     found = expected.copy()
-    reference.cached_attention(expected, qkv, keys, values, start, firsts)
-    compiled.cached_attention(found, qkv, keys, values, start, firsts)
+    arguments = qkv, keys, values, np.array(start), firsts
+    reference.cached_attention(expected, *arguments)
+    compiled.cached_attention(found, *arguments)
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
 def test_places_that_are_not_seen_do_not_matter():
     case = (1, 1, 2, 1, 10, 40, 20)
     (keys, values), qkv, expected = new_arrays(case)
-    compiled.cached_attention(expected, qkv, keys, values, 20)
+    compiled.cached_attention(expected, qkv, keys, values, np.array(20))
     keys[:, :, :, :, :].reshape(1, 1, 3, 10, 16)[:, :, 1, :, 5:] = np.nan
     keys[:, :, 2] = np.nan
     values[:, :, 21:] = np.nan
     found = np.empty_like(expected)
-    compiled.cached_attention(found, qkv, keys, values, 20)
+    compiled.cached_attention(found, qkv, keys, values, np.array(20))
     assert np.array_equal(found, expected)
 
 
@@ -73,7 +74,7 @@ def test_the_number_of_threads_changes_no_bit(case):
     try:
         for count in range(1, before + 1):
             set_threads(count)
-            compiled.cached_attention(out, qkv, keys, values, case[-1])
+            compiled.cached_attention(out, qkv, keys, values, np.array(case[-1]))
             found.append(out.copy())
     finally:
         set_threads(before)

@@ -44,7 +44,7 @@ def test_rope_matches_the_reference_and_its_inverse_restores(random, R, H, D):
     x = normal(random, R, H * D + 3)
     for T, start in ((R, 2), (1, 0)):
         for inverse in (False, True):
-            arguments = 1e4, T, H, D, start, inverse
+            arguments = 1e4, T, H, D, np.array(start), 0, inverse
             assert_close(run_both("rope", [x], *arguments))
     turned = x.copy()
     compiled.rope(turned, 1e4, R, H, D)
@@ -84,6 +84,36 @@ def test_activations_and_sums_match_the_reference(random, R, C):
         assert_close(
             run_both("mix_backward", outputs, x, dy, weights, first), 2e-6 * np.sqrt(R * C)
         )
+
+
+@pytest.mark.parametrize("C", [1, 16, 45])
+@pytest.mark.parametrize(("B", "T", "start"), [(1, 1, 9), (3, 1, 0), (1, 40, 3), (5, 7, 2)])
+def test_rows_of_positions_are_added_from_a_start_on(random, B, T, start, C):
+    ids = random.integers(0, 6, (B, T)).astype(np.int32)
+    arguments = normal(random, 6, C), ids, normal(random, start + T + 1, C), np.array(start)
+    ((fast, slow),) = run_both("embedding", [(B * T, C)], *arguments)
+    np.testing.assert_array_equal(fast, slow.astype(np.float32))
+    expected = arguments[0][ids] + arguments[2][start : start + T]
+    np.testing.assert_array_equal(fast, expected.reshape(B * T, C))
+
+
+@pytest.mark.parametrize("kernels", [compiled, reference], ids=["compiled", "reference"])
+def test_pairs_and_documents_continue_where_the_last_ids_ended(random, kernels):
+    ids = random.integers(0, 4, (3, 30)).astype(np.int32)
+    rows, firsts = np.empty_like(ids), np.empty_like(ids)
+    kernels.bigrams(rows, ids, 4, 16, 3)
+    kernels.document_starts(firsts, ids, 3)
+    before, begun, begin = np.zeros(3, np.int32), np.zeros(3, np.int32), 0
+    for count in (1, 1, 12, 1, 15):
+        part = ids[:, begin : begin + count].copy()
+        found = np.empty_like(part)
+        kernels.bigrams(found, part, 4, 16, 3, before)
+        np.testing.assert_array_equal(found, rows[:, begin : begin + count])
+        kernels.document_starts(found, part, 3, begun, np.array(begin))
+        np.testing.assert_array_equal(found, firsts[:, begin : begin + count])
+        begin += count
+        np.testing.assert_array_equal(begun, firsts[:, begin - 1])
+        before = part[:, -1].copy()
 
 
 @pytest.mark.parametrize(("V", "count"), [(1, 1), (5, 25), (7, 48), (300, 2**14), (2**24, 2**24)])

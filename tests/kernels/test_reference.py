@@ -140,10 +140,14 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "cross_entropy": ([out(n), out(n, V)], logits[0], targets, 0.1),
         "distillation": ([out(n), out(n, V), out(n)], *logits, targets, 0.5, 2.0, 0.1),
         "top_k_logits": ([out(n, V)], targets[:, None], x(n, 2)),
-        "keep_keys_values": ([out(B, H, 1, D, 16), out(B, H, T, D)], x(n, 3 * channels), 1),
+        "keep_keys_values": (
+            [out(B, H, 1, D, 16), out(B, H, T, D)],
+            x(n, 3 * channels),
+            np.array(1),
+        ),
         "cached_attention": (
             [out(n, channels)],
-            *(x(n, 3 * channels), x(B, H, 1, D, 16), x(B, H, 2 * T, D), T),
+            *(x(n, 3 * channels), x(B, H, 1, D, 16), x(B, H, 2 * T, D), np.array(T)),
         ),
         "adamw": ([out(C), out(C), out(C), out(C)], C - 1, coefficients),
         "muon": ([out(R * C), out(R * C), out(R * C)], matrix, momentum),
@@ -214,7 +218,7 @@ def test_gradients_of_embedding_match_finite_differences(random):
 
     def f(weight, addend):
         out = nan(B * T, C)
-        reference.embedding(out, weight, ids, addend)
+        reference.embedding(out, weight, ids, addend, np.array(0))
         return float((out * u).sum())
 
     assert_gradients(f, gradients, arrays)

@@ -80,7 +80,7 @@ for count in map(int, sys.argv[1].split(",")):
     digest("distillation", outputs, y, ids.reshape(-1), 0.4, 2.0, 1 / R)
     digest("top_k_logits", [empty(R, C)], ids.reshape(R, 1), dy[:, :2].copy())
     digest("dropout", [empty(R, C)], x, KEY, 0.3, y)
-    digest("embedding", [empty(R, C)], tables[0], ids, tables[1])
+    digest("embedding", [empty(R, C)], tables[0], ids, tables[1], np.array(0))
     digest("embedding_backward", [table.copy() for table in tables], x, ids)
     digest("embedding", [empty(R, C)], tables[0], ids, y)
     digest("embedding_backward", [tables[0].copy()], None, x, ids)

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, TransformerModel
+from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.documents import Documents
+from smallmind.nn.embedding import Embedding
+from smallmind.nn.head import UntiedHead
+from smallmind.nn.mlp import SwiGLU
+from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.presets import ARCHITECTURES
 
 T, V = 24, 31
@@ -21,7 +26,7 @@ VARIANTS = {
 
 def new_model(variant, backend="numpy", **changes):
     fields = {**VARIANTS[variant], **changes}
-    model = TransformerModel(V, T, 40, 2, 4, seed=1, backend=backend, **fields)
+    model = TransformerModel(V, T, 40, 2, 4, backend=backend, **{"seed": 1, **fields})
     random = np.random.default_rng(1)
     for values in model.parameters.values():
         values += random.normal(0, 0.2, values.shape).astype(values.dtype)
@@ -42,7 +47,7 @@ def test_decoding_in_pieces_equals_one_pass(variant, backend):
         logits = model.decode(ids[:, begin : begin + count], cache)
         begin += count
         np.testing.assert_allclose(logits, expected[:, begin - 1], atol=1e-5)
-        assert cache.start == begin and (cache.latest == ids[:, begin - 1 : begin]).all()
+        assert cache.start == begin and (cache.previous == ids[:, begin - 1]).all()
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -100,6 +105,65 @@ def test_a_cache_can_be_continued_in_several_ways():
     np.testing.assert_allclose(
         model.decode(ids[:, :3], cache), model.forward(ids[:, :3])[:, -1], atol=1e-5
     )
+
+
+def through_the_layers(model, ids, cache):
+    """Decodes with kernels that cannot be recorded."""
+    with model.workspace.wrapped_kernels(lambda _name, kernel: kernel):
+        return model.decode(ids, cache)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recorded_passes_give_the_bits_of_the_layers(variant, precision):
+    model, ids = new_model(variant, "numba"), tokens(2, 70)
+    model.use_precision(precision)
+    recorded, plain = KeyValueCache(model, 2, 20), KeyValueCache(model, 2, 20)
+    for begin, end in [(0, 3), *((i, i + 1) for i in range(3, 60)), (60, 64)]:
+        found = model.decode(ids[:, begin:end], recorded)
+        np.testing.assert_array_equal(found, through_the_layers(model, ids[:, begin:end], plain))
+        if end == 30:
+            model.flat.data *= 0.9  # as an optimizer does, in place
+            model.flat.refresh()
+
+
+def test_what_a_recording_depends_on_may_change():
+    models = [new_model("modern", "numba"), new_model("modern", "numba", seed=2)]
+    models[1].flat.data *= 0.5
+    ids, count = tokens(1, 60), threads()
+    recorded, plain = KeyValueCache(models[0]), KeyValueCache(models[0])
+    changes = {
+        10: models.reverse,
+        20: lambda: [model.use_precision("bfloat16") for model in models],
+        30: lambda: set_threads(1),
+        40: lambda: [model.use_precision("float32") for model in models],
+    }
+    try:
+        for i in range(60):
+            changes.get(i, lambda: None)()
+            found = models[0].decode(ids[:, i : i + 1], recorded)
+            np.testing.assert_array_equal(
+                found, through_the_layers(models[0], ids[:, i : i + 1], plain)
+            )
+            copy = recorded.repeated(1)
+            if i == 50:
+                recorded = copy
+    finally:
+        set_threads(count)
+
+
+@pytest.mark.parametrize("part", [Embedding, RMSNorm, SwiGLU, UntiedHead])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_layers_that_compute_without_kernels_are_not_skipped(part, repeats, monkeypatch):
+    forward = part.forward
+    monkeypatch.setattr(part, "forward", lambda self, *given: forward(self, *given) * 1.5)
+    model = new_model("llama", "numba", tie_weights=False)
+    ids = tokens(2, 8).repeat(repeats, axis=1)[:, :T]
+    recorded, plain = KeyValueCache(model, 2), KeyValueCache(model, 2)
+    for i in range(ids.shape[1]):
+        found = model.decode(ids[:, i : i + 1], recorded)
+        expected = through_the_layers(model, ids[:, i : i + 1], plain)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_in_16_bits_decoding_is_as_close_as_a_pass():

@@ -1,9 +1,9 @@
 """The decorators that compile kernels: use these, never Numba's own.
 
-`parallel_jit` for functions that Python calls and that run on all threads, `called_jit` for those
-that Python and kernels call, `threaded_jit` for those that several threads of Python run at a time,
-`jit` for those that only kernels call, `inline_jit` for bodies of their loops, `native` for those
-that kernels call through a symbol.
+`parallel_jit` for functions that Python calls and that run on all threads, `serial_jit` for those
+that run on one, `called_jit` for those that Python and kernels call, `threaded_jit` for those that
+several threads of Python run at a time, `jit` for those that only kernels call, `inline_jit` for
+bodies of their loops, `native` for those that kernels call through a symbol.
 """
 
 import functools
@@ -21,6 +21,7 @@ from numba.core.typing.templates import ConcreteTemplate, infer_global
 from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
+from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning
 from smallmind.signals import deferred
 
@@ -68,6 +69,7 @@ inline_jit = _compiler(
     KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True
 )
 _compile_parallel = _compiler(EntryPointCache, parallel=True)
+_compile_serial = _compiler(EntryPointCache)
 
 
 def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +79,24 @@ def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
         with PARALLEL.region:
-            return compiled(*arguments)
+            result = compiled(*arguments)
+        if active.recording is not None:
+            active.recording.add(compiled, arguments)
+        return result
+
+    return run
+
+
+def serial_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: compiles a function that Python calls and that runs on the calling thread."""
+    compiled = _compile_serial(function)
+
+    @functools.wraps(function)
+    def run(*arguments: Any) -> Any:
+        result = compiled(*arguments)
+        if active.recording is not None:
+            active.recording.add(compiled, arguments)
+        return result
 
     return run
 

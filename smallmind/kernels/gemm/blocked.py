@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange, types
 
-from smallmind.kernels.codegen.jit import called_jit, jit, native, parallel_jit
+from smallmind.kernels.codegen.jit import jit, native, parallel_jit, serial_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -104,7 +104,7 @@ class Ahead(NamedTuple):
     b: Region
 
 
-@called_jit
+@serial_jit
 def gemm_alone(out, activation, a, b, bias, addend, variant, scratch):
     """The product on the calling thread. scratch (1, SCRATCH)."""
     gemm_share(out, activation, a, b, bias, addend, variant, scratch[0], 0, 1)
@@ -122,11 +122,22 @@ def gemm_parallel(out, activation, a, b, bias, addend, variant, scratch):
 @jit
 def _gemm_few(operands, region):
     """A region of the result that has few rows or few columns."""
-    x = operands
-    multiply_few(x.out, x.a, x.b, x.bias, x.addend, x.variant, region)
-    if x.activation.size > 0:
-        for i in range(region.first, region.last):
-            _activate(x.activation, x.out, Region(i, i + 1, region.left, region.right))
+    out, bias, addend = operands.out, operands.bias, operands.addend
+    first, last, left, right = region
+    for i in range(first, last):
+        for j in range(left, right):
+            start = np.float32(0)
+            if addend.size > 0:
+                start += addend[i, j]
+            if bias.size > 0:
+                start += bias[j]
+            out[i, j] = start
+    N = out.shape[1]
+    sums = Rows(at(out, first * N + left), N)
+    multiply_few(sums, operands.a, operands.b, operands.variant, region)
+    if operands.activation.size > 0:
+        for i in range(first, last):
+            _activate(operands.activation, out, Region(i, i + 1, left, right))
 
 
 @jit

@@ -5,7 +5,9 @@ import numpy as np
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.simd import (
     LANES,
+    at,
     broadcast,
+    element,
     fma,
     lane_sum,
     load,
@@ -14,6 +16,7 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.gemm.packing import TRANSPOSE_B, Region
+from smallmind.kernels.gemm.tile import Rows
 
 FEW = 4  # up to this many rows a tile would leave most of its registers idle
 # Elements of K summed one after the other: the sums of blocks are added, so that the error does not
@@ -23,47 +26,43 @@ CHUNK = 2048  # columns of b that `_add_rows` reads at a time: four rows of them
 
 
 @jit
-def multiply_few(out, a, b, bias, addend, variant, region):
-    """Writes a region of out = a b, in one of its variants [+ bias] [+ addend]."""
+def multiply_few(sums, a, b, variant, region):
+    """sums += a region of a b, in one of its variants, in float32. sums: Rows, from its corner on.
+
+    a and b may be of 16-bit numbers.
+    """
     first, last, left, right = region
-    for i in range(first, last):
-        for j in range(left, right):
-            start = np.float32(0)
-            if addend.size > 0:
-                start += addend[i, j]
-            if bias.size > 0:
-                start += bias[j]
-            out[i, j] = start
     if variant != TRANSPOSE_B:
-        _add_rows(out, a, b, region)
+        _add_rows(sums, a, b, region)
         return
-    N, K = b.shape
-    flat = out.reshape(-1)
+    K = b.shape[1]
     if last - first <= right - left:
         for i in range(first, last):
-            _add_dots(flat, i * N, 1, a, i * K, b, left, right)
+            row = at(sums.start, (i - first) * sums.stride)
+            _add_dots(row, 1, a, i * K, b, left, right)
     else:
         for j in range(left, right):
-            _add_dots(flat, j, N, b, j * K, a, first, last)
+            _add_dots(at(sums.start, j - left), sums.stride, b, j * K, a, first, last)
 
 
 @jit
-def _add_dots(out, place, step, x, x_place, y, first, last):
-    """out[place + step j] += x[x_place:] . y[j] for the rows first..last of y, four at a time."""
+def _add_dots(sums, step, x, x_place, y, first, last):
+    """sums[step n] += x[x_place:] . y[first + n], for the rows first..last of y, four at a time."""
     K = y.shape[1]
-    fours = first + (last - first) // 4 * 4
+    count, fours = last - first, (last - first) // 4 * 4
     for start in range(0, K, BLOCK):
-        count = min(BLOCK, K - start)
-        for j in range(first, fours, 4):
-            _add_four_dots(out, place + step * j, step, x, x_place + start, y, j * K + start, count)
-        for j in range(fours, last):
-            total = _dot(x, x_place + start, y, j * K + start, count)
-            out[place + step * j] += total
+        depth = min(BLOCK, K - start)
+        for n in range(0, fours, 4):
+            y_place = (first + n) * K + start
+            _add_four_dots(at(sums, step * n), step, x, x_place + start, y, y_place, depth)
+        for n in range(fours, count):
+            total = _dot(x, x_place + start, y, (first + n) * K + start, depth)
+            sums[step * n] += total
 
 
 @jit
-def _add_four_dots(out, place, step, x, x_place, y, y_place, count):
-    """Adds the products of `count` elements of x with those of four rows of y to out."""
+def _add_four_dots(sums, step, x, x_place, y, y_place, count):
+    """Adds the products of `count` elements of x with those of four rows of y to sums."""
     K = y.shape[1]
     whole, tail = count - count % LANES, count % LANES
     s0 = s1 = s2 = s3 = broadcast(np.float32(0))
@@ -77,10 +76,10 @@ def _add_four_dots(out, place, step, x, x_place, y, y_place, count):
         s1 = fma(u, load_first(y, v + K, tail), s1)
         s2 = fma(u, load_first(y, v + 2 * K, tail), s2)
         s3 = fma(u, load_first(y, v + 3 * K, tail), s3)
-    out[place] += lane_sum(s0)
-    out[place + step] += lane_sum(s1)
-    out[place + 2 * step] += lane_sum(s2)
-    out[place + 3 * step] += lane_sum(s3)
+    sums[0] += lane_sum(s0)
+    sums[step] += lane_sum(s1)
+    sums[2 * step] += lane_sum(s2)
+    sums[3 * step] += lane_sum(s3)
 
 
 @jit
@@ -97,24 +96,24 @@ def _dot(x, x_place, y, y_place, count):
 
 
 @jit
-def _add_rows(out, a, b, region):
-    """out[i, j] += a[i] . b[:, j] in a region of out, four rows of b at a time."""
+def _add_rows(sums, a, b, region):
+    """sums[i, j] += a[i] . b[:, j] in a region, four rows of b at a time."""
     first, last, left, right = region
-    K, N = b.shape
-    a, flat = a.reshape(-1), out.reshape(-1)  # a^T b of one row reads the same elements
+    K = b.shape[0]
+    a = a.reshape(-1)  # a^T b of one row reads the same elements
     if K <= BLOCK:
         for begin in range(left, right, CHUNK):
             part = Region(first, last, begin, min(right, begin + CHUNK))
-            _add_block(flat, a, b, part)
+            _add_block(Rows(at(sums.start, begin - left), sums.stride), a, b, part)
         return
     for i in range(first, last):
         for j in range(left, right, LANES):
-            count = min(LANES, right - j)
+            count, place = min(LANES, right - j), (i - first) * sums.stride + j - left
             for start in range(0, K, BLOCK):
                 stop = min(K, start + BLOCK)
-                total = load_first(flat, i * N + j, count)
+                total = load_first(sums.start, place, count)
                 total = total + _column_dots(a, i * K, b, j, count, start, stop)
-                store_first(flat, i * N + j, total, count)
+                store_first(sums.start, place, total, count)
 
 
 @jit
@@ -123,13 +122,13 @@ def _column_dots(a, place, b, j, count, start, stop):
     N = b.shape[1]
     total = broadcast(np.float32(0))
     for k in range(start, stop):
-        total = fma(broadcast(a[place + k]), load_first(b, k * N + j, count), total)
+        total = fma(broadcast(element(a, place + k)), load_first(b, k * N + j, count), total)
     return total
 
 
 @jit
-def _add_block(out, a, b, region):
-    """out[i, j] += a[i] . b[:, j] for a region, with flat out and a, four rows of b at a time."""
+def _add_block(sums, a, b, region):
+    """sums[i, j] += a[i] . b[:, j] for a region, with flat a, four rows of b at a time."""
     first, last, left, right = region
     K, N = b.shape
     columns = right - left
@@ -137,26 +136,25 @@ def _add_block(out, a, b, region):
     fours = K // 4 * 4
     for k in range(0, fours, 4):
         for i in range(first, last):
-            x, target = i * K + k, i * N + left
-            a0, a1 = broadcast(a[x]), broadcast(a[x + 1])
-            a2, a3 = broadcast(a[x + 2]), broadcast(a[x + 3])
+            x, row = i * K + k, at(sums.start, (i - first) * sums.stride)
+            a0, a1 = broadcast(element(a, x)), broadcast(element(a, x + 1))
+            a2, a3 = broadcast(element(a, x + 2)), broadcast(element(a, x + 3))
             for j in range(0, whole, LANES):
-                y, z = k * N + left + j, target + j
-                s, t = fma(a0, load(b, y), load(out, z)), a1 * load(b, y + N)
+                y = k * N + left + j
+                s, t = fma(a0, load(b, y), load(row, j)), a1 * load(b, y + N)
                 s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)
-                store(out, z, s + t)
+                store(row, j, s + t)
     for k in range(fours, K):
         for i in range(first, last):
-            a0, target = broadcast(a[i * K + k]), i * N + left
+            a0, row = broadcast(element(a, i * K + k)), at(sums.start, (i - first) * sums.stride)
             for j in range(0, whole, LANES):
-                total = fma(a0, load(b, k * N + left + j), load(out, target + j))
-                store(out, target + j, total)
+                store(row, j, fma(a0, load(b, k * N + left + j), load(row, j)))
     if whole < columns:
         n = columns - whole
         for i in range(first, last):
-            target = i * N + left + whole
-            total = load_first(out, target, n)
+            row = at(sums.start, (i - first) * sums.stride)
+            total = load_first(row, whole, n)
             for k in range(K):
-                a0 = broadcast(a[i * K + k])
+                a0 = broadcast(element(a, i * K + k))
                 total = fma(a0, load_first(b, k * N + left + whole, n), total)
-            store_first(out, target, total, n)
+            store_first(row, whole, total, n)

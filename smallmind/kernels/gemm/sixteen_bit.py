@@ -21,6 +21,7 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted
 from smallmind.kernels.gemm.blocked import Operands
+from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
     STRIP,
@@ -100,6 +101,9 @@ def gemm_share(operands, packed, worker, workers):
     first, last = M * i // down, M * (i + 1) // down
     left = vectors * j // across * LANES
     right = min(N, vectors * (j + 1) // across * LANES)
+    if M == 1 or (M <= FEW and variant != TRANSPOSE_A):
+        _gemm_few(operands, packed.sums, Region(first, last, left, right))
+        return
     blocks = max(1, ceil_div(K, DEPTH))
     row_size = _padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
     step = _height(a)
@@ -112,6 +116,21 @@ def gemm_share(operands, packed, worker, workers):
         for column in range(left, right, max(1, width)):
             region = Region(row, min(last, row + height), column, min(right, column + width))
             _gemm_region(operands, packed, region, blocks)
+
+
+@jit
+def _gemm_few(operands, sums, region):
+    """A region of the result that has few rows: nothing is packed."""
+    first, last, left, right = region
+    if first == last:
+        return
+    width = SUMS_SIZE // (last - first)
+    for column in range(left, right, width):
+        part = Region(first, last, column, min(right, column + width))
+        columns = part.right - column
+        sums[: (last - first) * columns] = np.float32(0)
+        multiply_few(Rows(at(sums, 0), columns), operands.a, operands.b, operands.variant, part)
+        _finish(operands, sums, 0, columns, part)
 
 
 @jit

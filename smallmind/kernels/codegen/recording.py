@@ -1,0 +1,169 @@
+"""The calls of compiled functions in a pass, recorded once and repeated without Python in between.
+
+Numba's entry into a function from Python takes microseconds, as long as a small kernel itself. A
+recorded call is an address and a table of arguments in memory, which a loop of machine code goes
+through. Arguments keep their values: what changes from pass to pass has to lie in arrays.
+"""
+
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from smallmind.kernels.codegen.threads import PARALLEL, threads
+from smallmind.signals import deferred
+
+# Calls each function with its arguments until one fails -> 0, or what that one returned.
+_LOOP = """
+define i32 @run(ptr %calls, i64 %count) {
+entry:
+  %none = icmp eq i64 %count, 0
+  br i1 %none, label %done, label %loop
+loop:
+  %i = phi i64 [0, %entry], [%following, %succeeded]
+  %function_place = getelementptr {ptr, ptr}, ptr %calls, i64 %i, i32 0
+  %arguments_place = getelementptr {ptr, ptr}, ptr %calls, i64 %i, i32 1
+  %function = load ptr, ptr %function_place
+  %arguments = load ptr, ptr %arguments_place
+  %status = call i32 %function(ptr %arguments)
+  %failed = icmp ne i32 %status, 0
+  br i1 %failed, label %stop, label %succeeded
+succeeded:
+  %following = add i64 %i, 1
+  %more = icmp ult i64 %following, %count
+  br i1 %more, label %loop, label %done
+stop:
+  ret i32 %status
+done:
+  ret i32 0
+}
+"""
+_engines: list[llvm.ExecutionEngine] = []  # keep their machine code alive
+
+
+class _Active(threading.local):
+    """What this Python thread records, if anything."""
+
+    recording: "Recording | None" = None
+
+
+active = _Active()
+
+
+class Recording:
+    """Calls of compiled functions, which return nothing. Keeps their arguments alive."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Any, tuple[Any, ...]]] = []
+        self._tables: list[np.ndarray] = []  # of the arguments of each call
+        self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
+        self._threads = threads()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within the block, calls that this Python thread makes are added."""
+        assert active.recording is None
+        active.recording = self
+        try:
+            yield
+        finally:
+            active.recording = None
+        self._tables = [_table(arguments) for _, arguments in self._calls]
+        self._program = np.array(
+            [
+                (_caller(function, *map(function.typeof_pyval, arguments)), table.ctypes.data)
+                for (function, arguments), table in zip(self._calls, self._tables, strict=True)
+            ],
+            np.int64,
+        ).reshape(-1, 2)
+
+    def add(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        """A call that has been made."""
+        self._calls.append((function, arguments))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the kernels would divide their work among as many threads now."""
+        return self._threads == threads()
+
+    def repeat(self) -> None:
+        """Makes all calls again."""
+        with PARALLEL.region:
+            status = _loop()(self._program.ctypes.data, len(self._program))
+        if status:
+            raise RuntimeError(f"a recorded kernel failed with status {status}")
+
+
+def _table(arguments: tuple[Any, ...]) -> np.ndarray:
+    """The arguments as Numba passes them, each scalar in 8 bytes."""
+    content = bytearray()
+    for argument in arguments:
+        _append(content, argument)
+    return np.frombuffer(content, np.int64)
+
+
+def _append(content: bytearray, argument: Any) -> None:
+    """Appends what an argument consists of: an array is five scalars or more."""
+    if isinstance(argument, np.ndarray):
+        # First its owner and its parent, which only functions that return arrays need.
+        scalars = 0, 0, argument.size, argument.itemsize, argument.ctypes.data
+        scalars += argument.shape + argument.strides
+        content += struct.pack(f"{len(scalars)}q", *scalars)
+    elif isinstance(argument, tuple):
+        for part in argument:
+            _append(content, part)
+    elif isinstance(argument, int):
+        content += struct.pack("q", argument)
+    else:
+        content += np.asarray(argument).tobytes().ljust(8, b"\0")
+
+
+@functools.cache
+def _caller(function: Any, *kinds: Any) -> int:
+    """The address of a function that calls the version for these types, given their table."""
+    compiled = function.overloads[kinds]
+    assert compiled.signature.return_type == types.none, function
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    packer = compiled.target_context.get_arg_packer(compiled.fndesc.argtypes)
+    loads = arguments = ""
+    for i, kind in enumerate(packer.argument_types):
+        name = "ptr" if isinstance(kind, ir.PointerType) else str(kind)
+        loads += f"  %p{i} = getelementptr i64, ptr %table, i64 {i}\n"
+        loads += f"  %a{i} = load {name}, ptr %p{i}\n"
+        arguments += f", {name} %a{i}"
+    return _compile(
+        f"define i32 @run(ptr %table) {{\n{loads}"
+        "  %result = alloca ptr\n  %exception = alloca ptr\n"
+        f"  %function = inttoptr i64 {address} to ptr\n"
+        f"  %status = call i32 %function(ptr %result, ptr %exception{arguments})\n"
+        "  ret i32 %status\n}\n"
+    )
+
+
+@functools.cache
+def _loop() -> Any:
+    # PYFUNCTYPE holds Python's lock, as kernels do.
+    return ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(_compile(_LOOP))
+
+
+def _compile(code: str) -> int:
+    """LLVM code of a function named run -> its address."""
+    with deferred():
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        machine = llvm.Target.from_default_triple().create_target_machine(opt=0)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
+        engine.finalize_object()
+    _engines.append(engine)
+    return int(engine.get_function_address("run"))
