@@ -7,6 +7,8 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.config import GenerationConfig
 
+LOWEST = 1e-30  # the temperature from which on only the likeliest token is left, in float32
+
 
 class Seen:
     """The tokens of a text so far, for the penalties: of the prompt, and those written since."""
@@ -33,34 +35,36 @@ def choose(
     """
     if not np.isfinite(logits).all():
         raise InputError("the model's logits are not finite: its weights are too large or damaged")
-    x = logits.astype(np.float64)
-    if seen:
-        _penalise(x, config, seen)
+    x = _penalised(logits, config, seen) if seen else logits
     best = int(np.argmax(x))
     if config.temperature == 0:
         return best
-    with np.errstate(over="ignore"):  # a tiny temperature may divide to -inf, as it should
-        p = np.exp((x - x[best]) / config.temperature)
-    kept = np.arange(len(p))
-    if config.top_k is not None and config.top_k < len(p):
-        kept = _largest(p, config.top_k)
-    if config.top_p is not None and config.top_p < 1:
-        order = kept[np.argsort(-p[kept], kind="stable")]
-        cumulative = np.cumsum(p[order])
-        count = np.searchsorted(cumulative, config.top_p * cumulative[-1]) + 1
-        kept = np.sort(order[:count])
-    if config.min_p is not None:
-        kept = kept[p[kept] >= config.min_p]  # the largest is 1
-    cumulative = np.cumsum(p[kept])
-    place = np.searchsorted(cumulative, uniform * cumulative[-1], side="right")
-    return int(kept[min(place, len(kept) - 1)])
+    with np.errstate(over="ignore"):  # a low temperature may divide to -inf, as it should
+        p = np.exp((x - x[best]) / max(config.temperature, LOWEST))
+    tokens = None  # those that p is of; None: all
+    for cut, setting in (
+        (_largest, config.top_k),
+        (_nucleus, config.top_p),
+        (_likely, config.min_p),
+    ):
+        if setting is not None:
+            kept = cut(p, setting)
+            tokens, p = kept if tokens is None else tokens[kept], p[kept]
+    cumulative = np.cumsum(p, dtype=np.float64)
+    place = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    place = min(place, len(p) - 1)
+    return place if tokens is None else int(tokens[place])
 
 
-def _penalise(x: np.ndarray, config: GenerationConfig, seen: Seen) -> None:
-    """x (V,) logits -> the same after the penalties. Writes x.
+def _penalised(logits: np.ndarray, config: GenerationConfig, seen: Seen) -> np.ndarray:
+    """logits (V,) -> the same after the penalties.
 
     Those of repetition are of Keskar et al. 2019, the other two as in OpenAI's interface.
     """
+    penalties = config.repetition_penalty - 1, config.presence_penalty, config.frequency_penalty
+    if not any(penalties):
+        return logits
+    x = logits.copy()
     if config.repetition_penalty != 1:
         found = x[seen.occurs]
         factor = np.where(found > 0, 1 / config.repetition_penalty, config.repetition_penalty)
@@ -69,11 +73,32 @@ def _penalise(x: np.ndarray, config: GenerationConfig, seen: Seen) -> None:
         x -= config.presence_penalty * (seen.counts > 0)
     if config.frequency_penalty:
         x -= config.frequency_penalty * seen.counts
+    return x
+
+
+# p (N,), in proportion to probabilities, the largest 1 -> the sorted indices of those that stay.
 
 
 def _largest(p: np.ndarray, count: int) -> np.ndarray:
-    """p (V,) -> the indices of its `count` largest elements, sorted; the first of equal ones."""
+    """The `count` largest; the first of equal ones."""
+    if count >= len(p):
+        return np.arange(len(p))
     least = np.partition(p, len(p) - count)[len(p) - count]
     above = np.flatnonzero(p > least)
     equal = np.flatnonzero(p == least)[: count - len(above)]
     return np.sort(np.concatenate([above, equal]))
+
+
+def _nucleus(p: np.ndarray, share: float) -> np.ndarray:
+    """As few of the largest as have this share of the sum (Holtzman et al. 2020)."""
+    total = p.sum(dtype=np.float64)
+    # All smaller ones together have less than the rest of the sum: only these need sorting.
+    candidates = np.flatnonzero(p >= (1 - share) * total / len(p))
+    order = candidates[np.argsort(-p[candidates], kind="stable")]
+    cumulative = np.cumsum(p[order], dtype=np.float64)
+    return np.sort(order[: np.searchsorted(cumulative, share * total) + 1])
+
+
+def _likely(p: np.ndarray, least: float) -> np.ndarray:
+    """Those that are at least so likely, compared with the likeliest."""
+    return np.flatnonzero(p >= least)

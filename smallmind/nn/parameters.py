@@ -111,6 +111,7 @@ class Parameters:
     views: Mapping[str, np.ndarray]
     grad_views: Mapping[str, np.ndarray]
     compute: Mapping[str, np.ndarray]
+    compute_address: int  # where layers read the parameters
 
     def __init__(self) -> None:
         self.specs: list[ParameterSpec] = []
@@ -199,14 +200,11 @@ class Parameters:
         to date.
         """
         self.working = None if dtype is None else self.zeros(self.data.size, dtype)
+        read = self.data if self.working is None else self.working
+        self.compute_address = int(read.ctypes.data)
         self.compute = self.views if self.working is None else self._views(self.working)
         for handle, view in zip(self._handles, self.compute.values(), strict=True):
             handle.compute = view
-
-    @property
-    def compute_address(self) -> int:
-        """Where layers read the parameters."""
-        return int((self.data if self.working is None else self.working).ctypes.data)
 
     def refresh(self) -> None:
         """Rounds the values into the working copy, if there is one."""

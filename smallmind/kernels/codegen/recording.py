@@ -65,6 +65,7 @@ class Recording:
         self._calls: list[tuple[Any, tuple[Any, ...]]] = []
         self._tables: list[np.ndarray] = []  # of the arguments of each call
         self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
+        self._address = 0
         self._threads = threads()
 
     def __len__(self) -> int:
@@ -87,6 +88,7 @@ class Recording:
             ],
             np.int64,
         ).reshape(-1, 2)
+        self._address = self._program.ctypes.data  # asking NumPy takes microseconds
 
     def add(self, function: Any, arguments: tuple[Any, ...]) -> None:
         """A call that has been made."""
@@ -100,7 +102,7 @@ class Recording:
     def repeat(self) -> None:
         """Makes all calls again."""
         with PARALLEL.region:
-            status = _loop()(self._program.ctypes.data, len(self._program))
+            status = _loop()(self._address, len(self._program))
         if status:
             raise RuntimeError(f"a recorded kernel failed with status {status}")
 
