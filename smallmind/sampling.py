@@ -1,6 +1,6 @@
 """Which token follows, given the logits of all tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -42,11 +42,9 @@ def choose(
     with np.errstate(over="ignore"):  # a low temperature may divide to -inf, as it should
         p = np.exp((x - x[best]) / max(config.temperature, LOWEST))
     tokens = None  # those that p is of; None: all
-    for cut, setting in (
-        (_largest, config.top_k),
-        (_nucleus, config.top_p),
-        (_likely, config.min_p),
-    ):
+    cuts: list[tuple[Callable[..., np.ndarray], float | None]]
+    cuts = [(_largest, config.top_k), (_nucleus, config.top_p), (_likely, config.min_p)]
+    for cut, setting in cuts:
         if setting is not None:
             kept = cut(p, setting)
             tokens, p = kept if tokens is None else tokens[kept], p[kept]
