@@ -26,6 +26,7 @@ from smallmind.kernels.codegen.simd import (
     load,
     load_up_to,
     maximum,
+    prefetch,
     store,
     store_up_to,
 )
@@ -146,16 +147,21 @@ def _attend(out, query, keys, values, first, last, own, sizes):
 @jit
 def _scores(scores, keys, q, begin, end, D):
     """Writes the scores of the places begin..end -> the largest."""
-    top = broadcast(np.float32(-np.inf))
+    top, fours = broadcast(np.float32(-np.inf)), D // 4 * 4
     for place in range(begin // LANES * LANES, end, LANES):
-        panel = place // PANEL * PANEL * D + place % PANEL
-        even, odd = broadcast(np.float32(0)), broadcast(np.float32(0))
-        for d in range(0, D - 1, 2):
-            even = fma(broadcast(q[d]), load(keys, panel + d * PANEL), even)
-            odd = fma(broadcast(q[d + 1]), load(keys, panel + (d + 1) * PANEL), odd)
-        if D % 2:
-            even = fma(broadcast(q[D - 1]), load(keys, panel + (D - 1) * PANEL), even)
-        score = even + odd
+        panel = at(keys, place // PANEL * PANEL * D + place % PANEL)
+        s0 = s1 = s2 = s3 = broadcast(np.float32(0))
+        for d in range(0, fours, 4):
+            # The next panel: it begins on another page, which the CPU would not fetch by itself.
+            for i in range(4):
+                prefetch(panel, (D + d + i) * PANEL)
+            s0 = fma(broadcast(q[d]), load(panel, d * PANEL), s0)
+            s1 = fma(broadcast(q[d + 1]), load(panel, (d + 1) * PANEL), s1)
+            s2 = fma(broadcast(q[d + 2]), load(panel, (d + 2) * PANEL), s2)
+            s3 = fma(broadcast(q[d + 3]), load(panel, (d + 3) * PANEL), s3)
+        for d in range(fours, D):
+            s0 = fma(broadcast(q[d]), load(panel, d * PANEL), s0)
+        score = (s0 + s1) + (s2 + s3)
         store(scores, place, score)
         if place < begin:
             score = first_or(broadcast(np.float32(-np.inf)), begin - place, score)
@@ -183,12 +189,28 @@ def _add_values(total, scores, values, begin, end, top, D):
             kept, counted = first_or(kept, end - place, score), keep_first(counted, end - place)
         denominator = denominator + counted
         store(scores, place, kept)
-    whole = D // LANES * LANES
-    for place in range(begin, end):
-        e = broadcast(scores[place])
-        for d in range(0, whole, LANES):
-            store(total, d, fma(e, load(values, place * D + d), load(total, d)))
-        if whole < D:
-            x = load_up_to(values, place * D + whole, D - whole)
-            store(total, whole, fma(e, x, load(total, whole)))
+    d = 0
+    while d + 4 * LANES <= D:
+        t0, t1 = load(total, d), load(total, d + LANES)
+        t2, t3 = load(total, d + 2 * LANES), load(total, d + 3 * LANES)
+        for place in range(begin, end):
+            e, x = broadcast(scores[place]), at(values, place * D + d)
+            t0, t1 = fma(e, load(x, 0), t0), fma(e, load(x, LANES), t1)
+            t2, t3 = fma(e, load(x, 2 * LANES), t2), fma(e, load(x, 3 * LANES), t3)
+        store(total, d, t0)
+        store(total, d + LANES, t1)
+        store(total, d + 2 * LANES, t2)
+        store(total, d + 3 * LANES, t3)
+        d += 4 * LANES
+    while d < D:
+        even, odd, count = load(total, d), broadcast(np.float32(0)), min(LANES, D - d)
+        for place in range(begin, end - 1, 2):
+            x, y = at(values, place * D + d), at(values, (place + 1) * D + d)
+            even = fma(broadcast(scores[place]), load_up_to(x, 0, count), even)
+            odd = fma(broadcast(scores[place + 1]), load_up_to(y, 0, count), odd)
+        if (end - begin) % 2:
+            x = at(values, (end - 1) * D + d)
+            even = fma(broadcast(scores[end - 1]), load_up_to(x, 0, count), even)
+        store(total, d, even + odd)
+        d += LANES
     return lane_sum(denominator)
