@@ -4,12 +4,12 @@ import threading
 
 import numpy as np
 import pytest
-from numba import prange
+from numba import get_num_threads, prange
 
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.jit import parallel_jit, serial_jit
-from smallmind.kernels.codegen.recording import Recording
-from smallmind.kernels.codegen.threads import set_threads, threads
+from smallmind.kernels.codegen.recording import SMALL, Recording
+from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 
 
 @serial_jit
@@ -23,6 +23,12 @@ def divide(out, x, y):
     if y[0] == 0:
         raise ZeroDivisionError
     out[0] = x[0] / y[0]
+
+
+@parallel_jit
+def count_threads(out, _other):
+    for i in prange(1):
+        out[i] = get_num_threads()
 
 
 @parallel_jit
@@ -95,6 +101,24 @@ def test_a_failed_call_is_not_recorded():
     with pytest.raises(ZeroDivisionError), recording.recording():
         divide(np.zeros(1), np.ones(1), np.zeros(1))
     assert len(recording) == 0
+
+
+@pytest.mark.parametrize("elements", [1000, SMALL // 4])
+def test_calls_that_touch_little_memory_are_repeated_on_one_thread(elements):
+    if max_threads() == 1:
+        pytest.skip("needs two threads")
+    count, found, recording = threads(), np.zeros(1, np.int64), Recording()
+    set_threads(2)
+    try:
+        with recording.recording():
+            count_threads(found, np.zeros(elements, np.float32))
+        assert found[0] == 2 and recording.nbytes == 8 + 4 * elements
+        recording.repeat()
+        assert found[0] == (1 if elements == 1000 else 2)
+        count_threads(found, np.zeros(1, np.float32))
+        assert found[0] == 2
+    finally:
+        set_threads(count)
 
 
 def test_a_recording_is_current_until_the_number_of_threads_changes():

@@ -10,7 +10,7 @@ import functools
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -18,9 +18,12 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from smallmind.kernels.codegen.threads import PARALLEL, threads
+from smallmind.kernels.codegen.threads import PARALLEL, one_thread, threads
 from smallmind.signals import deferred
 
+# Bytes below which all kernels of a pass together take less than starting and joining threads for
+# each of them does as soon as another program runs.
+SMALL = 8 * 1024 * 1024
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """
 define i32 @run(ptr %calls, i64 %count) {
@@ -66,6 +69,7 @@ class Recording:
         self._tables: list[np.ndarray] = []  # of the arguments of each call
         self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
         self._address = 0
+        self._is_small = False
         self._threads = threads()
 
     def __len__(self) -> int:
@@ -89,10 +93,22 @@ class Recording:
             np.int64,
         ).reshape(-1, 2)
         self._address = self._program.ctypes.data  # asking NumPy takes microseconds
+        self._is_small = self.nbytes < SMALL
 
     def add(self, function: Any, arguments: tuple[Any, ...]) -> None:
         """A call that has been made."""
         self._calls.append((function, arguments))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays that the calls are given."""
+        arrays = [
+            argument
+            for _, arguments in self._calls
+            for argument in arguments
+            if isinstance(argument, np.ndarray)
+        ]
+        return sum({array.ctypes.data: array.nbytes for array in arrays}.values())
 
     @property
     def is_current(self) -> bool:
@@ -100,8 +116,8 @@ class Recording:
         return self._threads == threads()
 
     def repeat(self) -> None:
-        """Makes all calls again."""
-        with PARALLEL.region:
+        """Makes all calls again: on one thread, which changes no result, if they are SMALL."""
+        with PARALLEL.region, one_thread() if self._is_small else nullcontext():
             status = _loop()(self._address, len(self._program))
         if status:
             raise RuntimeError(f"a recorded kernel failed with status {status}")

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -114,6 +115,16 @@ def set_threads(count: int) -> None:
     start_threads()
     numba.set_num_threads(count)
     _settings.threads = count
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within the block, kernels that divide their work among threads() run it all on one."""
+    numba.set_num_threads(1)
+    try:
+        yield
+    finally:
+        numba.set_num_threads(_settings.threads)
 
 
 def threads() -> int:
