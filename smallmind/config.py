@@ -174,6 +174,7 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
 # Fields of TrainingConfig that do not change what a run learns: a resumed run may have others.
 NEUTRAL = (
     "prefetch",
+    "sample_every",
     "enable_diagnostics",
     "check_gradient_health",
     "diagnostic_interval",
@@ -257,6 +258,7 @@ class TrainingConfig:
     grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
+    sample_every: int = setting(0, "steps between sample texts; 0: only at the end", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
     early_stopping_patience: int = setting(

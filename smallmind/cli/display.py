@@ -17,6 +17,7 @@ from smallmind.training.records import (
     OverflowRecord,
     Record,
     RollbackRecord,
+    SampleRecord,
     SaveFailedRecord,
     StepRecord,
     TargetRecord,
@@ -79,6 +80,11 @@ class ProgressDisplay:
         scores = _scores(record, self.token)
         self.console.line(f"{self._place(record)}  {losses}")
         self.console.line(f"{' ' * len(self._place(record))}  {scores}")
+
+    def show_sample(self, record: SampleRecord) -> None:
+        """A text that the model wrote."""
+        self.console.line(f"{self._place(record)}  sample:")
+        self.console.quote(record.text)
 
     def show_rollback(self, record: RollbackRecord) -> None:
         """What happened, and how the run continues."""
@@ -149,6 +155,7 @@ class ProgressDisplay:
 SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
     StepRecord: ProgressDisplay.show_step,
     EvaluationRecord: ProgressDisplay.show_evaluation,
+    SampleRecord: ProgressDisplay.show_sample,
     RollbackRecord: ProgressDisplay.show_rollback,
     OverflowRecord: ProgressDisplay.show_overflow,
     SaveFailedRecord: ProgressDisplay.show_failed_save,
