@@ -14,7 +14,7 @@ from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConf
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import Foreign
 from smallmind.nn.transformer import TransformerModel, resolve_precision
-from smallmind.runs.directory import MODEL
+from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads

@@ -7,7 +7,8 @@ from pathlib import Path
 from smallmind.checks import InputError, check_field
 from smallmind.config import ModelConfig, RunConfig
 from smallmind.exchange.format import find_foreign
-from smallmind.runs.directory import RunDirectory, SavedConfig, default_directory
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.files import default_directory
 from smallmind.settings import Settings
 
 

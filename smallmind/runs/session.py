@@ -26,26 +26,25 @@ from smallmind.exchange.format import check_export, export
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, importing, loading, pace
 from smallmind.runs.budget import fit_recipe
-from smallmind.runs.directory import (
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.ending import save_ending
+from smallmind.runs.files import (
     CONFIG,
     RUNS,
     TEXT,
-    RunDirectory,
-    SavedConfig,
+    Text,
     default_directory,
+    is_literal,
+    name_of,
+    paths_of,
 )
-from smallmind.runs.ending import save_ending
 from smallmind.runs.history import history_of
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.source import (
     TOKENS,
     Source,
-    Text,
     TextSource,
-    is_literal,
-    name_of,
-    paths_of,
     read_source,
     reread_source,
 )

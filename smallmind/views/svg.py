@@ -42,9 +42,8 @@ class Curve:
 
 
 def chart(curves: Sequence[Curve], x_label: str, y_label: str, title: str) -> str:
-    """The SVG of curves over one axis; "" if there is nothing to draw. title: for screen readers."""
-    drawn = [(curve, *_finite(curve)) for curve in curves]
-    drawn = [(curve, x, y) for curve, x, y in drawn if x]
+    """The SVG of curves over one axis, "" if there is nothing to draw; title is read aloud."""
+    drawn = [(curve, x, y) for curve in curves for x, y in [_finite(curve)] if x]
     if not drawn:
         return ""
     left, right = min(min(x) for _, x, _ in drawn), max(max(x) for _, x, _ in drawn)
@@ -72,8 +71,8 @@ def chart(curves: Sequence[Curve], x_label: str, y_label: str, title: str) -> st
         bottom = HEIGHT - BOTTOM + 18
         parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{label(tick)}</text>')
     parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{html.escape(x_label)}</text>'
-        f'<text x="2" y="{HEIGHT - 4}">{html.escape(y_label)}</text>'
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
+        f'{html.escape(x_label)}</text><text x="2" y="{HEIGHT - 4}">{html.escape(y_label)}</text>'
     )
     for curve, x, y in sorted(drawn, key=lambda item: not item[0].faint):
         colour = f"c{curve.colour % COLOURS}"
