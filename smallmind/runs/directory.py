@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ from smallmind.checks import InputError
 from smallmind.config import __version__
 from smallmind.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, SAMPLES, TEXT, TOKENIZER
+from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
 from smallmind.runs.metrics_file import record_of
 from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
+from smallmind.training.profiler import ProfileRow
 from smallmind.training.records import FailureRecord, FinalRecord, Record
 
 ENDING = {  # fields of the records that end a run
@@ -260,6 +262,11 @@ class RunDirectory:
         """The tokenizer of the run; None if an earlier version made the directory."""
         path = self.path / TOKENIZER
         return Tokenizer.load(path) if path.exists() else None
+
+    def save_profile(self, rows: Sequence[ProfileRow]) -> None:
+        """Writes where the time of training went, in nanoseconds."""
+        profile = {"format": 1, "rows": [dataclasses.asdict(row) for row in rows]}
+        durable.write(self.path / PROFILE, [json.dumps(profile).encode()])
 
     def save_sample(self, step: int, text: str) -> None:
         """Adds a sample of generated text, unless there is one of this step."""

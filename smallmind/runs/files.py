@@ -13,9 +13,10 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
+PROFILE = "profile.json"  # of a run with enable_diagnostics
 TOKENIZER = "tokenizer.json"
 TEXT = "text.txt"  # written if the text was not a file
-FILES = {CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, TEXT}
+FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, TOKENIZER, TEXT}
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None

@@ -510,6 +510,8 @@ class Run:
                         self._keep(record)
                 finally:
                     self._newest = None  # training has saved newer ones
+            if config.enable_diagnostics:
+                self.directory.save_profile(training.profiler.rows())
             self.final, self.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
             self.directory.log(FailureRecord(self.training.progress.step, str(error)))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 720, 270
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 80, 16, 14, 46
 POINTS = 500  # of a curve at most: more are not seen
 COLOURS = 6
+LARGEST = 1e30  # larger numbers are left out
 
 # Light and dark; a curve has the class c0 ... c5.
 STYLE = """
@@ -20,7 +21,8 @@ STYLE = """
 svg.chart { display: block; width: 100%; height: auto; }
 svg.chart text { fill: var(--quiet); font: 13px system-ui, sans-serif; }
 svg.chart .grid { stroke: var(--line); stroke-width: 1; }
-svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
+svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round;
+  vector-effect: non-scaling-stroke; }
 svg.chart .faint { stroke-width: 1; opacity: 0.35; }
 """ + "".join(
     f"svg.chart .c{i} {{ stroke: var(--c{i}); }} svg.chart .dot.c{i}, .key.c{i} "
@@ -31,7 +33,7 @@ svg.chart .faint { stroke-width: 1; opacity: 0.35; }
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, both of one length; values that are not finite leave gaps."""
+    """y over x, both of one length; values that are not finite are left out."""
 
     name: str
     x: Sequence[float]
@@ -41,13 +43,17 @@ class Curve:
     dots: bool = False
 
 
-def chart(curves: Sequence[Curve], x_label: str, y_label: str, title: str) -> str:
+def chart(
+    curves: Sequence[Curve], x_label: str, y_label: str, title: str, from_zero: bool = False
+) -> str:
     """The SVG of curves over one axis, "" if there is nothing to draw; title is read aloud."""
     drawn = [(curve, x, y) for curve in curves for x, y in [_finite(curve)] if x]
     if not drawn:
         return ""
     left, right = min(min(x) for _, x, _ in drawn), max(max(x) for _, x, _ in drawn)
     low, high = _range([value for _, _, y in drawn for value in y])
+    low = 0.0 if from_zero else low
+    high = high if high > low else low + 1
     if left == right:
         left, right = left - 0.5, right + 0.5
 
@@ -74,9 +80,9 @@ def chart(curves: Sequence[Curve], x_label: str, y_label: str, title: str) -> st
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
         f'{html.escape(x_label)}</text><text x="2" y="{HEIGHT - 4}">{html.escape(y_label)}</text>'
     )
-    for curve, x, y in sorted(drawn, key=lambda item: not item[0].faint):
+    for curve, xs, ys in sorted(drawn, key=lambda item: not item[0].faint):
         colour = f"c{curve.colour % COLOURS}"
-        points = [place(*point) for point in zip(*_thinned(x, y), strict=True)]
+        points = [place(*point) for point in zip(*_thinned(xs, ys), strict=True)]
         kind = f"curve {'faint ' * curve.faint}{colour}"
         parts.append(f'<polyline class="{kind}" points="{" ".join(points)}"/>')
         if curve.dots or len(points) == 1:
@@ -115,7 +121,7 @@ def _finite(curve: Curve) -> tuple[list[float], list[float]]:
     pairs = [
         (x, y)
         for x, y in zip(curve.x, curve.y, strict=True)
-        if y is not None and math.isfinite(x) and math.isfinite(y)
+        if abs(x) < LARGEST and abs(y) < LARGEST  # not of NaN
     ]
     return [x for x, _ in pairs], [y for _, y in pairs]
 
