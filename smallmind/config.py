@@ -61,6 +61,9 @@ class ModelConfig:
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
     norm: str = setting("layernorm", "norm before each layer", choices=tuple(parts.NORMS))
+    norm_epsilon: float = setting(
+        1e-5, "what norms add to the mean of squares that they divide by", low=1e-12, high=0.1
+    )
     mlp: str = setting("gelu", "activation of the perceptrons", choices=tuple(parts.MLPS))
     mlp_width: int | None = setting(
         None,

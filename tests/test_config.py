@@ -47,6 +47,8 @@ def test_defaults_are_valid_and_frozen(config):
         (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
         (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0 and below 1"),
         (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),
+        (ModelConfig, {"norm_epsilon": 0}, "norm_epsilon=0 must be at least 1e-12 and at most 0.1"),
+        (ModelConfig, {"norm_epsilon": float("inf")}, "norm_epsilon=inf must be at least 1e-12"),
         (
             TrainingConfig,
             {"learning_rate": float("nan")},

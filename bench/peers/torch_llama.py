@@ -6,8 +6,6 @@ from torch.nn import functional
 
 from smallmind.config import ModelConfig
 
-EPSILON = 1e-5
-
 
 class Rotary(nn.Module):
     """Rotates queries and keys (B, H, T, D) by their positions."""
@@ -50,7 +48,8 @@ class Attention(nn.Module):
         self.projection = nn.Linear(C, C, bias=False)
         self.query_norm = self.key_norm = nn.Identity()
         if config.qk_norm:
-            self.query_norm, self.key_norm = nn.RMSNorm(D, eps=EPSILON), nn.RMSNorm(D, eps=EPSILON)
+            self.query_norm = nn.RMSNorm(D, eps=config.norm_epsilon)
+            self.key_norm = nn.RMSNorm(D, eps=config.norm_epsilon)
         self.value_residual = Mix() if config.value_residual and not is_first else None
 
     def forward(
@@ -83,9 +82,9 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.n_embd, eps=EPSILON)
+        self.attention_norm = nn.RMSNorm(config.n_embd, eps=config.norm_epsilon)
         self.attention = Attention(config, rotary, is_first)
-        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=EPSILON)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_epsilon)
         self.mlp = SwiGLU(config)
 
     def forward(
@@ -106,7 +105,7 @@ class Model(nn.Module):
         self.bigram_embedding = nn.Embedding(V * V, C) if config.bigram_rows else None
         rotary = Rotary(config)
         self.blocks = nn.ModuleList(Block(config, rotary, i == 0) for i in range(config.n_layer))
-        self.final_norm = nn.RMSNorm(C, eps=EPSILON)
+        self.final_norm = nn.RMSNorm(C, eps=config.norm_epsilon)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.token_embedding(ids)

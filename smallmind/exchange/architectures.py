@@ -4,15 +4,12 @@ One description per architecture serves all formats, and both directions.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from smallmind.checks import InputError, shown_value
 from smallmind.config import ModelConfig
-
-EPSILON = 1e-5  # that every norm here adds to a mean of squares
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,6 @@ def values_of(config: ModelConfig) -> dict[str, Any]:
         "n_kv_head": config.kv_heads,
         "head_size": config.head_size,
         "hidden_size": config.hidden_size,
-        "epsilon": EPSILON,
     }
 
 
@@ -105,7 +101,7 @@ GPT2 = Architecture(
             "n_head": "n_head",
             "hidden_size": "n_inner",
             "tie_weights": "tie_word_embeddings",
-            "epsilon": "layer_norm_epsilon",
+            "norm_epsilon": "layer_norm_epsilon",
         },
         fixed={
             "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
@@ -114,7 +110,7 @@ GPT2 = Architecture(
             "add_cross_attention": (False,),
         },
         free={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-        defaults={"hidden_size": None, "tie_weights": True, "epsilon": 1e-5},
+        defaults={"hidden_size": None, "tie_weights": True, "norm_epsilon": 1e-5},
     ),
     tensors=Layout(
         {
@@ -139,7 +135,7 @@ GPT2 = Architecture(
             "n_layer": "block_count",
             "hidden_size": "feed_forward_length",
             "n_head": "attention.head_count",
-            "epsilon": "attention.layer_norm_epsilon",
+            "norm_epsilon": "attention.layer_norm_epsilon",
         }
     ),
     gguf_tensors=Layout(
@@ -178,7 +174,7 @@ LLAMA = Architecture(
             "tie_weights": "tie_word_embeddings",
             "rope_theta": "rope_theta",
             "bias": ("attention_bias", "mlp_bias"),
-            "epsilon": "rms_norm_eps",
+            "norm_epsilon": "rms_norm_eps",
         },
         fixed={"hidden_act": ("silu", "swish")},
         defaults={
@@ -187,7 +183,7 @@ LLAMA = Architecture(
             "tie_weights": False,
             "rope_theta": 1e4,
             "bias": False,
-            "epsilon": 1e-6,
+            "norm_epsilon": 1e-6,
         },
     ),
     tensors=Layout(
@@ -222,7 +218,7 @@ LLAMA = Architecture(
                 "rope.dimension_count",
             ),
             "rope_theta": "rope.freq_base",
-            "epsilon": "attention.layer_norm_rms_epsilon",
+            "norm_epsilon": "attention.layer_norm_rms_epsilon",
         },
         defaults={"vocab_size": None, "n_kv_head": None, "head_size": None, "rope_theta": 1e4},
     ),
@@ -278,7 +274,7 @@ ARCEE = Architecture(
     config=dataclasses.replace(
         LLAMA.config,
         fixed={"hidden_act": ("relu2",)},
-        defaults={**LLAMA.config.defaults, "epsilon": 1e-5},
+        defaults={**LLAMA.config.defaults, "norm_epsilon": 1e-5},
     ),
     tensors=Layout(
         {**LLAMA.tensors.names, "blocks.{}.mlp.expansion": "model.layers.{}.mlp.up_proj"}
@@ -346,8 +342,8 @@ def settings_of(config: ModelConfig, settings: Settings) -> dict[str, Any]:
 
 def config_of(
     architecture: Architecture, settings: Settings, saved: Mapping[str, Any], **known: Any
-) -> tuple[ModelConfig, float]:
-    """What a file says -> the settings of its model, and the epsilon of its norms.
+) -> ModelConfig:
+    """What a file says -> the settings of its model.
 
     `known` are settings that follow from something else. InputError for what is missing, wrong or
     not known here.
@@ -359,11 +355,8 @@ def config_of(
                 f"{' or '.join(map(str, allowed))}"
             )
     values = {name: _value(settings, saved, name) for name in settings.keys} | known
-    head_size, width, epsilon = (
-        values.pop(n, None) for n in ("head_size", "hidden_size", "epsilon")
-    )
-    fields = {name: value for name, value in values.items() if value is not None}
-    config = ModelConfig(**{**architecture.parts, **architecture.filled, **fields})
+    head_size, width = values.pop("head_size", None), values.pop("hidden_size")
+    config = ModelConfig(**{**architecture.parts, **architecture.filled, **values})
     if head_size not in (None, config.head_size):
         raise InputError(
             f"its heads have {shown_value(head_size)} channels; only n_embd / n_head = "
@@ -376,11 +369,7 @@ def config_of(
         config = dataclasses.replace(config, n_kv_head=None)
     if changes := architecture.changes(config):
         raise InputError(f"{architecture.name} with {', '.join(changes)} is not known here")
-    is_number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-    if not is_number or not 1e-9 <= epsilon <= 1e-3:
-        raise InputError(f"the epsilon of its norms is {shown_value(epsilon)}: not known here")
-    # GGUF has it as float32.
-    return config, EPSILON if math.isclose(epsilon, EPSILON, rel_tol=1e-6) else float(epsilon)
+    return config
 
 
 def _value(settings: Settings, saved: Mapping[str, Any], name: str) -> Any:

@@ -7,19 +7,13 @@ import pytest
 from smallmind import InputError, ModelConfig
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
-    EPSILON,
     architecture_of,
     config_of,
     settings_of,
 )
 from smallmind.exchange.tensors import tensors_of
-from smallmind.kernels import layernorm, rmsnorm
 from smallmind.presets import ARCHITECTURES as PRESETS
 from tests.exchange.models import MODELS, SHAPE
-
-
-def test_the_epsilon_is_that_of_the_kernels():
-    assert rmsnorm.EPSILON == layernorm.EPSILON == pytest.approx(EPSILON)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -73,13 +67,12 @@ def test_settings_that_were_written_are_read_back(name, tied):
     config = ModelConfig(**SHAPE, **MODELS[name], tie_weights=tied)
     architecture = architecture_of(config)
     written = settings_of(config, architecture.config)
-    found, epsilon = config_of(architecture, architecture.config, written)
-    assert epsilon == EPSILON
+    found = config_of(architecture, architecture.config, written)
     if config.bias or "bias" not in architecture.filled:
         assert found == config
     known = {"vocab_size": config.vocab_size, "tie_weights": tied, "bias": config.bias}
     written = settings_of(config, architecture.metadata)
-    assert config_of(architecture, architecture.metadata, written, **known)[0] == config
+    assert config_of(architecture, architecture.metadata, written, **known) == config
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,6 +95,6 @@ def test_every_element_of_every_parameter_is_in_one_tensor(name):
 def test_an_epsilon_that_cannot_be_is_refused(architecture, epsilon):
     config = ModelConfig(**{**SHAPE, **architecture.parts, **architecture.filled})
     saved = settings_of(config, architecture.config)
-    saved[architecture.config.keys["epsilon"]] = epsilon
-    with pytest.raises(InputError, match="the epsilon of its norms is"):
+    saved[architecture.config.keys["norm_epsilon"]] = epsilon
+    with pytest.raises(InputError, match=r"norm_epsilon=.* must be"):
         config_of(architecture, architecture.config, saved)

@@ -95,7 +95,8 @@ def refusal(path):
         ({"tie_word_embeddings": "yes"}, "tie_weights='yes' must be true or false"),
         ({"attention_bias": True}, "attention_bias=True, mlp_bias=False: they must be equal here"),
         ({"attention_bias": True, "mlp_bias": True}, "lacks the tensor"),
-        ({"rms_norm_eps": 0}, "the epsilon of its norms is 0"),
+        ({"rms_norm_eps": 0}, "norm_epsilon=0 must be at least 1e-12 and at most 0.1"),
+        ({"rms_norm_eps": None}, "norm_epsilon=None must be a number"),
     ],
 )
 def test_a_config_that_is_wrong_or_not_known_is_refused(model, changes, reason):

@@ -38,8 +38,10 @@ def logits_of(p, ids, config):
 
     def norm(x, name):
         if config.norm == "rmsnorm":
-            return F.rms_norm(x, (C,), p[f"{name}.weight"], eps=1e-5)
-        return F.layer_norm(x, (C,), p[f"{name}.weight"], p.get(f"{name}.bias"))
+            return F.rms_norm(x, (C,), p[f"{name}.weight"], eps=config.norm_epsilon)
+        return F.layer_norm(
+            x, (C,), p[f"{name}.weight"], p.get(f"{name}.bias"), config.norm_epsilon
+        )
 
     def attend(x, name, first_values):
         q, k, v = linear(x, f"{name}.qkv").split((C, G * D, G * D), dim=2)
@@ -51,8 +53,8 @@ def logits_of(p, ids, config):
                 v = a * v + b * first_values
         q, k, v = (t.view(B, T, -1, D).transpose(1, 2) for t in (q, k, v))
         if config.qk_norm:
-            q = F.rms_norm(q, (D,), p[f"{name}.query_norm.weight"], eps=1e-5)
-            k = F.rms_norm(k, (D,), p[f"{name}.key_norm.weight"], eps=1e-5)
+            q = F.rms_norm(q, (D,), p[f"{name}.query_norm.weight"], eps=config.norm_epsilon)
+            k = F.rms_norm(k, (D,), p[f"{name}.key_norm.weight"], eps=config.norm_epsilon)
         if config.position == "rope":
             q, k = rotate(q, config.rope_theta), rotate(k, config.rope_theta)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=G < H)

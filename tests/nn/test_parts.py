@@ -22,6 +22,8 @@ EVERYTHING = {
 }
 PARTS = {
     "rmsnorm": {"norm": "rmsnorm"},
+    "epsilon": {"norm_epsilon": 0.1},
+    "epsilon of rmsnorm": {"norm_epsilon": 0.1, "norm": "rmsnorm", "qk_norm": True},
     "rope": {"position": "rope"},
     "no positions": {"position": "none"},
     "relu2": {"mlp": "relu2"},
