@@ -12,7 +12,7 @@ class Rotary(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        T, D = config.block_size, config.head_size
+        T, D = config.block_size, config.head_channels
         angles = torch.outer(torch.arange(T), config.rope_theta ** (-torch.arange(0, D, 2) / D))
         angles = torch.cat((angles, angles), dim=-1)
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -42,10 +42,11 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        C, D, self.n_head = config.n_embd, config.head_size, config.n_head
+        C, D, self.n_head = config.n_embd, config.head_channels, config.n_head
+        self.width = self.n_head * D
         self.rotary = rotary
-        self.qkv = nn.Linear(C, 3 * C, bias=False)
-        self.projection = nn.Linear(C, C, bias=False)
+        self.qkv = nn.Linear(C, 3 * self.width, bias=False)
+        self.projection = nn.Linear(self.width, C, bias=False)
         self.query_norm = self.key_norm = nn.Identity()
         if config.qk_norm:
             self.query_norm = nn.RMSNorm(D, eps=config.norm_epsilon)
@@ -55,16 +56,16 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, first_values: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        B, T, C = x.shape
+        B, T, _ = x.shape
         q, k, v = (
-            y.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-            for y in self.qkv(x).split(C, dim=2)
+            y.view(B, T, self.n_head, -1).transpose(1, 2)
+            for y in self.qkv(x).split(self.width, dim=2)
         )
         if self.value_residual is not None:
             v = self.value_residual(v, first_values)
         q, k = self.rotary(self.query_norm(q)), self.rotary(self.key_norm(k))
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.projection(heads.transpose(1, 2).reshape(B, T, C)), v
+        return self.projection(heads.transpose(1, 2).reshape(B, T, self.width)), v
 
 
 class SwiGLU(nn.Module):

@@ -4,7 +4,7 @@ One description per architecture serves all formats, and both directions.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,9 +64,11 @@ class Architecture:
 
     def changes(self, config: ModelConfig) -> dict[str, Any]:
         """What would have to change in config for it to be of this architecture."""
-        needed = {**COMMON, **self.parts}
+        # Transformers refuses any other width of a Llama, whatever the size of its heads.
+        needed = {**COMMON, **self.parts, "n_embd": config.divisible_n_embd}
         if self.parts["position"] == "learned":
             needed["n_kv_head"] = config.n_head
+            needed["head_size"] = config.divisible_n_embd // config.n_head
         values = values_of(config)
         return {name: value for name, value in needed.items() if values[name] != value}
 
@@ -79,7 +81,7 @@ def values_of(config: ModelConfig) -> dict[str, Any]:
     return {
         **dataclasses.asdict(config),
         "n_kv_head": config.kv_heads,
-        "head_size": config.head_size,
+        "head_size": config.head_channels,
         "hidden_size": config.hidden_size,
     }
 
@@ -310,18 +312,23 @@ def architecture_of(config: ModelConfig) -> Architecture:
     ranked = sorted(ARCHITECTURES, key=lambda architecture: len(architecture.changes(config)))
     nearest, changes = ranked[0], ranked[0].changes(config)
     if changes:
-        values = values_of(config)
-        has = ", ".join(f"{name}={values[name]}" for name in changes)
         flags = " ".join(_flag(name, value) for name, value in changes.items())
         raise InputError(
-            f"no published architecture has {has}; nearest is {nearest.name}: train with {flags}"
+            f"no published architecture has {_named(config, changes)}; nearest is {nearest.name}: "
+            f"train with {flags}"
         )
-    if config.position == "rope" and config.head_size % 2:
+    if config.position == "rope" and config.head_channels % 2:
         raise InputError(
-            f"other programs cannot rotate heads of {config.head_size} channels, an odd number; "
-            f"train with --n-embd {config.n_head * (config.head_size + 1)}"
+            f"other programs cannot rotate heads of {config.head_channels} channels, an odd "
+            f"number; train with --head-size {config.head_channels + 1}"
         )
     return nearest
+
+
+def _named(config: ModelConfig, names: Iterable[str]) -> str:
+    """The settings with these names and their values."""
+    values = values_of(config)
+    return ", ".join(f"{name}={values[name]}" for name in names)
 
 
 def _flag(name: str, value: Any) -> str:
@@ -355,20 +362,17 @@ def config_of(
                 f"{' or '.join(map(str, allowed))}"
             )
     values = {name: _value(settings, saved, name) for name in settings.keys} | known
-    head_size, width = values.pop("head_size", None), values.pop("hidden_size")
+    width = values.pop("hidden_size")
     config = ModelConfig(**{**architecture.parts, **architecture.filled, **values})
-    if head_size not in (None, config.head_size):
-        raise InputError(
-            f"its heads have {shown_value(head_size)} channels; only n_embd / n_head = "
-            f"{config.head_size} is known here"
-        )
     # Without what is the default anyway: as a model made here has it.
     if width is not None and width != config.hidden_size:
         config = dataclasses.replace(config, mlp_width=width)
     if config.n_kv_head == config.n_head:
         config = dataclasses.replace(config, n_kv_head=None)
+    if config.n_embd == config.n_head * config.head_channels:
+        config = dataclasses.replace(config, head_size=None)
     if changes := architecture.changes(config):
-        raise InputError(f"{architecture.name} with {', '.join(changes)} is not known here")
+        raise InputError(f"{architecture.name} with {_named(config, changes)} is not known here")
     return config
 
 

@@ -75,7 +75,7 @@ def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
                 parameter_shape=spec.shape,
                 columns=slice(start, end),
                 is_transposed=is_transposed,
-                heads=(end - start) // config.head_size if name in layout.interleaved else 0,
+                heads=(end - start) // config.head_channels if name in layout.interleaved else 0,
                 role=spec.role,
             )
 

@@ -324,10 +324,10 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
                 heads[b, t, h] = p @ values[b, g, places] / p.sum()
 
 
-def _queries_keys_values(qkv, shape, C):
-    """qkv (B T, C + 2 G D), shape (B, H, T) -> three views or copies (B, H, T, D)."""
+def _queries_keys_values(qkv, shape, width):
+    """qkv (B T, (H + 2 G) D), shape (B, H, T), width H D -> three views or copies (B, H, T, D)."""
     B, H, T = shape
-    D = C // H
+    D = width // H
     heads = qkv.reshape(B, T, -1, D).transpose(0, 2, 1, 3)
     G = (heads.shape[1] - H) // 2
     q, k, v = np.split(heads, (H, H + G), axis=1)

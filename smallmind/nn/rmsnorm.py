@@ -44,7 +44,7 @@ class HeadNorm:
     """
 
     def __init__(self, scope: Scope, first: int, heads: int) -> None:
-        D = scope.config.head_size
+        D = scope.config.head_channels
         self.workspace = scope.workspace
         self.name = scope.name
         self.epsilon = scope.config.norm_epsilon

@@ -1,10 +1,12 @@
 """Which models are of a published architecture, and what the others hear."""
 
+import argparse
 import itertools
 
 import pytest
 
 from smallmind import InputError, ModelConfig
+from smallmind.cli.flags import add_training_flags
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
     architecture_of,
@@ -13,6 +15,7 @@ from smallmind.exchange.architectures import (
 )
 from smallmind.exchange.tensors import tensors_of
 from smallmind.presets import ARCHITECTURES as PRESETS
+from smallmind.sources import MODEL_FIELDS
 from tests.exchange.models import MODELS, SHAPE
 
 
@@ -30,8 +33,9 @@ def test_what_the_config_calls_published_can_be_exported():
         (True, False),
         (True, False),
         (None, 2),
+        (None, 6, 10),
     )
-    names = "norm", "position", "mlp", "bias", "qk_norm", "n_kv_head"
+    names = "norm", "position", "mlp", "bias", "qk_norm", "n_kv_head", "head_size"
     for chosen in choices:
         config = ModelConfig(**SHAPE, **dict(zip(names, chosen, strict=True)))
         if config.architecture:
@@ -51,7 +55,14 @@ def test_what_the_config_calls_published_can_be_exported():
         ({**PRESETS["llama"], "x0_scalars": True}, "x0_scalars=True", "--no-x0-scalars"),
         ({**PRESETS["llama"], "position": "none"}, "position=none", "--position rope"),
         ({**PRESETS["llama"], "qk_norm": True, "bias": True}, "qk_norm=True", "--no-qk-norm"),
-        ({**PRESETS["llama"], "n_embd": 28}, "heads of 7 channels, an odd number", "--n-embd 32"),
+        ({**PRESETS["llama"], "n_embd": 28}, "heads of 7 channels, an odd number", "--head-size 8"),
+        ({**PRESETS["gpt2"], "head_size": 8}, "head_size=8; nearest is GPT-2", "--head-size 6"),
+        ({**PRESETS["llama"], "head_size": 8, "n_embd": 26}, "n_embd=26", "--n-embd 24"),
+        (
+            {**PRESETS["gpt2"], "head_size": 8, "n_embd": 26},
+            "n_embd=26, head_size=8",
+            "--n-embd 24 --head-size 6",
+        ),
     ],
 )
 def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fields, parts, flags):
@@ -59,6 +70,11 @@ def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fie
         architecture_of(ModelConfig(**{**SHAPE, **fields}))
     message = str(caught.value)
     assert parts in message and message.endswith(f"train with {flags}") and "\n" not in message
+    parser = argparse.ArgumentParser()
+    add_training_flags(parser)
+    advised = vars(parser.parse_args(flags.split()))
+    advised = {name: value for name, value in advised.items() if name in MODEL_FIELDS}
+    assert architecture_of(ModelConfig(**{**SHAPE, **fields, **advised}))
 
 
 @pytest.mark.parametrize("name", MODELS)

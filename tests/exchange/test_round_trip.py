@@ -70,7 +70,7 @@ def test_16_bit_weights_are_rounded_once(tmp_path, to, type, dtype):
 
 def test_blocks_of_8_bits_are_within_half_a_step(tmp_path):
     tokenizer = tokenizer_of("char")
-    model = model_of("Llama", tokenizer, n_embd=64, mlp_width=96)
+    model = model_of("Llama", tokenizer, n_embd=64, head_size=8, mlp_width=96)
     found, _ = smallmind.load(sent(tmp_path, model, tokenizer, "gguf", type="q8_0"), "numpy")
     for name, values in model.parameters.items():
         if values.ndim == 1:

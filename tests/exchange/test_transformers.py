@@ -29,13 +29,13 @@ GPT2 = {"n_embd": 30, "n_inner": 77, "n_layer": 3, "n_head": 5, "n_positions": 3
 GPT2_RATES = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 THEIRS = {
     "GPT-2": ("GPT2", {**GPT2, **GPT2_RATES}, "layer_norm_epsilon"),
-    "Llama": ("Llama", LLAMA, "rms_norm_eps"),
+    "Llama": ("Llama", {**LLAMA, "head_dim": 10}, "rms_norm_eps"),
     "Llama with biases": (
         "Llama",
         {**LLAMA, "attention_bias": True, "mlp_bias": True},
         "rms_norm_eps",
     ),
-    "Qwen3": ("Qwen3", {**LLAMA, "head_dim": 6}, "rms_norm_eps"),
+    "Qwen3": ("Qwen3", {**LLAMA, "head_dim": 14}, "rms_norm_eps"),
     "Arcee": ("Arcee", LLAMA, "rms_norm_eps"),
 }
 
