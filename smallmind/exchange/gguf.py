@@ -83,12 +83,12 @@ class ForeignFile(Foreign):
         self._metadata, self._tensors = gguf_file.read(path)
         try:
             self._described = _architecture(self._metadata)
-            self.config, self.epsilon = self._config()
+            self.config = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
 
-    def _config(self) -> tuple[ModelConfig, float]:
+    def _config(self) -> ModelConfig:
         settings, prefix = self._described.metadata, f"{self._described.gguf}."
         own = {
             key.removeprefix(prefix): value
@@ -113,7 +113,7 @@ class ForeignFile(Foreign):
 
     def model(self, backend: str = "numba") -> TransformerModel:
         layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, self.epsilon, layout, self._tensors, source, backend)
+        return read_model(self.config, layout, self._tensors, source, backend)
 
 
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:

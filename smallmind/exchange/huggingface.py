@@ -119,7 +119,7 @@ class ForeignDirectory(Foreign):
         self.path = path
         try:
             saved = _read_json(path / CONFIG, MAX_CONFIG_BYTES)
-            self._described, self.config, self.epsilon = _described(saved)
+            self._described, self.config = _described(saved)
         except OSError as error:
             raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
         except ValueError as error:  # InputError is one
@@ -148,7 +148,7 @@ class ForeignDirectory(Foreign):
         layout = self._described.tensors
         names = {tensor.name for tensor in tensors_of(self.config, layout)}
         stored = _as_expected(stored, names)
-        return read_model(self.config, self.epsilon, layout, stored, str(self.path), backend)
+        return read_model(self.config, layout, stored, str(self.path), backend)
 
     def _files(self) -> list[Path]:
         """The files of weights: one, or the shards that an index names."""
@@ -246,8 +246,8 @@ def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:
     return list(safetensors.open_tensors(file, strict=False)[0].items())
 
 
-def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]:
-    """config.json -> the architecture, the settings of the model, the epsilon of its norms."""
+def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
+    """config.json -> the architecture, the settings of the model."""
     for key, what in REFUSED.items():
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
@@ -257,7 +257,7 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]
     if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
         raise InputError("it has layers with another attention than full_attention")
     flat = {**saved, **_rotation(saved)}
-    return architecture, *config_of(architecture, architecture.config, flat)
+    return architecture, config_of(architecture, architecture.config, flat)
 
 
 def _rotation(saved: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A model of another program, made into a run."""
 
 import dataclasses
-import warnings
 from pathlib import Path
 
 from smallmind.checks import InputError, check_field
@@ -17,7 +16,7 @@ def import_model(
 ) -> tuple[RunDirectory, SavedConfig]:
     """Writes the run -> its directory and its config. Arguments and errors as `Run.import_model`.
 
-    It has no text: what needs one says so. A warning says what is different about training it on.
+    It has no text: what needs one says so.
     """
     if not source.exists():
         raise InputError(
@@ -31,8 +30,6 @@ def import_model(
         )
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
-    if foreign.note:
-        warnings.warn(foreign.note, stacklevel=3)
     model, tokenizer = foreign.load("numpy")
     settings = Settings(model=foreign.config, run=RunConfig(tokenizer=tokenizer.kind))
     path = out or default_directory(source.stem)

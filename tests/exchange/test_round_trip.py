@@ -70,7 +70,7 @@ def test_16_bit_weights_are_rounded_once(tmp_path, to, type, dtype):
 
 def test_blocks_of_8_bits_are_within_half_a_step(tmp_path):
     tokenizer = tokenizer_of("char")
-    model = model_of("Llama", tokenizer, n_embd=64, mlp_width=96)
+    model = model_of("Llama", tokenizer, n_embd=64, head_size=8, mlp_width=96)
     found, _ = smallmind.load(sent(tmp_path, model, tokenizer, "gguf", type="q8_0"), "numpy")
     for name, values in model.parameters.items():
         if values.ndim == 1:
@@ -97,34 +97,6 @@ def test_rows_too_short_for_blocks_have_16_bits(tmp_path):
     for name, values in model.parameters.items():
         wanted = values if values.ndim == 1 else values.astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(found.parameters[name], wanted)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", MODELS)
-def test_norms_with_another_epsilon_return_the_same(tmp_path, name, tied):
-    """EPSILON is part of the kernels: the weights are scaled so that it has the same effect."""
-    tokenizer = tokenizer_of("char")
-    model = model_of(name, tokenizer, tied)
-    # Small streams, so that epsilon matters.
-    model.parameters["token_embedding.weight"][...] *= 1e-3
-    path = sent(tmp_path, model, tokenizer, "hf")
-    config = json.loads((path / "config.json").read_text())
-    key = "layer_norm_epsilon" if "layer_norm_epsilon" in config else "rms_norm_eps"
-    config[key] = 1e-5 / 100
-    (path / "config.json").write_text(json.dumps(config))
-    found, _ = smallmind.load(path, "numpy")
-    ids = ids_for(model)
-    # The same, from the definition: all that norms read is ten times as large.
-    for parameter, values in model.parameters.items():
-        layer = parameter.rpartition(".")[0]
-        if layer.endswith(("embedding", "projection")):
-            values *= 10
-        elif layer == "final_norm" and tied:
-            values /= 10
-        elif layer.endswith("qkv") and "Qwen3" in name:
-            values[..., : 24 + 12] *= 10
-    wanted = model.forward(ids)
-    np.testing.assert_allclose(found.forward(ids), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_shards_are_read_together(tmp_path):

@@ -103,15 +103,15 @@ def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_another_epsilon_is_a_warning_to_those_who_train(root, tmp_path):
+def test_norms_keep_the_epsilon_of_the_file(root, tmp_path):
     path = Path(shutil.copytree(root / "hf", tmp_path / "model"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
-    with pytest.warns(UserWarning, match="add 1e-06 to a mean of squares, those here 1e-05"):
-        Run.import_model(path, tmp_path / "run")
+    assert Run.import_model(path, tmp_path / "run").settings.model.norm_epsilon == 1e-6
+    np.testing.assert_array_equal(weights(tmp_path / "run"), weights(root / "run"))
     fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
-    with pytest.warns(UserWarning, match=r"its weights are scaled by 3\.16"):
-        Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    assert run.settings.model.norm_epsilon == 1e-6
 
 
 def test_an_imported_run_has_no_text(root, tmp_path, capsys, monkeypatch):
