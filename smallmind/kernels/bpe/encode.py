@@ -9,7 +9,7 @@ import numpy as np
 from smallmind.kernels.bpe.pairs import FREE, pair_slot
 from smallmind.kernels.bpe.split import word_end
 from smallmind.kernels.bpe.words import Words, add_word, slot_of
-from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, threaded_jit
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit, threaded_jit
 
 NONE = -1
 GONE = -2  # the token of a place that has been merged into the one before
@@ -85,7 +85,7 @@ def fill_merges(merges):
             merges.slots[slot] = merge
 
 
-@jit
+@short_jit
 def _push(chain, merges, place):
     """Adds the merge of a place with the one after it, if there is one."""
     following = chain.after[place]
@@ -106,7 +106,7 @@ def _push(chain, merges, place):
     chain.heap[i] = entry
 
 
-@jit
+@short_jit
 def _pop(chain):
     """-> the first of the merges, and where; removes it from the heap."""
     first = chain.heap[0]
@@ -134,7 +134,7 @@ def _is_possible(chain, merges, merge, place):
     return following != NONE and chain.tokens[following] == merges.rights[merge]
 
 
-@jit
+@short_jit
 def _encode_word(ids, chain, merges, data, start, stop):
     """data[start:stop] -> how many tokens it has. Writes them to the start of ids."""
     n = stop - start
@@ -164,7 +164,7 @@ def _encode_word(ids, chain, merges, data, start, stop):
     return count
 
 
-@jit
+@short_jit
 def _remember(memory, slot, data, start, stop, ids, count):
     """Adds a word with its tokens, the first of ids; forgets all others if there is no room."""
     words = memory.words
@@ -176,7 +176,8 @@ def _remember(memory, slot, data, start, stop, ids, count):
             return
         word = add_word(words, slot_of(words, data, start, stop), data, start, stop)
     first = memory.ends[word]
-    memory.tokens[first : first + count] = ids[:count]
+    for i in range(count):
+        memory.tokens[first + i] = ids[i]
     memory.ends[word + 1] = first + count
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.kernels.bpe.characters import LETTER, NEWLINE, NUMBER, OTHER, SPACE
-from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit
 
 BLANK, APOSTROPHE = b" '"
 S, T, M, D, R, V, E, L = b"stmdrvel"
@@ -59,7 +59,7 @@ def _after(data, i):
     return i + _length(data[i])
 
 
-@jit
+@short_jit
 def _run(data, i, stop, classes, kind, most):
     """Where a run of at most so many characters of this class, which begins at i, ends."""
     while most > 0 and _class_at(data, i, stop, classes) == kind:
@@ -87,7 +87,7 @@ def _contraction(data, i, stop, ignores_case):
     return i + 3 if first == L and second == L else i
 
 
-@jit
+@short_jit
 def _white_space_end(data, i, stop, classes, ends_lines):
     """Where the white space at i ends: its last character belongs to what follows.
 
@@ -106,7 +106,7 @@ def _white_space_end(data, i, stop, classes, ends_lines):
     return last if kind != END and last > i else end
 
 
-@jit
+@short_jit
 def _gpt2_end(data, i, stop, classes):
     """'s|'t|'re|'ve|'m|'ll|'d| ?letters| ?numbers| ?others|white space"""
     end = _contraction(data, i, stop, False)
@@ -119,7 +119,7 @@ def _gpt2_end(data, i, stop, classes):
     return _white_space_end(data, i, stop, classes, False)
 
 
-@jit
+@short_jit
 def _gpt4_end(data, i, stop, classes, digits):
     """Contractions, one character and letters, up to `digits` numbers, others and newlines, ..."""
     end = _contraction(data, i, stop, True)
