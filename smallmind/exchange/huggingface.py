@@ -45,6 +45,7 @@ REFUSED = {
     "auto_map": "code of its own, which is never executed here",
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
+ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the second
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as transformers names them
 
@@ -261,16 +262,24 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]
 
 
 def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says about rope, which version 5 of transformers moved, as before."""
+    """What config.json says about rope, which version 5 of transformers moved, as before.
+
+    InputError for anything but the default: models that scale their rotations, such as Llama 3.2.
+    """
     found: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         table = saved.get(key) or {}
         if not isinstance(table, dict):
             raise InputError(f"{key} is not a JSON object")
-        kind = table.get("rope_type", table.get("type", "default"))
-        if kind != "default" or table.get("partial_rotary_factor", 1) != 1:
+        # Other keys scale, or are tables of their own for each kind of layer.
+        is_scaled = table.keys() - {*ROPE_TYPES, "rope_theta", "partial_rotary_factor"} or any(
+            table.get(name) not in (None, "default") for name in ROPE_TYPES
+        )
+        if is_scaled or table.get("partial_rotary_factor") not in (None, 1):
             raise InputError(f"{key} is {shown_value(table)}; only the default is known here")
         found |= {name: value for name, value in table.items() if name == "rope_theta"}
+    if saved.get("partial_rotary_factor") not in (None, 1):
+        raise InputError("partial_rotary_factor is not 1: only whole heads are rotated here")
     return found
 
 
