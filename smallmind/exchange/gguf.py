@@ -95,6 +95,7 @@ class ForeignFile(Foreign):
             for key, value in self._metadata.items()
             if key.startswith(prefix)
         }
+        _check_rotation(own, "rope_freqs.weight" in self._tensors)
         embedding = self._tensors.get("token_embd.weight")
         if embedding is None:
             raise InputError("it lacks the tensor token_embd.weight")
@@ -119,6 +120,15 @@ class ForeignFile(Foreign):
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:
     known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
     return known_architecture(metadata, "general.architecture", known)
+
+
+def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
+    """InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by settings."""
+    kind = str(own.get("rope.scaling.type", "linear"))
+    factor = str(own.get("rope.scaling.factor", own.get("rope.scale_linear", 1.0)))
+    is_default = kind == "none" or (kind == "linear" and factor in ("0.0", "1.0"))
+    if has_factors or not is_default:
+        raise InputError("its rotations (rope) are scaled; only the default is known here")
 
 
 def _typed(value: Any) -> Any:

@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 import smallmind
 from smallmind import InputError, safetensors
 from smallmind.cli import main
+from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_foreign
 from tests.exchange.models import model_of, tokenizer_of
+
+# As in the files of Llama 3.2.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +81,13 @@ def refusal(path):
         ({"hidden_act": {"__reduce__": 1}}, "is not known here"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "only the default is known here"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "only the default is known here"),
+        ({"rope_scaling": LLAMA3}, "rope_scaling is {"),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, "only the default is known here"),
+        ({"rope_parameters": {"full_attention": LLAMA3}}, "only the default is known here"),
+        ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "only the default"),
+        ({"rope_parameters": {"type": "default", "rope_type": "linear"}}, "only the default"),
+        ({"rope_scaling": {"factor": 8.0}}, "only the default is known here"),
+        ({"partial_rotary_factor": 0.5}, "only whole heads are rotated here"),
         ({"rope_scaling": "linear"}, "rope_scaling is not a JSON object"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "only the default is known here"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta=-1"),
@@ -290,6 +307,32 @@ def test_gguf_that_describes_another_model_is_refused(sound, tmp_path, before, a
     path = tmp_path / "model.gguf"
     path.write_bytes(content.replace(before, after, 1))
     assert reason in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_refused"),
+    [
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, False),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, False),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, True),
+        ({"rope.scaling.type": "yarn"}, True),
+        ({"rope.scaling.type": np.arange(3)}, True),
+        ({"rope.scaling.factor": np.ones(3)}, True),
+        ({"rope.scaling.factor": 4.0}, True),
+        ({"rope.scale_linear": 4.0}, True),
+        ({"rope_freqs.weight": None}, True),
+    ],
+)
+def test_gguf_with_scaled_rotations_is_refused(sound, monkeypatch, keys, is_refused):
+    metadata, tensors = gguf_file.read(sound / "Llama.gguf")
+    if "rope_freqs.weight" in keys:  # of Llama 3.1 and later
+        tensors |= {"rope_freqs.weight": tensors["output_norm.weight"]}
+    metadata |= {f"llama.{key}": value for key, value in keys.items()}
+    monkeypatch.setattr(gguf_file, "read", lambda _: (metadata, tensors))
+    if is_refused:
+        assert "its rotations (rope) are scaled" in refusal(sound / "Llama.gguf")
+    else:
+        assert find_foreign(sound / "Llama.gguf").model("numpy")
 
 
 def test_a_file_that_only_says_it_is_gguf_is_refused(tmp_path):
