@@ -24,6 +24,7 @@ LAYERS = [
     {"exchange"},
     {"training"},
     {"runs"},
+    {"views"},
     {"lessons"},
     {"cli"},
     {"__main__", "__init__"},

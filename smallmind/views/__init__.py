@@ -1,0 +1,1 @@
+"""Runs seen from outside: read while they train, without a lock, and never written to."""
