@@ -129,6 +129,20 @@ def add_run(parser: argparse.ArgumentParser, what: str = "directory of the run")
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
 
 
+def add_runs(
+    parser: argparse.ArgumentParser,
+    what: str = "directories of runs; default: the newest run in runs/",
+) -> None:
+    """RUN, several times, for `runs_of`."""
+    parser.add_argument(
+        "run_names",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help=what,
+    )
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """--checkpoint, as `smallmind.runs.loading.find` takes it."""
     parser.add_argument(
@@ -146,6 +160,15 @@ def run_of(options: argparse.Namespace) -> Path:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
     if named := options.run_name or options.run_flag:
         return Path(named)
+    return _newest()
+
+
+def runs_of(options: argparse.Namespace) -> list[Path]:
+    """The runs that a command names, each once, or the newest, which standard error then names."""
+    return list(dict.fromkeys(options.run_names)) or [_newest()]
+
+
+def _newest() -> Path:
     from smallmind.cli.console import Console
     from smallmind.runs.files import newest_run
 

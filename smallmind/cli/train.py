@@ -184,7 +184,7 @@ def _train(
 
 def _show_steps(console: Console, run: "Run") -> int:
     """Trains and shows each record -> exit status."""
-    from smallmind.cli.display import ProgressDisplay, show_costs, token_name
+    from smallmind.cli.display import ProgressDisplay, show_costs, show_losses, token_name
     from smallmind.cli.signals import stopping_on_signals
 
     token = token_name(run.training.tokenizer.kind)
@@ -193,6 +193,7 @@ def _show_steps(console: Console, run: "Run") -> int:
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
             progress.show(record)
+        show_losses(console, run)
         progress.show_health()
         show_costs(console, run.training)
     if not received:

@@ -18,6 +18,7 @@ from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.config import __version__
 from smallmind.lock import RunLock
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
 from smallmind.runs.metrics_file import record_of
@@ -134,7 +135,7 @@ class RunDirectory:
         self._files, self._directories = [], []
 
     def save_config(self, config: SavedConfig) -> None:
-        """Writes settings, hashes and the versions that the run was made with."""
+        """Writes settings, hashes, the size and the versions that the run was made with."""
         fields = {
             **config.settings.to_dict(),
             "text_sha256": config.text_sha256,
@@ -142,6 +143,7 @@ class RunDirectory:
             "initial_sha256": config.initial_sha256,
             "imported": config.imported,
             "extended_after": config.extended_after,
+            "parameters": declare_parameters(config.settings.model).count,  # for who looks at runs
             "smallmind": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
