@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.nn.cache import KeyValueCache
+    from smallmind.nn.gradient_check import GradientCheck, gradient_check
     from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
@@ -60,6 +61,7 @@ _EXPORTS = {
     "CheckpointStrategy": "smallmind.config",
     "Distillation": "smallmind.training.distillation",
     "GenerationConfig": "smallmind.config",
+    "GradientCheck": "smallmind.nn.gradient_check",
     "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.checks",
     "MemoryTracker": "smallmind.memory.tracker",
@@ -81,6 +83,7 @@ _EXPORTS = {
     "export": "smallmind.exchange.format",
     "generate": "smallmind.generation",
     "generate_samples": "smallmind.generation",
+    "gradient_check": "smallmind.nn.gradient_check",
     "load": "smallmind.runs.loading",
     "matmul": "smallmind.linalg",
     "matmul_transpose_a": "smallmind.linalg",
@@ -94,6 +97,7 @@ __all__ = [
     "CheckpointStrategy",
     "Distillation",
     "GenerationConfig",
+    "GradientCheck",
     "GradientDiagnostics",
     "InputError",
     "KeyValueCache",
@@ -115,6 +119,7 @@ __all__ = [
     "export",
     "generate",
     "generate_samples",
+    "gradient_check",
     "load",
     "matmul",
     "matmul_transpose_a",

@@ -83,6 +83,13 @@ CALLS = {
     MODEL.loss_and_gradients: {"ids": IDS, "targets": IDS, "scale": 1.0},
     MODEL.use_precision: {"precision": "float32"},
     TransformerModel.load: {"path": "none", "backend": "numpy"},
+    smallmind.gradient_check: {
+        "subject": MODEL,
+        "config": None,
+        "directions": 1,
+        "tolerance": 1e-3,
+        "seed": 0,
+    },
     smallmind.generate: {"model": MODEL, "tokenizer": TOKENIZER, "prompt": "t", "max_tokens": 1},
     smallmind.load: {"path": "none", "checkpoint": None},
     smallmind.matmul: {"a": MATRIX, "b": MATRIX, "out": None},
