@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.nn.cache import KeyValueCache
     from smallmind.nn.gradient_check import GradientCheck, gradient_check
+    from smallmind.nn.inspection import Inspection
     from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
@@ -64,6 +65,7 @@ _EXPORTS = {
     "GradientCheck": "smallmind.nn.gradient_check",
     "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.checks",
+    "Inspection": "smallmind.nn.inspection",
     "MemoryTracker": "smallmind.memory.tracker",
     "KeyValueCache": "smallmind.nn.cache",
     "LossScaler": "smallmind.optim.loss_scaler",
@@ -100,6 +102,7 @@ __all__ = [
     "GradientCheck",
     "GradientDiagnostics",
     "InputError",
+    "Inspection",
     "KeyValueCache",
     "LossScaler",
     "MemoryTracker",

@@ -79,6 +79,7 @@ CALLS = {
         "norm": "layernorm",
     },
     MODEL.forward: {"ids": IDS},
+    MODEL.inspect: {"ids": IDS, "targets": IDS},
     MODEL.loss: {"ids": IDS, "targets": IDS},
     MODEL.loss_and_gradients: {"ids": IDS, "targets": IDS, "scale": 1.0},
     MODEL.use_precision: {"precision": "float32"},

@@ -4,7 +4,8 @@ For layers see `single_layer`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,28 +44,26 @@ def of_model(
     passes = model.passes
     exact = model if np.dtype(model.workspace.dtype) == np.float64 else _float64_copy(model)
 
-    def evaluate() -> np.ndarray:
-        # Dropout is on in the passes that train, and the masks follow from their number.
-        exact.passes = passes
-        kept = exact.flat.grad.copy() if model.config.dropout else None
+    @contextmanager
+    def same_pass(each: TransformerModel) -> Iterator[None]:
+        """Dropout masks follow from the number of the pass."""
+        each.passes = passes
         try:
-            if kept is None:
-                return np.array(exact.loss(ids, targets))
-            return np.array(exact.loss_and_gradients(ids, targets))
+            with each.flat.other_gradients():
+                yield
         finally:
-            exact.passes = passes
-            if kept is not None:
-                exact.flat.grad[:] = kept
+            each.passes = passes
+
+    def evaluate() -> np.ndarray:
+        if not model.config.dropout:
+            return np.array(exact.loss(ids, targets))
+        with same_pass(exact):
+            return np.array(exact.loss_and_gradients(ids, targets))
 
     def differentiate(_: np.ndarray) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        kept = model.flat.grad.copy()
-        try:
-            model.zero_gradients()
+        with same_pass(model):
             model.loss_and_gradients(ids, targets)
             return {name: value.copy() for name, value in model.gradients.items()}, {}
-        finally:
-            model.passes = passes
-            model.flat.grad[:] = kept
 
     return Differentiable(exact.parameters, evaluate, differentiate, model.workspace.dtype)
 
