@@ -167,12 +167,11 @@ def _compare(
         numerical = float(np.vdot(u, above - below)) / (2 * step)
         precision = max(float(np.finfo(kind).eps) for kind in (y.dtype, array.dtype))
         rounding = ROUNDING * precision * size / (2 * step)
-        gradient, note = gradients[name], notes.get(name, "")
-        if gradient is None:
+        gradient = gradients[name]
+        if gradient is None or np.shape(gradient) != array.shape:
             note = "backward returned no gradient"
-        elif np.shape(gradient) != array.shape:
-            note = f"the gradient has shape {np.shape(gradient)}, not {array.shape}"
-        if note:
+            if gradient is not None:
+                note = f"the gradient has shape {np.shape(gradient)}, not {array.shape}"
             yield Derivative(name, math.nan, numerical, math.nan, False, note)
             continue
         analytical = float(np.vdot(gradient, moved))
@@ -181,9 +180,10 @@ def _compare(
         scale = max(abs(numerical), norm / math.sqrt(array.size))
         difference = abs(analytical - numerical)
         error = difference / scale if scale else 0.0
-        ok = difference <= tolerance * scale + rounding
-        note = "the gradient is zero" if ok and not norm else ""
-        yield Derivative(name, analytical, numerical, error, ok, note)
+        ok, note = difference <= tolerance * scale + rounding, ""
+        if ok:
+            note = notes.get(name, "" if norm else "the gradient is zero")
+        yield Derivative(name, analytical, numerical, error, ok and name not in notes, note)
 
 
 def _step(array: np.ndarray) -> float:
