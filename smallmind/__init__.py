@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from smallmind.memory.tensor_pool import TensorPool
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.nn.cache import KeyValueCache
+    from smallmind.nn.gradient_check import GradientCheck, gradient_check
+    from smallmind.nn.inspection import Inspection
     from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
@@ -60,8 +62,10 @@ _EXPORTS = {
     "CheckpointStrategy": "smallmind.config",
     "Distillation": "smallmind.training.distillation",
     "GenerationConfig": "smallmind.config",
+    "GradientCheck": "smallmind.nn.gradient_check",
     "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.checks",
+    "Inspection": "smallmind.nn.inspection",
     "MemoryTracker": "smallmind.memory.tracker",
     "KeyValueCache": "smallmind.nn.cache",
     "LossScaler": "smallmind.optim.loss_scaler",
@@ -81,6 +85,7 @@ _EXPORTS = {
     "export": "smallmind.exchange.format",
     "generate": "smallmind.generation",
     "generate_samples": "smallmind.generation",
+    "gradient_check": "smallmind.nn.gradient_check",
     "load": "smallmind.runs.loading",
     "matmul": "smallmind.linalg",
     "matmul_transpose_a": "smallmind.linalg",
@@ -94,8 +99,10 @@ __all__ = [
     "CheckpointStrategy",
     "Distillation",
     "GenerationConfig",
+    "GradientCheck",
     "GradientDiagnostics",
     "InputError",
+    "Inspection",
     "KeyValueCache",
     "LossScaler",
     "MemoryTracker",
@@ -115,6 +122,7 @@ __all__ = [
     "export",
     "generate",
     "generate_samples",
+    "gradient_check",
     "load",
     "matmul",
     "matmul_transpose_a",

@@ -5,7 +5,7 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -20,15 +20,16 @@ def setting(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    choices: tuple[str, ...] = (),
+    choices: Collection[str] = (),
     before: Any = dataclasses.MISSING,
     needs: tuple[Any, ...] = (),
 ) -> Any:
     """A field with its help text and allowed values.
 
-    low <= value <= high, above < value < below, or one of choices. None is allowed where it is the
-    default. `before` is what a file means that lacks the field; give it when the default changes.
-    `needs` are the name of another field and those of its values with which this one matters.
+    low <= value <= high, above < value < below, or one of choices, which may be a table that still
+    grows. None is allowed where it is the default. `before` is what a file means that lacks the
+    field; give it when the default changes. `needs` are the name of another field and those of its
+    values with which this one matters.
     Whole numbers are always below 2**63, and those that a model's size or a loop depends on have a
     `high`: a file from anywhere must not make a command endless.
     """

@@ -63,11 +63,11 @@ class ModelConfig:
     dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
-    norm: str = setting("layernorm", "norm before each layer", choices=tuple(parts.NORMS))
+    norm: str = setting("layernorm", "norm before each layer", choices=parts.NORMS)
     norm_epsilon: float = setting(
         1e-5, "what norms add to the mean of squares that they divide by", low=1e-12, high=0.1
     )
-    mlp: str = setting("gelu", "activation of the perceptrons", choices=tuple(parts.MLPS))
+    mlp: str = setting("gelu", "activation of the perceptrons", choices=parts.MLPS)
     mlp_width: int | None = setting(
         None,
         "hidden channels of a perceptron; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
@@ -78,7 +78,7 @@ class ModelConfig:
     position: str = setting(
         "learned",
         "a learned embedding, a rotation of queries and keys, or nothing",
-        choices=tuple(parts.POSITIONS),
+        choices=parts.POSITIONS,
     )
     rope_theta: float = setting(
         1e4, "base of the wavelengths of rope", above=1.0, needs=("position", "rope")
@@ -248,7 +248,7 @@ class TrainingConfig:
         low=1,
         needs=("schedule", "plateau"),
     )
-    optimizer: str = setting("adamw", "update rule", choices=tuple(parts.OPTIMIZERS))
+    optimizer: str = setting("adamw", "update rule", choices=parts.OPTIMIZERS)
     matrix_learning_rate: float = setting(
         0.02,
         "muon's peak learning rate of hidden matrices, by the same schedule",

@@ -255,11 +255,11 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
     off at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
     """
-    q, k, v = _queries_keys_values(qkv, logsumexp.shape, out.shape[1])
-    p, logsumexp[...] = _causal_softmax(q, k, firsts)
+    q, k, v = split_heads(qkv, logsumexp.shape, out.shape[1])
+    p, logsumexp[...] = attention_probabilities(q, k, firsts)
     B, H, T = logsumexp.shape
     heads = out.reshape(B, T, H, -1).transpose(0, 2, 1, 3)  # a view
-    heads[...] = _drop_heads(p, key, probability, first_row) @ v
+    heads[...] = _drop_heads(p, key, probability, first_row) @ _repeated(v, H)
 
 
 def attention_backward(
@@ -267,10 +267,11 @@ def attention_backward(
 ):
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     B, H, T = logsumexp.shape
-    q, k, v = _queries_keys_values(qkv, logsumexp.shape, out.shape[1])
+    q, k, v = split_heads(qkv, logsumexp.shape, out.shape[1])
     d, o = (x.reshape(B, T, H, -1).transpose(0, 2, 1, 3) for x in (dout, out))
     # Not exp(scores - logsumexp): a logsumexp in the thousands is rounded too coarsely.
-    p, _ = _causal_softmax(q, k, firsts)
+    p, _ = attention_probabilities(q, k, firsts)
+    k, v = _repeated(k, H), _repeated(v, H)
     # forward: out = drop(p) v
     dv = _drop_heads(p, key, probability, first_row).swapaxes(-1, -2) @ d
     dp = _drop_heads(d @ v.swapaxes(-1, -2), key, probability, first_row)
@@ -329,22 +330,31 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
                 heads[b, t, h] = p @ values[b, g, places] / p.sum()
 
 
-def _queries_keys_values(qkv, shape, width):
-    """qkv (B T, (H + 2 G) D), shape (B, H, T), width H D -> three views or copies (B, H, T, D)."""
+def split_heads(qkv, shape, width):
+    """qkv (B T, (H + 2 G) D), shape (B, H, T), width H D -> views of the heads.
+
+    q is (B, H, T, D), k and v are (B, G, T, D).
+    """
     B, H, T = shape
-    D = width // H
-    heads = qkv.reshape(B, T, -1, D).transpose(0, 2, 1, 3)
+    heads = qkv.reshape(B, T, -1, width // H).transpose(0, 2, 1, 3)
     G = (heads.shape[1] - H) // 2
-    q, k, v = np.split(heads, (H, H + G), axis=1)
-    return (q, k, v) if G == H else (q, k.repeat(H // G, axis=1), v.repeat(H // G, axis=1))
+    return np.split(heads, (H, H + G), axis=1)
 
 
-def _causal_softmax(q, k, firsts):
-    """q, k (B, H, T, D) -> softmax of q k^T / sqrt(D), (B, H, T, T), and its logsumexp (B, H, T).
+def _repeated(heads, H):
+    """heads (B, G, T, D) -> (B, H, T, D): each once for every head of queries that it serves."""
+    G = heads.shape[1]
+    return heads if G == H else heads.repeat(H // G, axis=1)
 
-    The probability of keys after the query, or before the first that it sees, is zero.
+
+def attention_probabilities(q, k, firsts=None):
+    """q (B, H, T, D), k (B, G, T, D) -> softmax of q k^T / sqrt(D), (B, H, T, T), and logsumexp.
+
+    The probability of keys after the query, or before the first that it sees (B, T), is zero. The
+    logsumexp of the scores is (B, H, T).
     """
     T = q.shape[2]
+    k = _repeated(k, q.shape[1])
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     seen = np.tri(T, dtype=bool)
     if firsts is not None:

@@ -1,5 +1,6 @@
 """Back ends: the kernels that a model calls and the pool that it rents memory from."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,27 @@ def _no_kernel(*_arguments: Any, **_named: Any) -> float:
 def dry_run_backend(kernels: NoKernels | None = None) -> Backend:
     """A back end that allocates and computes nothing: its pool only counts."""
     return Backend("none", kernels or NoKernels(), TensorPool(allocate=unbacked), unbacked)
+
+
+def add_kernel(name: str, plain: Callable[..., Any], fast: Callable[..., Any]) -> None:
+    """Gives both back ends a kernel of your own, in plain NumPy and compiled.
+
+    Layers call it as `workspace.kernels_for(self.name).<name>`. Both functions take the same
+    arguments, outputs first. Adding a kernel again replaces it. InputError if the arguments differ,
+    or if the package has a kernel of this name.
+    """
+    from smallmind.kernels import compiled
+
+    if check_type("name", name, str) in compiled.__all__:
+        raise InputError(f"there is a kernel {name} already: choose another name")
+    arguments = [inspect.signature(function) for function in (plain, fast)]
+    if arguments[0] != arguments[1]:
+        raise InputError(
+            f"{name} must take the same arguments in both forms, not {arguments[0]} and "
+            f"{arguments[1]}"
+        )
+    setattr(reference, name, plain)
+    setattr(compiled, name, fast)
 
 
 def open_backend(name: str) -> Backend:

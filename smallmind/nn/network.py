@@ -1,5 +1,8 @@
 """The layers of a model in order: embedding, blocks, final norm, head."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 from smallmind.config import ModelConfig
@@ -42,6 +45,16 @@ class Network:
             Segment(self.workspace, self.blocks[range_.start : range_.stop], range_ == ranges[-1])
             for range_ in ranges
         ]
+
+    @contextmanager
+    def without_recompute(self) -> Iterator[None]:
+        """Within the block, passes keep all activations."""
+        segments = self.segments
+        self.use_recompute(RecomputePlan(enabled=False))
+        try:
+            yield
+        finally:
+            self.segments = segments
 
     def forward(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> logits (B T, V), rented; layers keep what backward needs."""

@@ -2,7 +2,8 @@
 
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -213,6 +214,16 @@ class Parameters:
         for start in range(0, self.data.size, CHUNK):
             part = slice(start, start + CHUNK)
             self.working[part] = round_to(self.data[part], self.working.dtype)
+
+    @contextmanager
+    def other_gradients(self) -> Iterator[None]:
+        """Within the block, the gradients begin at zero; afterwards they are what they were."""
+        kept = self.grad.copy()
+        self.grad[:] = 0
+        try:
+            yield
+        finally:
+            self.grad[:] = kept
 
     def _views(self, flat: np.ndarray) -> Mapping[str, np.ndarray]:
         return MappingProxyType(

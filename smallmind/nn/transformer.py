@@ -19,6 +19,7 @@ from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
 from smallmind.nn.cache import REFED, KeyValueCache
+from smallmind.nn.inspection import Inspection, Observer
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
@@ -333,6 +334,38 @@ class TransformerModel:
             one_pass = functools.partial(compute, windows)
             total += self.workspace.one_pass(one_pass, number, windows.start * ids.shape[1])
         return total / targets.size
+
+    def inspect(self, ids: np.ndarray, targets: np.ndarray | None = None) -> Inspection:
+        """ids (B, T) -> attention, activations and logits of a pass, as copies.
+
+        With targets (B, T) also losses and the gradients of their mean, of all parameters and
+        activations. Dropout is off, and the whole batch goes through the model at once, with
+        every activation kept. Neither `gradients` nor anything else of the model changes.
+
+            print(inspection := model.inspect(ids, targets))
+            inspection.attention[layer, 0, head]  # probabilities (T, T)
+            inspection.activations["blocks.0.mlp"], inspection.gradients["final_norm.weight"]
+        """
+        if targets is None:
+            ids = self._checked("ids", ids)
+        else:
+            ids, targets = self._checked_pair(ids, targets)
+        observer = Observer(self.workspace, ids.shape)
+
+        def compute() -> Inspection:
+            with observer.observing(), self.network.without_recompute():
+                logits = self.network.forward(ids)
+                found = observer.found(ids, logits)
+                if targets is None:
+                    return found
+                losses = np.empty(ids.shape, self.workspace.dtype)
+                dlogits = self._cross_entropy(losses, logits, targets, 1 / targets.size)
+                with self.flat.other_gradients():
+                    self.network.backward(dlogits)
+                    return observer.with_gradients(found, losses, self.gradients)
+
+        number = None if targets is None else self.passes
+        return self.workspace.one_pass(compute, number, drops=False)
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero."""

@@ -47,6 +47,7 @@ class Workspace:
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
         self.first_row = 0  # of this pass, among the rows of the whole batch
         self._sites = 0
+        self._drops = True
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
@@ -98,13 +99,17 @@ class Workspace:
         self.release(*(self._rented[key] for key in self._rented.keys() - kept))
 
     def one_pass(
-        self, compute: Callable[[], Result], number: int | None = None, first_row: int = 0
+        self,
+        compute: Callable[[], Result],
+        number: int | None = None,
+        first_row: int = 0,
+        drops: bool = True,
     ) -> Result:
         """Calls compute for a pass through the model -> its result.
 
         Whatever it rents is returned at its end, even after an error. number counts the batches
         trained on. It determines the dropout masks, together with first_row, the place of a
-        micro-batch in its batch.
+        micro-batch in its batch. With drops=False there is no dropout, although backward follows.
 
         Ctrl-C raises KeyboardInterrupt after any call and at the start of any function, a context
         manager's `__exit__` included. So the lock is taken and released by a `with` statement on
@@ -115,6 +120,7 @@ class Workspace:
         with self._busy:
             try:
                 self.pass_number, self.first_row, self.direction = number, first_row, "forward"
+                self._drops = drops
                 result = compute()
                 self._end_pass()
                 return result
@@ -156,7 +162,7 @@ class Workspace:
     @property
     def drop_probability(self) -> float:
         """The share of activations dropped in this pass: 0 in evaluations."""
-        return 0.0 if self.pass_number is None else self.dropout
+        return self.dropout if self.training and self._drops else 0.0
 
     @property
     def start(self) -> np.ndarray:

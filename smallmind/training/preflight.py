@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.nn.gradient_check import gradient_check
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
@@ -28,8 +29,6 @@ MUCH, DECADES = 0.1, 6  # nats by which a tenth of a rate may be better, and how
 RATE_BY_WIDTH = 0.3  # learning rate times channels, at which models of any width memorise quickly
 # Windows are memorised as a whole: the start of a masked document follows from nothing before it.
 WHOLE = {"document_token": None}
-H = 1e-5  # step of finite differences
-GRADIENT_ERROR = 1e-6  # relative, in float64
 KERNEL_ERROR = 1e-3  # relative, in float32
 
 
@@ -65,7 +64,7 @@ def preflight(
         yield memorise(copy_model(model, dropout=0.0, **WHOLE), samples)
         if config and config.steps:
             yield learns_at_peak(model, samples, config)
-        yield gradient_check(model.config)
+        yield backward_pass(model.config)
 
 
 def copy_model(
@@ -216,22 +215,22 @@ def _last_loss(losses: list[float]) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-def gradient_check(config: ModelConfig) -> Check:
-    """The backward pass of a small model of the same kind, in float64 with plain NumPy."""
+def backward_pass(config: ModelConfig) -> Check:
+    """The gradients of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
     model = TransformerModel(**dataclasses.asdict(small), backend="numpy", dtype=np.float64)
     # Away from the initialisation, where gains are 1 and biases 0.
     random = np.random.default_rng(0)
     for value in model.parameters.values():
         value += 0.3 * random.standard_normal(value.shape)
-    errors = gradient_errors(model, *_random_batch(small, random))
-    worst = _worst(errors)
+    found = gradient_check(model, *_random_batch(small, random))
+    worst = _worst(found.errors)
     shape = f"{small.n_layer} x {small.n_embd} channels, {small.n_head} heads"
     return Check(
         f"gradient check, float64, {shape}",
-        errors[worst] <= GRADIENT_ERROR,
-        f"relative error {errors[worst]:.1e}, the largest of {len(errors)}: {worst}",
-        f"at most {GRADIENT_ERROR:.0e}",
+        found.ok,
+        f"relative error {found.errors[worst]:.1e}, the largest of {len(found.rows)}: {worst}",
+        f"at most {found.tolerance:.0e}",
     )
 
 
@@ -264,43 +263,6 @@ def _random_batch(
 ) -> tuple[np.ndarray, np.ndarray]:
     tokens = random.integers(0, config.vocab_size, (3, config.block_size + 1))
     return tokens[:, :-1], tokens[:, 1:]
-
-
-def gradient_errors(
-    model: TransformerModel, ids: np.ndarray, targets: np.ndarray
-) -> dict[str, float]:
-    """Relative error of the gradient of each parameter of a float64 model, along one direction.
-
-    Compares the central difference (loss(p + h v) - loss(p - h v)) / 2h with <gradient, v>: two
-    passes per parameter, whatever its size. All use the dropout masks of the model's next pass.
-    """
-    passes = model.passes
-
-    def loss() -> float:
-        model.passes = passes
-        return model.loss_and_gradients(ids, targets)
-
-    model.zero_gradients()
-    loss()
-    gradients = {name: gradient.copy() for name, gradient in model.gradients.items()}
-    random = np.random.default_rng(1)
-    errors = {}
-    for name, value in model.parameters.items():
-        direction = random.standard_normal(value.shape)
-        direction /= np.linalg.norm(direction)
-        kept = value.copy()
-        value[...] = kept + H * direction
-        above = loss()
-        value[...] = kept - H * direction
-        numerical = (above - loss()) / (2 * H)
-        value[...] = kept
-        actual = float(np.vdot(gradients[name], direction))
-        # Relative to the gradient itself, not only to its part along this direction.
-        norm = float(np.linalg.norm(gradients[name]))
-        scale = max(abs(numerical), norm / math.sqrt(value.size))
-        errors[name] = abs(actual - numerical) / scale if scale else 0.0
-    model.zero_gradients()
-    return errors
 
 
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:

@@ -5,12 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from smallmind import CheckpointManager, InputError, ModelConfig, Precision, TransformerModel
+from smallmind import (
+    CheckpointManager,
+    InputError,
+    ModelConfig,
+    Precision,
+    TransformerModel,
+    gradient_check,
+)
 from smallmind.generation import generate
 from smallmind.kernels import compiled, reference
 from smallmind.presets import ARCHITECTURES
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.preflight import gradient_errors
 
 V, T, DOCUMENT = 11, 24, 3
 ARCHS = ARCHITECTURES | {
@@ -145,8 +151,8 @@ def test_a_leak_of_attention_or_of_pairs_is_noticed(monkeypatch):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_gradients_match_finite_differences(arch, dropout):
-    errors = gradient_errors(plain(arch, dropout=dropout), *batch())
-    assert max(errors.values()) <= 1e-6, errors
+    found = gradient_check(plain(arch, dropout=dropout), *batch())
+    assert found.ok, found
 
 
 def test_a_wrong_gradient_of_attention_in_documents_is_noticed(monkeypatch):
@@ -156,7 +162,7 @@ def test_a_wrong_gradient_of_attention_in_documents_is_noticed(monkeypatch):
         backward(*arguments[:-1], None)
 
     monkeypatch.setattr(reference, "attention_backward", without_documents)
-    assert max(gradient_errors(plain("gpt2"), *batch()).values()) > 1e-3
+    assert max(gradient_check(plain("gpt2"), *batch()).errors.values()) > 1e-3
 
 
 @pytest.mark.parametrize("arch", ARCHS)

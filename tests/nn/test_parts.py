@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 
-from smallmind import CheckpointManager, InputError, ModelConfig, Precision, TransformerModel
+from smallmind import (
+    CheckpointManager,
+    InputError,
+    ModelConfig,
+    Precision,
+    TransformerModel,
+    gradient_check,
+)
 from smallmind.presets import ARCHITECTURES
-from smallmind.training.preflight import gradient_errors
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
 EVERYTHING = {
@@ -72,9 +78,9 @@ def gradients(model, scale=1.0):
 @pytest.mark.parametrize("part", PARTS)
 def test_gradients_match_finite_differences(part, dropout):
     model = make(dropout=dropout, backend="numpy", dtype=np.float64, **PARTS[part])
-    errors = gradient_errors(model, *batch())
-    assert errors.keys() == model.parameters.keys()
-    assert max(errors.values()) <= 1e-6, errors
+    found = gradient_check(model, *batch())
+    assert found.errors.keys() == model.parameters.keys()
+    assert found.ok, found
 
 
 @pytest.mark.parametrize("n_embd", [12, 20, 132])

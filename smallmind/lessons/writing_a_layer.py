@@ -1,0 +1,308 @@
+# %% [markdown]
+# # Write a layer of your own
+#
+# At the end of this page a model trains with a layer that you have written: its parameters, its
+# forward pass and its backward pass, checked by finite differences, first in NumPy and then as a
+# compiled kernel. It takes ten minutes to read and a few seconds to run.
+#
+# The layer is a norm that computes no mean and no variance: Dynamic Tanh (Zhu et al. 2025), here
+# with one slope per channel,
+#
+#     y = weight tanh(slope x)
+
+# %%
+import numpy as np
+from numba import prange
+
+from smallmind import AdamW, Precision, TransformerModel, gradient_check, parts
+from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import LANES, broadcast, fma, load_up_to, sigmoid, store_up_to
+from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.nn.backend import add_kernel
+from smallmind.nn.parameters import Constant, Role
+
+# %% [markdown]
+# ## Derive
+#
+# Call what happens inside `u = slope x` and `t = tanh(u)`, so that `y = weight t`, and write `dx` for
+# the derivative of the loss with respect to `x`. The derivative of tanh is `1 - t²`, so from the
+# last step to the first
+#
+#     dt = dy weight          dweight = sum of dy t over rows
+#     du = dt (1 - t²)
+#     dx = du slope           dslope  = sum of du x over rows
+#
+# The gradients of the parameters are sums over rows, because every row uses the same parameters.
+#
+# ## Write it in NumPy
+#
+# A layer takes a `Scope`, declares its parameters and keeps what its backward pass needs:
+#
+# - `declare` gives a name, a shape, initial values and a role. The role says which optimizer and
+#   which weight decay a parameter gets. Memory comes later, when the whole model is declared.
+# - A parameter has `compute`, the values to read, and `grad`, the gradient to **add** to.
+# - `workspace.rent` gives an array whose contents are undefined. Whoever is the last to need an
+#   array releases it, here in the backward pass.
+# - Rows are tokens, columns channels: `x` is (R, C).
+#
+# Every norm of this package has these two methods. `backward` writes `dx`; `residual` is the
+# gradient that bypasses the norm, to be added, and may be the same array as `dx`. Norms also take
+# the value that their gain starts at.
+
+
+# %%
+class TanhNorm:
+    """y = weight tanh(slope x), channel by channel."""
+
+    def __init__(self, scope, gain=1.0):
+        shape = (scope.config.n_embd,)
+        self.workspace = scope.workspace
+        self.name = scope.name
+        self.slope = scope.declare("slope", shape, Constant(0.5), Role.GAIN)
+        self.weight = scope.declare("weight", shape, Constant(gain), Role.GAIN)
+
+    def forward(self, x):
+        """x (R, C) -> y (R, C); keeps x and y."""
+        self.x = x
+        self.y = self.workspace.rent(*x.shape)
+        self.y[...] = np.tanh(x * self.slope.compute) * self.weight.compute
+        return self.y
+
+    def backward(self, dy, dx, residual):
+        """dy (R, C) -> dx (R, C) [+ residual]. Writes dx, adds to gradients, releases x and y."""
+        # forward: y = weight tanh(slope x)
+        x, slope = self.x, self.slope.compute
+        t = np.tanh(x * slope)
+        du = dy * self.weight.compute * (1 - t * t)
+        self.slope.grad += (du * x).sum(axis=0)
+        self.weight.grad += (dy * t).sum(axis=0)
+        dx[...] = du * slope if residual is None else du * slope + residual
+        self.workspace.release(self.x, self.y)
+
+
+# %% [markdown]
+# ## Check it
+#
+# `gradient_check` builds the layer in float64, moves each input and parameter a little along a
+# random direction, and compares the change of the output with what `backward` predicts.
+
+# %%
+print(gradient_check(TanhNorm))
+
+# %% [markdown]
+# A mistake is named. Here the slope is missing from $dx$:
+
+
+# %%
+class WithoutSlope(TanhNorm):
+    def backward(self, dy, dx, residual):
+        super().backward(dy, dx, residual)
+        dx /= self.slope.compute
+
+
+print(gradient_check(WithoutSlope))
+
+# %% [markdown]
+# ## Plug it in
+#
+# Parts have names, and a table says where each is. From this line on, `norm="tanh"` is a setting
+# like any other; a saved model with this norm needs the line before it can be loaded.
+
+# %%
+parts.NORMS["tanh"] = f"{__name__}:TanhNorm"
+
+shape = {"vocab_size": 16, "block_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 4}
+exact = TransformerModel(**shape, norm="tanh", backend="numpy", dtype=np.float64)
+check = gradient_check(exact)
+print(f"All {len(check.rows)} gradients of the model are right: {check.ok}")
+
+# %% [markdown]
+# It learns. The task: after each token comes the next number, modulo 16.
+
+# %%
+random = np.random.default_rng(0)
+
+
+def counting(batch_size):
+    """ids, targets (B, T): sequences that count up from a random number."""
+    numbers = (random.integers(0, 16, (batch_size, 1)) + np.arange(17)) % 16
+    return numbers[:, :-1], numbers[:, 1:]
+
+
+def train(model, steps=40):
+    """-> the losses of the first and of the last step."""
+    optimizer = AdamW(model, learning_rate=1e-2)
+    losses = []
+    for _ in range(steps):
+        losses.append(model.loss_and_gradients(*counting(8)))
+        optimizer.step(max_grad_norm=1.0)
+    return losses[0], losses[-1]
+
+
+first, last = train(TransformerModel(**shape, norm="tanh", backend="numpy"))
+print(f"Loss {first:.3f}, after 40 steps {last:.3f}")
+
+# %% [markdown]
+# ## Make it a kernel
+#
+# The layer above runs with the compiled back end too, in float32. A kernel has three advantages: it
+# goes through memory once; the profiler, `--detect-anomaly` and `model.inspect` see it; and it
+# reads and writes 16 bits, which NumPy cannot. Until there is one, keep `precision="float32"`.
+#
+# A kernel exists twice, with the same arguments, outputs first. The form in plain NumPy is easy to
+# read, and what the fast one is tested against.
+
+
+# %%
+def tanh_norm(y, x, slope, weight):
+    """x (R, C), slope, weight (C,) -> y (R, C) = weight tanh(slope x). Writes y."""
+    y[...] = weight * np.tanh(slope * x)
+
+
+def tanh_norm_backward(dx, dslope, dweight, dy, x, slope, weight, addend=None):
+    """dy, x (R, C) -> dx (R, C) [+ addend, may be dx]; adds to dslope and dweight (C,)."""
+    # forward: y = weight tanh(slope x)
+    t = np.tanh(slope * x)
+    du = dy * weight * (1 - t * t)
+    dslope += (du * x).sum(axis=0)
+    dweight += (dy * t).sum(axis=0)
+    dx[...] = du * slope if addend is None else du * slope + addend
+
+
+# %% [markdown]
+# The compiled form computes with vectors of `LANES` numbers, which `load_up_to` reads from an array
+# of any precision, at an index counted in elements. Its outer loop runs on all threads, and no two
+# threads write to the same place: in the backward pass each chunk of rows has sums of its own,
+# which are then added in order. So the bits do not depend on the number of threads.
+
+
+# %%
+@jit
+def tanh(x):
+    return sigmoid(x + x) * np.float32(2) - np.float32(1)
+
+
+@parallel_jit
+def forward_rows(y, x, slope, weight):
+    R, C = x.shape
+    for r in prange(R):
+        for c in range(0, C, LANES):
+            place, count = np.int64(r) * C + c, min(LANES, C - c)
+            t = tanh(load_up_to(slope, c, count) * load_up_to(x, place, count))
+            store_up_to(y, place, load_up_to(weight, c, count) * t, count)
+
+
+@parallel_jit
+def backward_chunks(dx, sums, dy, x, slope, weight, addend):
+    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+        backward_rows(dx, sums, dy, x, slope, weight, addend, np.int64(chunk))
+
+
+@jit
+def backward_rows(dx, sums, dy, x, slope, weight, addend, chunk):
+    R, C = x.shape
+    dslope = chunk * sums.shape[1]
+    dweight = dslope + C
+    sums[chunk, : 2 * C] = np.float32(0)
+    for r in range(chunk * CHUNK, min(R, chunk * CHUNK + CHUNK)):
+        for c in range(0, C, LANES):
+            place, count = r * C + c, min(LANES, C - c)
+            a, g = load_up_to(x, place, count), load_up_to(dy, place, count)
+            s, w = load_up_to(slope, c, count), load_up_to(weight, c, count)
+            # forward: y = w t, t = tanh(s a)
+            t = tanh(s * a)
+            du = g * w * (broadcast(np.float32(1)) - t * t)
+            store_up_to(sums, dslope + c, fma(du, a, load_up_to(sums, dslope + c, count)), count)
+            store_up_to(sums, dweight + c, fma(g, t, load_up_to(sums, dweight + c, count)), count)
+            d = du * s
+            if addend.size > 0:
+                d = d + load_up_to(addend, place, count)
+            store_up_to(dx, place, d, count)
+
+
+# %% [markdown]
+# Python calls them through functions with the arguments of the plain form, and `add_kernel` gives
+# both forms to the back ends.
+
+# %%
+NOTHING = np.empty((0, 0), np.float32)
+
+
+def fast_tanh_norm(y, x, slope, weight):
+    forward_rows(y, x, slope, weight)
+
+
+def fast_tanh_norm_backward(dx, dslope, dweight, dy, x, slope, weight, addend=None):
+    C = x.shape[1]
+    sums = scratch(ceil_div(len(x), CHUNK), 2 * C)
+    backward_chunks(dx, sums, dy, x, slope, weight, NOTHING if addend is None else addend)
+    add_column_sums(dslope, sums, 0)
+    add_column_sums(dweight, sums, C)
+
+
+add_kernel("tanh_norm", tanh_norm, fast_tanh_norm)
+add_kernel("tanh_norm_backward", tanh_norm_backward, fast_tanh_norm_backward)
+
+# %% [markdown]
+# The layer now only calls them. `kernels_for` returns those of the model's back end, and tells
+# whoever watches which layer is running.
+
+
+# %%
+class FastTanhNorm(TanhNorm):
+    """The same with kernels."""
+
+    def forward(self, x):
+        """x (R, C) -> y (R, C); keeps x and y."""
+        self.x = x
+        self.y = self.workspace.rent(*x.shape)
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.tanh_norm(self.y, x, self.slope.compute, self.weight.compute)
+        return self.y
+
+    def backward(self, dy, dx, residual):
+        """dy (R, C) -> dx (R, C) [+ residual]. Writes dx, adds to gradients, releases x and y."""
+        slope, weight = self.slope, self.weight
+        given = dy, self.x, slope.compute, weight.compute, residual
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.tanh_norm_backward(dx, slope.grad, weight.grad, *given)
+        self.workspace.release(self.x, self.y)
+
+
+parts.NORMS["tanh"] = f"{__name__}:FastTanhNorm"
+
+# %% [markdown]
+# Both forms of the kernel are checked: the plain one in float64, the compiled one in float32, where
+# finite differences are good to a thousandth. In a whole model the compiled gradients are compared
+# with a copy of the model in float64.
+
+# %%
+for backend in ("numpy", "numba"):
+    print(gradient_check(FastTanhNorm, backend=backend))
+compiled = TransformerModel(**shape, norm="tanh")
+assert gradient_check(compiled).ok
+
+compiled.use_precision(Precision.BFLOAT16)  # 16 bits work too
+first, last = train(compiled)
+print(f"Loss {first:.3f}, after 40 steps in bfloat16 {last:.3f}")
+
+# %% [markdown]
+# ## In the package
+#
+# The same pieces, each in its place: the plain kernels go to `kernels/reference.py`, the compiled
+# ones to a file of their own in `kernels/` and a line in `kernels/compiled.py`, the layer to `nn/`,
+# its name to `parts.py`. Then `--norm tanh`, the memory estimate, `smallmind check` and the file
+# formats know it, and kernels are compiled once instead of at every start.
+#
+# A perceptron (`parts.MLPS`) has `forward(x, residual)`, `recompute(x)` and `backward(dy)`: see
+# `nn/mlp.py`, and `nn/layers.py` for what each kind of part must do. A layer that fits none of the
+# kinds is checked in the same way, with the arguments of its `forward`: `gradient_check(make, x)`,
+# where `make(scope)` returns the layer.
+#
+# ## Read on
+#
+# - Zhu, Chen, He, LeCun & Liu (2025), *Transformers without Normalization*, section 4: the layer.
+# - Lesson 2 derives the backward passes of the layers that a transformer is made of.
+# - `nn/layernorm.py` and `kernels/layernorm.py` are a norm that is tuned.

@@ -1,0 +1,128 @@
+"""What a gradient check needs to know of a model or a function: arrays, and two functions of them.
+
+For layers see `single_layer`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smallmind.checks import InputError
+from smallmind.config import Precision
+from smallmind.nn.transformer import TransformerModel
+
+FLOATS = (np.float64, np.float32)  # what can be checked: 16 bits are too coarse
+TOO_COARSE = "16 bits are too coarse for this check: call model.use_precision('float32') first"
+
+
+class Differentiable(NamedTuple):
+    """Arrays that may be moved, by name, and functions of what they hold."""
+
+    arrays: Mapping[str, np.ndarray]
+    evaluate: Callable[[], np.ndarray]  # -> the result, a number or an array, not to be kept
+    # The gradient of the result -> those of the arrays, and what is wrong besides, both by name.
+    differentiate: Callable[[np.ndarray], tuple[Mapping[str, Any], Mapping[str, str]]]
+    dtype: Any  # of the gradients
+
+
+def of_model(
+    model: TransformerModel, inputs: tuple[Any, ...], random: np.random.Generator
+) -> Differentiable:
+    """The loss of a batch as a function of all parameters."""
+    if model.precision != Precision.FLOAT32:
+        raise InputError(TOO_COARSE)
+    if len(inputs) not in (0, 2):
+        raise InputError("a model takes ids and targets, or neither: gradient_check(model)")
+    if not inputs:
+        tokens = (2, min(16, model.config.block_size) + 1)
+        data = random.integers(0, model.config.vocab_size, tokens)
+        inputs = data[:, :-1], data[:, 1:]
+    ids, targets = inputs
+    passes = model.passes
+    exact = model if np.dtype(model.workspace.dtype) == np.float64 else _float64_copy(model)
+
+    @contextmanager
+    def same_pass(each: TransformerModel) -> Iterator[None]:
+        """Dropout masks follow from the number of the pass."""
+        each.passes = passes
+        try:
+            with each.flat.other_gradients():
+                yield
+        finally:
+            each.passes = passes
+
+    def evaluate() -> np.ndarray:
+        if not model.config.dropout:
+            return np.array(exact.loss(ids, targets))
+        with same_pass(exact):
+            return np.array(exact.loss_and_gradients(ids, targets))
+
+    def differentiate(_: np.ndarray) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        with same_pass(model):
+            model.loss_and_gradients(ids, targets)
+            return {name: value.copy() for name, value in model.gradients.items()}, {}
+
+    return Differentiable(exact.parameters, evaluate, differentiate, model.workspace.dtype)
+
+
+def _float64_copy(model: TransformerModel) -> TransformerModel:
+    """A model of the same config with the same weights, exact enough for finite differences."""
+    copy = TransformerModel(model.config, seed=model.seed, backend="numpy", dtype=np.float64)
+    copy.flat.data[:] = model.flat.data
+    copy.micro_batch_size = model.micro_batch_size
+    return copy
+
+
+def of_function(
+    forward: Callable[..., Any], backward: Callable[..., Any], inputs: tuple[Any, ...]
+) -> Differentiable:
+    """A function and its backward pass."""
+    names = names_of(forward, len(inputs))
+    given = [np.array(value) if is_float(value) else value for value in inputs]
+    arrays = {name: value for name, value in zip(names, given, strict=True) if is_float(value)}
+    if not arrays:
+        raise InputError("none of the inputs is an array of floats: there is nothing to check")
+
+    def call() -> tuple[np.ndarray, list[Any]]:
+        """The result, and what backward gets."""
+        copies = [value.copy() if is_float(value) else value for value in given]
+        result = forward(*copies)
+        y, kept = (result[0], list(result[1:])) if isinstance(result, tuple) else (result, copies)
+        return np.asarray(y, None if is_float(y) else np.float64), kept
+
+    def differentiate(u: np.ndarray) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        y, kept = call()
+        result = backward(u.astype(y.dtype)[()], *kept)
+        return by_name(result, arrays, names), {}
+
+    dtype = np.result_type(*arrays.values())
+    return Differentiable(arrays, lambda: call()[0], differentiate, dtype)
+
+
+def by_name(result: Any, arrays: Mapping[str, np.ndarray], names: list[str]) -> dict[str, Any]:
+    """What a backward pass returned -> the gradient of each array."""
+    gradients = list(result) if isinstance(result, tuple | list) else [result]
+    if len(gradients) == len(names):
+        found = dict(zip(names, gradients, strict=True))
+        return {name: found[name] for name in arrays}
+    if len(gradients) == len(arrays):
+        return dict(zip(arrays, gradients, strict=True))
+    raise InputError(
+        f"backward returned {len(gradients)} gradients; it must return one for each of "
+        f"{', '.join(arrays)}"
+    )
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is an array that has a gradient."""
+    return isinstance(value, np.ndarray | np.generic) and value.dtype in FLOATS
+
+
+def names_of(function: Callable[..., Any], count: int) -> list[str]:
+    """What a function calls its first arguments."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    return [known[i] if i < len(known) else f"input {i}" for i in range(count)]

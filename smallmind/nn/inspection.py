@@ -1,0 +1,232 @@
+"""What happens inside a model: attention, activations and gradients of one batch, as copies."""
+
+import dataclasses
+import functools
+import html
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from smallmind.checks import InputError, check_type
+from smallmind.kernels.half import to_float32
+from smallmind.kernels.reference import attention_probabilities, split_heads
+from smallmind.nn.workspace import Kernel, Workspace
+
+NOT_ACTIVATIONS = ("bigrams", "copy_columns", "document_starts")  # numbers of rows, and copies
+PRODUCTS = ("matmul", "matmul_transpose_b")  # in a backward pass they get dy as a
+MOST_CELLS = 128  # of a heat map, in each direction
+SIDE = 420  # of a heat map, in pixels
+
+
+@dataclass(frozen=True, repr=False)
+class Inspection:
+    """What `TransformerModel.inspect` found, all of it copies in float32 or float64.
+
+    `attention[l, b, h, t]` are the probabilities with which query t of head h looks at each key.
+    `activations` are what each layer wrote, by the name of the layer: a norm its result,
+    `blocks.0.attention.qkv` a matrix of all queries, keys and values, `blocks.0.attention.query`,
+    `.key` and `.value` those that attention gets, `blocks.0.attention` its heads side by side,
+    `blocks.0.mlp.expansion` the preactivation, `blocks.0.mlp` the activation; a projection writes
+    the residual stream, to which it has added. `gradients` of the mean loss are by the name of the
+    parameter, `activation_gradients` by that of the activation.
+    """
+
+    ids: np.ndarray  # (B, T)
+    logits: np.ndarray  # (B, T, V)
+    attention: np.ndarray  # (L, B, H, T, T)
+    activations: Mapping[str, np.ndarray]  # (B, T, channels), queries, keys, values (B, H, T, D)
+    # Only with targets:
+    losses: np.ndarray | None = None  # (B, T), in nats
+    gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
+    activation_gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        rows = [self._heads(), *self._rows()]
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"  {name:{wide[0]}}  {shape:{wide[1]}}"
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, wide[2:], strict=True))
+            for name, shape, *cells in rows
+        ]
+        return "\n".join([self._title(), *lines])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._heads())
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._rows()
+        )
+        title = f"<caption>{html.escape(self._title())}</caption>"
+        return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def _title(self) -> str:
+        (B, T), (L, _, H) = self.ids.shape, self.attention.shape[:3]
+        loss = "" if self.losses is None else f", loss {self.losses.mean():.4f} nats per token"
+        return f"Inspection of {B} x {T} tokens: {L} x {H} heads{loss}"
+
+    def _heads(self) -> list[str]:
+        gradient = [] if self.losses is None else ["of its gradient"]
+        return ["activation", "shape", "root mean square", *gradient]
+
+    def _rows(self) -> list[list[str]]:
+        """Of each activation its name, shape and size, and the size of its gradient."""
+        rows = []
+        for name, value in self.activations.items():
+            row = [name, " x ".join(map(str, value.shape)), _root_mean_square(value)]
+            if self.losses is not None:
+                row.append(_root_mean_square(self.activation_gradients[name]))
+            rows.append(row)
+        return rows
+
+    def attention_svg(
+        self, layer: int, head: int, batch: int = 0, tokens: Sequence[str] | None = None
+    ) -> str:
+        """A heat map of one head as SVG: a row per query, a column per key, dark where it looks.
+
+        Each cell shows its probability under the pointer, with `tokens` (T of them) what it is
+        between. The shade is the square root of the probability. In long windows each cell is the
+        largest of several probabilities. InputError for a layer or head that is not there.
+        """
+        indices = {"layer": layer, "batch": batch, "head": head}
+        for (name, index), size in zip(indices.items(), self.attention.shape, strict=False):
+            if not 0 <= check_type(name, index, int) < size:
+                raise InputError(f"{name}={index} must be at least 0 and below {size}")
+        T = self.ids.shape[1]
+        if tokens is not None and len(tokens) != T:
+            raise InputError(f"{len(tokens)} tokens are not {T}, one for each position")
+        names = [f"{t}" if tokens is None else f"{t} {tokens[t]!r}" for t in range(T)]
+        title = f"Layer {layer}, head {head}: where each query (row) looks"
+        return _heat_map(self.attention[layer, batch, head], names, title)
+
+
+def _root_mean_square(values: np.ndarray) -> str:
+    return f"{np.sqrt(np.square(values, dtype=np.float64).mean()):.3g}"
+
+
+def _heat_map(p: np.ndarray, names: list[str], title: str) -> str:
+    """p (T, T), zero above the diagonal -> SVG."""
+    T = len(p)
+    step = -(-T // MOST_CELLS)
+    side = max(2, SIDE // -(-T // step))
+    cells, width, top = [], side * -(-T // step), 20
+    for row in range(0, T, step):
+        for column in range(0, row + 1, step):
+            part = p[row : row + step, column : column + step]
+            query, key = np.unravel_index(int(part.argmax()), part.shape)
+            largest = float(part[query, key])
+            text = f"query {names[row + query]}, key {names[column + key]}: {largest:.3f}"
+            cells.append(
+                f'<rect x="{column // step * side}" y="{top + row // step * side}" '
+                f'width="{side}" height="{side}" fill="#1b3a6b" '
+                f'fill-opacity="{largest**0.5:.2f}"><title>{html.escape(text)}</title></rect>'
+            )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
+        f'height="{width + top}" viewBox="0 0 {width} {width + top}" font-family="sans-serif" '
+        f'font-size="13"><title>{html.escape(title)}</title><text x="0" y="14">'
+        f'{html.escape(title)}</text><rect x="0" y="{top}" width="{width}" height="{width}" '
+        f'fill="#ffffff" stroke="#999999"/>{"".join(cells)}</svg>'
+    )
+
+
+class Observer:
+    """Copies what the kernels of one pass write, by the names of the layers that call them."""
+
+    def __init__(self, workspace: Workspace, shape: tuple[int, ...]) -> None:
+        self.workspace = workspace
+        self.shape = shape  # (B, T)
+        self.attention: list[np.ndarray] = []
+        self.activations: dict[str, np.ndarray] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+
+    def found(self, ids: np.ndarray, logits: np.ndarray) -> Inspection:
+        """What a forward pass of ids (B, T) with these logits (B T, V) has shown."""
+        logits = np.array(logits).reshape(*self.shape, -1)
+        return Inspection(np.array(ids), logits, np.stack(self.attention), self.activations)
+
+    def with_gradients(
+        self, found: Inspection, losses: np.ndarray, gradients: Mapping[str, np.ndarray]
+    ) -> Inspection:
+        """The same with what the backward pass has shown. losses (B, T), gradients are copied."""
+        return dataclasses.replace(
+            found,
+            losses=losses,
+            gradients={name: np.array(gradient) for name, gradient in gradients.items()},
+            activation_gradients=self.gradients,
+        )
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Within the block, everything is copied. No block may be recomputed."""
+        with self.workspace.wrapped_kernels(self._observed):
+            yield
+
+    def _observed(self, name: str, kernel: Kernel) -> Kernel:
+        names = list(inspect.signature(kernel).parameters)
+
+        @functools.wraps(kernel)
+        def observed(*arguments: Any, **named: Any) -> Any:
+            given = dict(zip(names, arguments, strict=False)) | named
+            is_backward = self.workspace.direction == "backward"
+            if is_backward:
+                self._before_backward(name, given)  # some kernels overwrite what they are given
+            result = kernel(*arguments, **named)
+            if name in OBSERVED:
+                OBSERVED[name](self, given)
+            elif not is_backward and name not in NOT_ACTIVATIONS:
+                self._keep(self.activations, "", given.get("out", given.get("y")), given)
+            return result
+
+        return observed
+
+    def _before_backward(self, name: str, given: dict[str, Any]) -> None:
+        """Keeps the gradient of what the layer wrote in the forward pass."""
+        role = "a" if name in PRODUCTS else "dx" if name == "mix_backward" else "dy"
+        self._keep(self.gradients, "", given.get(role, given.get("dout")), given)
+
+    def _keep(
+        self, kept: dict[str, np.ndarray], suffix: str, rows: Any, given: dict[str, Any]
+    ) -> None:
+        """rows (B T, W): a copy (B, T, W), or of the columns that the kernel is for."""
+        if rows is None:
+            return
+        if "first" in given:
+            rows = rows[:, given["first"] : given["first"] + given["x"].shape[1]]
+        copy = np.array(to_float32(rows)).reshape(*self.shape, -1)
+        kept[self.workspace.layer + suffix] = copy
+
+    def _keep_gelu(self, given: dict[str, Any]) -> None:
+        """The product and the activation after it are one kernel."""
+        self._keep(self.activations, "", given["preactivation"], given)
+        layer = self.workspace.layer.rpartition(".")[0]
+        self.activations[layer] = np.array(to_float32(given["activation"])).reshape(*self.shape, -1)
+
+    def _keep_attention(self, given: dict[str, Any]) -> None:
+        shape, C, qkv = given["logsumexp"].shape, given["out"].shape[1], to_float32(given["qkv"])
+        self._keep_heads(self.activations, qkv, shape, C)
+        q, k, _ = split_heads(qkv, shape, C)
+        self.attention.append(attention_probabilities(q, k, given.get("firsts"))[0])
+        self._keep(self.activations, "", given["out"], given)
+
+    def _keep_attention_gradient(self, given: dict[str, Any]) -> None:
+        shape, C = given["logsumexp"].shape, given["out"].shape[1]
+        self._keep_heads(self.gradients, to_float32(given["dqkv"]), shape, C)
+
+    def _keep_heads(
+        self, kept: dict[str, np.ndarray], qkv: np.ndarray, shape: tuple[int, ...], C: int
+    ) -> None:
+        """qkv (B T, (H + 2 G) D), shape (B, H, T): copies of all three, head by head."""
+        for name, heads in zip(("query", "key", "value"), split_heads(qkv, shape, C), strict=True):
+            kept[f"{self.workspace.layer}.{name}"] = np.array(heads)
+
+
+# Kernels that write more than one activation, or whose gradient is more than one.
+OBSERVED: dict[str, Callable[[Observer, dict[str, Any]], None]] = {
+    "matmul_gelu": Observer._keep_gelu,
+    "attention": Observer._keep_attention,
+    "attention_backward": Observer._keep_attention_gradient,
+}
