@@ -12,8 +12,8 @@ import sys
 import textwrap
 import time
 import unicodedata
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from smallmind import activity
@@ -162,6 +162,24 @@ class Console:
         """Lines that are already laid out."""
         self._clear()
         self._write(text.rstrip() + "\n")
+
+    @contextmanager
+    def own_screen(self) -> Iterator[None]:
+        """A screen of its own for the length of the block, without a cursor; then the one before.
+
+        Only on a terminal that knows escape sequences.
+        """
+        self._emit("\x1b[?1049h\x1b[?25l\x1b[H\x1b[J")
+        try:
+            yield
+        finally:
+            self._emit("\x1b[?25h\x1b[?1049l")
+
+    def draw_screen(self, lines: Sequence[str]) -> None:
+        """Lines that replace those on the screen; what does not fit is cut."""
+        size = shutil.get_terminal_size()
+        shown = [_printable(line)[: size.columns] for line in lines[: size.lines - 1]]
+        self._emit("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
 
     def _clear(self) -> None:
         self._live.clear()

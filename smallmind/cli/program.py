@@ -23,6 +23,7 @@ COMMANDS = {
     "plot": ("plot", "plot the losses of runs, in the terminal or to a file"),
     "export": ("export", "write a trained model for transformers or llama.cpp"),
     "import": ("import_", "make a run from a model of transformers or llama.cpp"),
+    "watch": ("watch", "watch a run from another window: curve, speed, samples"),
     "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
