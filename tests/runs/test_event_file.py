@@ -274,6 +274,7 @@ def test_the_flag_can_be_given_when_a_run_resumes(tmp_path, capsys):
     assert set(standing(out)["training/loss"]) >= {1, 6}
 
 
+@pytest.mark.interop
 @pytest.mark.filterwarnings("default")
 def test_tensorboard_reads_the_same(tmp_path):
     name = "tensorboard.backend.event_processing.event_accumulator"
