@@ -63,13 +63,13 @@ def run(options: argparse.Namespace) -> int:
     if TEXT in differing:
         console.line("The texts differ: a lower loss may only mean an easier text")
     field = compared_field(views, differing)
-    for axis, head in (("steps", "step"), ("time", "time")):
+    for axis, head, places in (("steps", "step", "steps"), ("time", "time", "times")):
         losses = compare(views, field, axis)
         console.line()
         if not losses.places:
-            console.line(f"{TITLES[field]}: the runs have no {axis} in common")
+            console.line(f"{TITLES[field]}: the runs have no {places} in common")
             continue
-        console.line(f"{TITLES[field]}, at equal {'steps' if axis == 'steps' else 'times'}")
+        console.line(f"{TITLES[field]}, at equal {places}")
         _show(console, head, _loss_cells(losses, axis))
     return 0
 
@@ -93,7 +93,8 @@ def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:
 def _loss_cells(losses: "Losses", axis: str) -> list[list[str]]:
     cells = []
     for place, values in zip(losses.places, losses.values, strict=True):
-        lowest = min((x for x in values if x is not None), default=None)
+        known = [x for x in values if x is not None]
+        lowest = min(known) if len(set(known)) > 1 else None
         shown = [UNKNOWN if x is None else f"{'*' * (x == lowest)}{x:.4f}" for x in values]
         cells.append([_place(place, axis, losses.places[-1]), *shown])
     return cells

@@ -148,6 +148,7 @@ class Console:
 
         Nothing is wrapped: whoever calls this knows which columns may go.
         """
+        rows = [[cell.replace("\n", " ") for cell in row] for row in rows]  # names of files
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         lines = []
         for row in [heads, ["-" * width for width in widths], *rows]:
@@ -241,7 +242,7 @@ def wrap(text: str, width: int, indent: str = INDENT) -> str:
 
 def shorten(name: str, width: int = 40) -> str:
     """A name, with dots in its middle if it is longer than width."""
-    half = (width - 3) // 2
+    half, name = (width - 3) // 2, name.replace("\n", " ")
     return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"
 
 

@@ -30,6 +30,8 @@ def describe(console: Console, run: "Run") -> None:
         _describe_teacher(console, run.training.distillation)
     _describe_run(console, run)
     console.line(f"Directory: {run.path}")
+    if run.settings.run.tensorboard:
+        console.command("Watch it with:", ["tensorboard", "--logdir", str(run.path.parent)])
     if shortcoming := too_short(run.settings.training, has_begun=run.newest() is not None):
         console.warning(shortcoming)
 

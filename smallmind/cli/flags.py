@@ -70,7 +70,12 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
     )
     group.add_argument(
-        "--profile-json", metavar="FILE", help="the same, and write a trace for chrome://tracing"
+        "--profile-json", metavar="FILE", help="the same, and write a trace for ui.perfetto.dev"
+    )
+    group.add_argument(
+        "--profile-speedscope",
+        metavar="FILE",
+        help="the same, and write a profile for speedscope.app, as in run.speedscope.json",
     )
 
 
@@ -254,7 +259,7 @@ def _either(words: list[str]) -> str:
 def neutral_of(options: argparse.Namespace) -> Fields:
     """The flags that do not change what a run learns, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in NEUTRAL}
-    if options.profile_wide or options.profile_json:
+    if options.profile_wide or options.profile_json or options.profile_speedscope:
         flags["enable_diagnostics"] = True
     return flags
 

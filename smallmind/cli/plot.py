@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=AXES[0],
         help=f"the axis: steps, or time of training ({AXES[0]})",
     )
+    parser.epilog = (
+        "Also of runs that are going. The losses of training and the gradient norms are means over "
+        "a fiftieth of the run; --out draws every logged step behind them."
+    )
 
 
 def run(options: argparse.Namespace) -> int:

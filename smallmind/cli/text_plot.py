@@ -62,7 +62,7 @@ def plot(
     ys = [y for s in series for y in s.ys] or [0.0]
     x_range, y_range = _widened(*(x_range or (min(xs), max(xs)))), _widened(min(ys), max(ys))
     marked = {
-        _place(y, *y_range, height): format_tick(y) for y in ticks(*y_range, max(2, height // 3))
+        _place(y, *y_range, height): format_tick(y) for y in ticks(*y_range, max(3, height // 2))
     }
     gutter = max([gutter, *map(len, marked.values())])
     tick, side, corner, down, bottom = list(ASCII_FRAME if ascii_only else FRAME)

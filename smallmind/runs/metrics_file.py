@@ -46,8 +46,11 @@ class MetricsFile:
         self._offset = 0  # of what has not been read
         self._last = b""  # the line before it
 
-    def read(self) -> list[dict[str, Any]]:
-        """The records since the last call. OSError or ValueError if the file cannot be read."""
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The records since the last call, to be consumed before the next one.
+
+        OSError or ValueError if the file cannot be read, at once.
+        """
         with durable.open_regular(self.path) as file:
             if not self._continues(file):
                 self._begin()
@@ -56,10 +59,9 @@ class MetricsFile:
             data = file.read()
         end = data.rfind(b"\n") + 1
         whole, self.partial = data[:end], data[end:]
-        records = list(self._records(whole))
         self._offset += end
         self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :] or self._last
-        return records
+        return self._records(whole)  # one by one: a hundred thousand take 100 MB
 
     def _records(self, data: bytes) -> Iterator[dict[str, Any]]:
         """The records in whole lines."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smallmind.config import NEUTRAL
 from smallmind.settings import SECTIONS, current_names
 from smallmind.views.curve import Curve
 from smallmind.views.run_view import PLOTTED, RunView
@@ -12,7 +13,7 @@ from smallmind.views.run_view import PLOTTED, RunView
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
 TEXT = "text_sha256"  # what the text was, whatever its path is
 BESIDES = (TEXT, "initial_sha256", "teacher_sha256", "smallmind")  # settings, in config.json
-NOT_COMPARED = ("out",)  # each run has its own
+NOT_COMPARED = ("out", *NEUTRAL)  # each run has its own; what a run learns does not depend on them
 OF_TOKENS = ("tokenizer", "bpe_vocab_size", "bpe_split", "vocab_size")
 ROWS = 6  # of a table of losses, at most
 

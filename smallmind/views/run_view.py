@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -148,7 +148,7 @@ class RunView:
     def refresh(self) -> bool:
         """Reads what is new since the last time -> whether there was something."""
         is_new = self._read_config()
-        records: list[dict[str, Any]] = []
+        records: Iterable[dict[str, Any]] = ()
         self._problems.pop(METRICS, None)
         try:
             records = self._metrics.read()
@@ -161,7 +161,8 @@ class RunView:
             self._clear()
         for record in records:
             self._add(record)
-        return is_new or bool(records)
+            is_new = True
+        return is_new
 
     def _read_config(self) -> bool:
         """Reads config.json if it has changed -> whether it has."""
