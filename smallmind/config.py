@@ -407,8 +407,8 @@ class RunConfig:
     )
     bpe_split: str = setting(
         "gpt2",
-        "pattern by which texts are cut into words",
-        choices=("gpt2", "gpt4"),
+        "pattern by which texts are cut into words; after -digits each digit is one",
+        choices=("gpt2", "gpt4", "gpt2-digits", "gpt4-digits"),
         needs=("tokenizer", "bpe"),
     )
     mask_documents: bool = setting(

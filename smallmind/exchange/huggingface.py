@@ -30,7 +30,6 @@ from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
 from smallmind.kernels.half import BFLOAT16, to_float32
 from smallmind.nn.transformer import TransformerModel
-from smallmind.text.bpe_tokenizer import END_OF_TEXT, BPETokenizer
 from smallmind.text.tokenizer import Tokenizer
 
 CONFIG = "config.json"
@@ -197,9 +196,7 @@ class ForeignDirectory(Foreign):
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     """The tokens that begin and end a text; transformers takes those of GPT-2 unless told."""
-    special = tokenizer.special if isinstance(tokenizer, BPETokenizer) else {}
-    end = special.get(END_OF_TEXT)
-    return {"bos_token_id": end, "eos_token_id": end}
+    return {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
 
 
 class _Written(Mapping[str, np.ndarray]):
@@ -301,13 +298,13 @@ def _as_expected(stored: dict[str, _Stored], names: set[str]) -> dict[str, _Stor
 
 def _tokenizer_config(exported: Exported) -> dict[str, Any]:
     """Without it, transformers builds a tokenizer of the architecture's own kind."""
-    special = special_ids(exported.tokenizer)["eos_token_id"] is not None
-    end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT} if special else {}
+    tokenizer = exported.tokenizer
+    end = None if tokenizer.end_of_text is None else tokenizer.separator
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": exported.model.config.block_size,
         "clean_up_tokenization_spaces": False,
-        **end,
+        **({"bos_token": end, "eos_token": end} if end else {}),
     }
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Run
+from smallmind import InputError, Run, Tokenizer
 from smallmind.cli import main
 from tests.exchange.models import TEXT, model_of, tokenizer_of
 from tests.runs.small import FIELDS
+from tests.text import published
 
 LLAMA = {
     "norm": "rmsnorm",
@@ -82,6 +83,28 @@ def test_training_goes_on_from_it(root, tmp_path, source):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert f"| started from | {path.name} |" in card and "| length | 6 steps" in card
     assert str(tmp_path) not in card
+
+
+def test_characters_that_a_published_tokenizer_lacks_are_named(tmp_path):
+    tokenizer = Tokenizer.from_json(published.file_of("SmolLM"))
+    smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "hf")
+    fields = {"init_from": str(tmp_path / "hf"), "batch_size": 2, "block_size": 8, "steps": 1}
+    reason = r"the text has characters that .*hf does not know \(1\): '\\U000f0000'; remove them"
+    with pytest.raises(InputError, match=reason):
+        Run.create(text=published.TEXT + "\U000f0000", out=tmp_path / "run", **fields)
+    assert Run.create(text=published.TEXT, out=tmp_path / "run", **fields)
+
+
+@pytest.mark.parametrize("name", published.PUBLISHED)
+def test_texts_are_prepared_with_published_tokenizers(tmp_path, name):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(published.file_of(name)))
+    (tmp_path / "text.txt").write_text(published.TEXT, encoding="utf-8")
+    flags = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(tmp_path / "data")]
+    assert main(["prepare", str(tmp_path / "text.txt"), *flags]) == 0
+    run = Run.create(text=str(tmp_path / "data"), out=tmp_path / "run", **FIELDS)
+    tokenizer = Tokenizer.from_json(published.file_of(name))
+    assert run.training.tokenizer.state() == tokenizer.state()
+    assert Run.open(run.path).settings.run.bpe_split == tokenizer.split
 
 
 def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind.exchange.format import padded
 from smallmind.exchange.number_types import quantise
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
+from tests.text import published
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -81,6 +83,22 @@ def test_transformers_runs_our_models(tmp_path, messages, name, tied, kind):
     assert len(tokens) == len(encoded) + 200 or int(tokens[-1]) == tokenizer.end_of_text
     ours = smallmind.generate(model, tokenizer, PROMPT, max_tokens=200, temperature=0)
     assert their_tokenizer.decode(tokens, skip_special_tokens=True) == ours
+    assert messages == []
+
+
+@pytest.mark.parametrize("name", published.PUBLISHED)
+def test_transformers_reads_published_tokenizers_that_were_here(tmp_path, messages, name):
+    tokenizer = padded(smallmind.Tokenizer.from_json(published.file_of(name)), 640)
+    model = model_of("Llama", tokenizer, block_size=4096)
+    smallmind.export(model, tokenizer, tmp_path / "model")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    original = published.theirs_of(name)
+    text = f"{published.TEXT[-3000:]}{published.TURN}  12{published.CALL}\n"
+    ids = tokenizer.encode(text).tolist()
+    assert original.encode(text, add_special_tokens=False).ids == ids == theirs(text).input_ids
+    assert theirs.decode(ids) == tokenizer.decode(ids)
+    assert theirs.eos_token_id == tokenizer.end_of_text
+    assert len(theirs) == tokenizer.vocab_size == 640
     assert messages == []
 
 

@@ -1,4 +1,4 @@
-"""Where the words of a text end, by the patterns of GPT-2 and GPT-4.
+"""Where the words of a text end, by the patterns of GPT-2, GPT-4 and those made from them.
 
 A word is what no merge reaches beyond: letters with the space before them, numbers, other
 characters, white space. Texts are UTF-8, and positions are those of bytes.
@@ -20,11 +20,12 @@ class Pattern(NamedTuple):
     """How a text is split."""
 
     is_gpt4: bool  # else GPT-2's
-    digits: int  # of GPT-4's, the most in a word
+    digits: int  # the most in a word; 0: any number of them, after a space too
 
 
 PATTERNS = {
     "gpt2": Pattern(False, 0),
+    "gpt2-digits": Pattern(False, 1),
     "gpt4": Pattern(True, 3),
     "gpt4-digits": Pattern(True, 1),
 }
@@ -120,6 +121,18 @@ def _gpt2_end(data, i, stop, classes):
 
 
 @short_jit
+def _number_end(data, i, stop, classes):
+    """Where the number at i, or all white space before a number, ends; i if there is neither."""
+    end, kind = i, _class_at(data, i, stop, classes)
+    if kind == NUMBER:
+        return _after(data, i)
+    while kind in (SPACE, NEWLINE):
+        end = _after(data, end)
+        kind = _class_at(data, end, stop, classes)
+    return end if kind == NUMBER else i
+
+
+@short_jit
 def _gpt4_end(data, i, stop, classes, digits):
     """Contractions, one character and letters, up to `digits` numbers, others and newlines, ..."""
     end = _contraction(data, i, stop, True)
@@ -146,6 +159,10 @@ def word_end(data, i, stop, classes, pattern):
     """
     if pattern.is_gpt4:
         return _gpt4_end(data, i, stop, classes, pattern.digits)
+    if pattern.digits:  # what is between numbers is split as a text of its own
+        end = _number_end(data, i, stop, classes)
+        if end > i:
+            return end
     return _gpt2_end(data, i, stop, classes)
 
 
