@@ -1,0 +1,149 @@
+"""Exercises of lessons 4, 5, 7 and 8: solutions are accepted, usual mistakes are explained."""
+
+import math
+import runpy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from smallmind.kernels.codegen.threads import set_threads, threads
+from smallmind.lessons import judge, lessons
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_many_threads_as_before():
+    before = threads()
+    yield
+    set_threads(before)
+
+
+def load(folder, number, leave_out=None, **quicker):
+    """Runs a lesson -> its names. Leaves out the text between two headings, changes constants."""
+    (path,) = (path for path in lessons() if path.stem.startswith(f"lesson{number}_"))
+    text = path.read_text(encoding="utf-8")
+    for before, after in quicker.values():
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    if leave_out:
+        first, last = (text.index(f"# ## {heading}") for heading in leave_out)
+        text = text[:first] + text[last:]
+    copy = folder / path.name
+    copy.write_text(text, encoding="utf-8")
+    return SimpleNamespace(**runpy.run_path(str(copy)))
+
+
+def refused(check, *candidates):
+    """Why the check refuses a solution."""
+    verdict = judge(lambda: check(*candidates))
+    assert verdict.startswith("not right yet: "), verdict
+    return verdict
+
+
+def accepts(check, *candidates):
+    return judge(lambda: check(*candidates)) == "solved"
+
+
+# 4. How fast is fast
+
+
+@pytest.fixture(scope="module")
+def lesson4(tmp_path_factory):
+    return load(
+        tmp_path_factory.mktemp("lesson4"),
+        4,
+        patience=("PATIENCE = 0.05", "PATIENCE = 0.0001"),
+        rounds=("ROUNDS = 1_000_000", "ROUNDS = 1000"),
+        shape=("M, K, N = 96, 1536, 1536", "M, K, N = 12, 128, 128"),
+        levels=("4 * MIB, 16 * MIB, 128 * MIB):", "1 * MIB):"),
+        far=("FAR = bytes_per_second(128 * MIB)", "FAR = bytes_per_second(1 * MIB)"),
+        norm=("random.standard_normal((4096, 1024)", "random.standard_normal((64, 1024)"),
+        weights=("B.nbytes // (32 * KIB) * 32 * KIB", "32 * KIB"),
+    )
+
+
+def test_its_products_are_right(lesson4):
+    shape = SimpleNamespace(M=8, K=50, N=4 * lesson4.LANES)
+    random = np.random.default_rng(0)
+    a = random.standard_normal((shape.M, shape.K)).astype(np.float32)
+    b = random.standard_normal((shape.K, shape.N)).astype(np.float32)
+    for function, arguments in (
+        (lesson4.three_loops, ()),
+        (lesson4.rows_first, ()),
+        (lesson4.blocks, (7,)),
+        (lesson4.tiles, (7,)),
+        (lesson4.with_smallmind, ()),
+    ):
+        out = np.full((shape.M, shape.N), np.nan, np.float32)
+        function(out, a, b, *arguments)
+        np.testing.assert_allclose(out, a @ b, rtol=0, atol=1e-4)
+
+
+def test_its_cache_counts_what_the_text_says(lesson4):
+    n, lines = lesson4.SIZE, lesson4.SIZE // 8
+    assert lesson4.misses(lesson4.by_columns(n)) >= n**3
+    assert lesson4.misses(lesson4.by_rows(n)) == n * n * lines + 2 * n * lines
+    assert lesson4.misses(lesson4.by_blocks(n, 4)) < 10_000
+
+
+def test_the_roofline(lesson4):
+    def traffic(M, K, N):
+        return 4 * (M * K + K * N + M * N)
+
+    check = lesson4.check_least_seconds
+    assert accepts(
+        check, lambda M, K, N, peak, bandwidth: max(M * K * N / peak, traffic(M, K, N) / bandwidth)
+    )
+    assert "not the sum" in refused(
+        check, lambda M, K, N, peak, bandwidth: M * K * N / peak + traffic(M, K, N) / bandwidth
+    )
+    assert "4 bytes" in refused(
+        check,
+        lambda M, K, N, peak, bandwidth: max(M * K * N / peak, traffic(M, K, N) / 4 / bandwidth),
+    )
+    assert "moves 4,008,000 bytes" in refused(
+        check, lambda M, K, N, peak, bandwidth: max(M * K * N / peak, 4 * K * N / bandwidth)
+    )
+    assert "210,000,000 multiply-adds" in refused(
+        check,
+        lambda M, K, N, peak, bandwidth: max(2 * M * K * N / peak, traffic(M, K, N) / bandwidth),
+    )
+
+
+def test_the_best_tile(lesson4):
+    def best_tile(registers):
+        fitting = [
+            (rows, vectors)
+            for rows in range(1, registers)
+            for vectors in range(1, registers)
+            if rows * vectors + vectors + 1 <= registers
+        ]
+        return min(fitting, key=lambda tile: sum(tile) / math.prod(tile))
+
+    check = lesson4.check_best_tile
+    assert accepts(check, best_tile)
+    assert "4 * 4 + 4 + 1 = 21 registers, more than 16" in refused(
+        check, lambda registers: (2, 2) if registers == 8 else (4, 4)
+    )
+    assert "another tile that fits" in refused(check, lambda registers: (registers - 2, 1))
+
+
+def test_few_misses(lesson4):
+    def blocks_of_all_three(n):
+        return (
+            (i, k, j)
+            for i0 in range(0, n, 16)
+            for j0 in range(0, n, 16)
+            for k in range(n)
+            for i in range(i0, i0 + 16)
+            for j in range(j0, j0 + 16)
+        )
+
+    check = lesson4.check_few_misses
+    assert accepts(check, blocks_of_all_three)
+    assert "it fetches 9,728 lines" in refused(check, lambda n: lesson4.by_blocks(n, 4))
+    assert "yours has 4,096" in refused(check, lambda _n: lesson4.by_rows(16))
+    assert "twice" in refused(check, lambda n: [(0, 0, 0)] * n**3)
+    assert "out of range" in refused(
+        check, lambda n: ((i + 1, k, j) for i, k, j in lesson4.by_rows(n))
+    )
