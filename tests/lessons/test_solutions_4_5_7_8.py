@@ -147,3 +147,94 @@ def test_few_misses(lesson4):
     assert "out of range" in refused(
         check, lambda n: ((i + 1, k, j) for i, k, j in lesson4.by_rows(n))
     )
+
+
+# 5. Half the bits
+
+
+@pytest.fixture(scope="module")
+def lesson5(tmp_path_factory):
+    return load(tmp_path_factory.mktemp("lesson5"), 5, ("2. Where gradients", "Exercises"))
+
+
+def bfloat16(values):
+    bits = values.view(np.uint32)
+    up = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> 16
+    return np.where(np.isnan(values), bits >> 16 | 0x40, up).astype(np.uint16)
+
+
+def test_rounding_to_bfloat16(lesson5):
+    def cut(values):
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+    def half_up(values):
+        return ((values.view(np.uint32) + np.uint32(0x8000)) >> 16).astype(np.uint16)
+
+    def without_nan(values):
+        bits = values.view(np.uint32)
+        return (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1)) >> 16).astype(np.uint16)
+
+    check = lesson5.check_to_bfloat16
+    assert accepts(check, bfloat16)
+    assert "the nearest number is the one above it" in refused(check, cut)
+    assert "a tie, and the number below" in refused(check, half_up)
+    assert "the NaN with the bits 7f800001 became inf" in refused(check, without_nan)
+    assert "return uint16, not uint32" in refused(check, lambda values: values.view(np.uint32))
+    assert "differ from round_to" in refused(
+        check, lambda values: bfloat16(values) if len(values) == 1 else cut(values)
+    )
+
+
+def test_a_step_with_loss_scaling(lesson5):
+    def make(unscale_first=True, update=True, skip=True, tell=True):
+        def scaled_step(weights, gradient, scaler, learning_rate, max_norm):
+            scale = scaler.scale
+            if unscale_first:
+                gradient = gradient / np.float32(scale)
+            norm = float(np.linalg.norm(gradient))
+            overflowed = not math.isfinite(norm)
+            if norm > max_norm:
+                gradient = gradient * np.float32(max_norm / norm)
+            if not unscale_first:
+                gradient = gradient / np.float32(scale)
+            if tell or overflowed:
+                scaler.update(overflowed)
+            if overflowed and not update:
+                scaler.update(overflowed)
+            return weights if overflowed and skip else weights - learning_rate * gradient
+
+        return scaled_step
+
+    def clipped_in_place_of_scaling(weights, gradient, scaler, learning_rate, max_norm):
+        norm = np.linalg.norm(gradient)
+        scaler.update(False)
+        return weights - learning_rate * gradient * min(1, max_norm / norm)
+
+    def unclipped(weights, gradient, scaler, learning_rate, max_norm):
+        gradient = gradient / scaler.scale
+        scaler.update(overflowed=not np.isfinite(gradient).all())
+        return weights - learning_rate * gradient
+
+    check = lesson5.check_scaled_step
+    assert accepts(check, make())
+    assert "divide it by the scale before you clip it" in refused(
+        check, clipped_in_place_of_scaling
+    )
+    assert "must lead to [-0.5, 0]" in refused(check, make(unscale_first=False))
+    assert "must be scaled down to norm 10" in refused(check, unclipped)
+    assert "must leave the weights as they are" in refused(check, make(skip=False))
+    assert "must be halved, once; it is 64" in refused(check, make(update=False))
+    assert "steps without an overflow too" in refused(check, make(tell=False))
+
+
+def test_random_rounding(lesson5):
+    def rounded(values, random, spread=2**16):
+        noise = random.integers(0, spread, values.shape, dtype=np.uint32)
+        return (values.view(np.uint32) + noise & np.uint32(0xFFFF0000)).view(np.float32)
+
+    check = lesson5.check_round_at_random
+    assert accepts(check, rounded)
+    assert "rounded up 0% of the time" in refused(check, lambda v, r: rounded(v, r, 1))
+    assert "must stay as it is" in refused(check, lambda v, r: rounded(v, r, 2**18))
+    assert "last 16 bits must be 0" in refused(check, lambda values, _random: values)
+    assert "return float32" in refused(check, lambda v, r: rounded(v, r).astype(np.float64))
