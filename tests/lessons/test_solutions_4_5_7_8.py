@@ -1,5 +1,6 @@
 """Exercises of lessons 4, 5, 7 and 8: solutions are accepted, usual mistakes are explained."""
 
+import json
 import math
 import runpy
 from types import SimpleNamespace
@@ -238,3 +239,120 @@ def test_random_rounding(lesson5):
     assert "must stay as it is" in refused(check, lambda v, r: rounded(v, r, 2**18))
     assert "last 16 bits must be 0" in refused(check, lambda values, _random: values)
     assert "return float32" in refused(check, lambda v, r: rounded(v, r).astype(np.float64))
+
+
+# 7. Runs that survive
+
+
+@pytest.fixture(scope="module")
+def lesson7(tmp_path_factory):
+    return load(tmp_path_factory.mktemp("lesson7"), 7, ("6. The proof", "Exercises"))
+
+
+def test_an_atomic_write(lesson7):
+    def make(*steps):
+        def save(disk, name, data):
+            for step in steps:
+                {
+                    "create": lambda: disk.create("new"),
+                    "write": lambda: disk.write("new", data),
+                    "sync": lambda: disk.sync("new"),
+                    "rename": lambda: disk.rename("new", name),
+                    "sync name": lambda: disk.sync(name),
+                    "directory": disk.sync_directory,
+                }[step]()
+
+        return save
+
+    def in_place(disk, name, data):
+        disk.create(name)
+        disk.write(name, data)
+        disk.sync(name)
+        disk.sync_directory()
+
+    def forever(disk, name, data):
+        while True:
+            disk.sync_directory()
+
+    check = lesson7.check_save
+    assert accepts(check, make("create", "write", "sync", "rename", "directory"))
+    assert "after create state, the file may hold b''" in refused(check, in_place)
+    assert "rename new to state, the file may hold b''" in refused(
+        check, make("create", "write", "rename", "directory")
+    )
+    assert "rename new to state, the file may hold b''" in refused(
+        check, make("create", "write", "rename", "sync name", "directory")
+    )
+    for order in (
+        ("create", "write", "sync", "rename"),
+        ("create", "write", "sync", "directory", "rename"),
+    ):
+        assert "bring back the old file" in refused(check, make(*order))
+    assert "six are enough" in refused(check, forever)
+
+
+def test_a_sum_on_any_number_of_threads(lesson7):
+    def of_chunks(x, threads, add):
+        chunks = np.array_split(x, 40)
+        total = np.float32(0)
+        for i, chunk in enumerate(chunks):
+            total += add(i % threads, chunk)
+        return total
+
+    def of_shares(x, threads, add):
+        shares = [add(i, part) for i, part in enumerate(np.array_split(x, threads))]
+        return np.sum(shares, dtype=np.float32)
+
+    def by_thread(x, threads, add):
+        sums = np.zeros(threads, np.float32)
+        for i, chunk in enumerate(np.array_split(x, 40)):
+            sums[i % threads] += add(i % threads, chunk)
+        return sums.sum()
+
+    check = lesson7.check_parallel_sum
+    assert accepts(check, of_chunks)
+    assert "depend on the number of threads" in refused(check, of_shares)
+    assert "depend on the number of threads" in refused(check, by_thread)
+    assert "divide them evenly" in refused(check, lambda x, _threads, add: add(0, x))
+    assert "there is no thread 1 of 1" in refused(check, lambda x, threads, add: add(threads, x))
+    assert "added up 0 of 20,011 numbers" in refused(check, lambda x, _threads, _add: x.sum())
+    assert "the sum is" in refused(check, lambda x, _threads, add: 2 * add(0, x))
+
+
+ARRAYS = "weights", "velocity", "order"
+NUMBERS = "steps", "place"
+
+
+def saving(*left_out):
+    def save_state(trainer):
+        state = {name: getattr(trainer, name).tolist() for name in ARRAYS}
+        state |= {name: getattr(trainer, name) for name in NUMBERS}
+        state["random"] = trainer.random.bit_generator.state
+        return json.dumps({name: state[name] for name in state if name not in left_out})
+
+    return save_state
+
+
+def loading(lesson7, as_array=np.array):
+    def load_state(text):
+        trainer, state = lesson7.Trainer(), json.loads(text)
+        if "random" in state:
+            trainer.random.bit_generator.state = state.pop("random")
+        for name, value in state.items():
+            setattr(trainer, name, as_array(value) if name in ARRAYS else value)
+        return trainer
+
+    return load_state
+
+
+def test_a_checkpoint(lesson7):
+    check, load_state = lesson7.check_state, loading(lesson7)
+    assert accepts(check, saving(), load_state)
+    for name in (*ARRAYS, *NUMBERS):
+        message = refused(check, saving(name), load_state)
+        assert f"it has another {name}" in message
+        assert "resumed after step" in message
+    assert "will draw other orders" in refused(check, saving("random"), load_state)
+    assert "must return a JSON text, not dict" in refused(check, vars, load_state)
+    assert "must return a Trainer" in refused(check, saving(), json.loads)
+    assert "is a <class 'list'>" in refused(check, saving(), loading(lesson7, list))
