@@ -3,11 +3,13 @@
 import json
 import math
 import runpy
+import struct
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import smallmind
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.lessons import judge, lessons
 
@@ -356,3 +358,102 @@ def test_a_checkpoint(lesson7):
     assert "must return a JSON text, not dict" in refused(check, vars, load_state)
     assert "must return a Trainer" in refused(check, saving(), json.loads)
     assert "is a <class 'list'>" in refused(check, saving(), loading(lesson7, list))
+
+
+# 8. Out of here
+
+
+@pytest.fixture(scope="module")
+def lesson8(tmp_path_factory):
+    return load(
+        tmp_path_factory.mktemp("lesson8"),
+        8,
+        ("7. Fewer bits", "Exercises"),
+        steps=("steps=300", "steps=3"),
+    )
+
+
+def test_writing_safetensors(lesson8):
+    def make(start=0, in_memory=False, endian="little", upper=True):
+        def write_safetensors(path, tensors):
+            header, begin = {}, start
+            for name, tensor in tensors.items():
+                end = begin + tensor.nbytes
+                header[name] = {
+                    "dtype": "F32" if upper else "f32",
+                    "shape": list(tensor.shape),
+                    "data_offsets": [begin, end],
+                }
+                begin = end
+            encoded = json.dumps(header).encode()
+            order = "A" if in_memory else "C"
+            with open(path, "wb") as file:
+                file.write(len(encoded).to_bytes(8, endian) + encoded)
+                for tensor in tensors.values():
+                    file.write(tensor.tobytes(order))
+
+        return write_safetensors
+
+    def without_tensors(path, tensors):
+        make()(path, tensors)
+        content = path.read_bytes()
+        path.write_bytes(content[: -tensors["ü"].nbytes])
+
+    def without_length(path, tensors):
+        make()(path, tensors)
+        path.write_bytes(path.read_bytes()[:8] + b" no JSON" + path.read_bytes()[8:])
+
+    check = lesson8.check_write_safetensors
+    assert accepts(check, make())
+    assert accepts(check, lambda path, tensors: smallmind.safetensors.write(path, tensors, {}))
+    assert "they count from the end of the header" in refused(check, make(start=8))
+    assert "'a.T' is read with other values" in refused(check, make(in_memory=True))
+    assert "are they little-endian?" in refused(check, make(endian="big"))
+    assert "the dtype of 'a' is 'f32'" in refused(check, make(upper=False))
+    assert "the tensors have 220" in refused(check, without_tensors)
+    assert "are not JSON" in refused(check, without_length)
+    assert "the header has no 'ü'" in refused(
+        check, lambda path, tensors: make()(path, {n: t for n, t in tensors.items() if n != "ü"})
+    )
+
+
+def test_neighbours(lesson8):
+    def as_neighbours(rows, H):
+        halves = rows.reshape(H, 2, -1, rows.shape[-1])
+        return halves.swapaxes(1, 2).reshape(rows.shape)
+
+    def backwards(rows, H):
+        pairs = rows.reshape(H, -1, 2, rows.shape[-1])
+        return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+    check = lesson8.check_as_neighbours
+    assert accepts(check, as_neighbours)
+    assert "belong together, so they come first" in refused(check, backwards)
+    assert "a row has left its head" in refused(check, lambda rows, _H: as_neighbours(rows, 1))
+    assert "in which they came" in refused(check, lambda rows, _H: rows)
+    assert "missing or doubled" in refused(
+        check, lambda rows, _H: np.concatenate([rows[: len(rows) // 2]] * 2)
+    )
+    assert "the shape must stay (12, 3)" in refused(check, lambda rows, _H: rows.T)
+
+
+def test_reading_q8_0(lesson8):
+    def read_q8_0(data, scale="<f2", integer=np.int8):
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, 34)
+        d = np.ascontiguousarray(blocks[:, :2]).view(scale).astype(np.float32)
+        return d * np.ascontiguousarray(blocks[:, 2:]).view(integer).astype(np.float32)
+
+    def one_scale(data):
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, 34)
+        (d,) = struct.unpack("<e", data[:2])
+        return np.float32(d) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+    check = lesson8.check_read_q8_0
+    assert accepts(check, read_q8_0)
+    assert "they are signed" in refused(check, lambda data: read_q8_0(data, integer=np.uint8))
+    assert "make 0.5, not" in refused(check, lambda data: read_q8_0(data, scale=">f2"))
+    assert "a scale of its own" in refused(check, one_scale)
+    assert "return float32, not float64" in refused(
+        check, lambda data: read_q8_0(data).astype(np.float64)
+    )
+    assert "the shape is (32,), not (1, 32)" in refused(check, lambda d: read_q8_0(d).ravel())
