@@ -33,10 +33,8 @@ LAYERS = [
 
 def layer(module):
     """'smallmind.nn.block' -> the number of its layer."""
-    if module.startswith("smallmind.lessons."):
-        return (
-            len(LAYERS) - 1
-        )  # programs: they import whatever they teach, and nothing imports them
+    if module.startswith("smallmind.lessons."):  # programs: they import whatever they teach
+        return len(LAYERS) - 1
     part = module.split(".")[1] if "." in module else "__init__"
     return next(number for number, parts in enumerate(LAYERS) if part in parts)
 

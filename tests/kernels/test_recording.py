@@ -8,7 +8,7 @@ from numba import get_num_threads, prange
 
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.jit import parallel_jit, serial_jit
-from smallmind.kernels.codegen.recording import SMALL, Recording
+from smallmind.kernels.codegen.recording import SMALL, TRIED_EVERY, Pace, Recording
 from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 
 
@@ -101,6 +101,17 @@ def test_a_failed_call_is_not_recorded():
     with pytest.raises(ZeroDivisionError), recording.recording():
         divide(np.zeros(1), np.ones(1), np.zeros(1))
     assert len(recording) == 0
+
+
+def test_the_faster_way_is_taken_and_the_other_one_tried_again():
+    pace, ways = Pace(), []
+    for i in range(40 * TRIED_EVERY):
+        is_crowded = 10 * TRIED_EVERY <= i < 25 * TRIED_EVERY  # by another program
+        ways.append(pace.is_faster_alone())
+        pace.count(ways[-1], 20 if ways[-1] else 200 if is_crowded else 11)
+    alone = [sum(ways[i : i + TRIED_EVERY]) for i in range(0, len(ways), TRIED_EVERY)]
+    assert max(alone[:10] + alone[30:]) <= 2
+    assert min(alone[12:25]) >= TRIED_EVERY - 2
 
 
 @pytest.mark.parametrize("elements", [1000, SMALL // 4])

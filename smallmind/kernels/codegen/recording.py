@@ -7,6 +7,7 @@ through. Arguments keep their values: what changes from pass to pass has to lie 
 
 import ctypes
 import functools
+import math
 import struct
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
+from smallmind.activity import clock_ns
 from smallmind.kernels.codegen.threads import PARALLEL, one_thread, threads
 from smallmind.signals import deferred
 
 # Bytes below which all kernels of a pass together take less than starting and joining threads for
 # each of them does as soon as another program runs.
 SMALL = 8 * 1024 * 1024
+TRIED_EVERY = 32  # repetitions, of which one is made the other way
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """
 define i32 @run(ptr %calls, i64 %count) {
@@ -61,6 +64,30 @@ class _Active(threading.local):
 active = _Active()
 
 
+class Pace:
+    """Whether repetitions are faster on one thread: where another program has the other cores.
+
+    Threads then wait for each other at the end of every kernel. Both ways are timed from time to
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._repetitions = 0
+        self._costs: dict[bool, float] = {}  # alone or not -> nanoseconds, of the last ones
+
+    def is_faster_alone(self) -> bool:
+        """How the next repetition is made."""
+        self._repetitions += 1
+        better = self._costs.get(True, math.inf) < self._costs.get(False, math.inf)
+        is_trial = self._repetitions % TRIED_EVERY == TRIED_EVERY // 2
+        return better != is_trial
+
+    def count(self, alone: bool, nanoseconds: int) -> None:
+        """A repetition took so long."""
+        before = self._costs.get(alone, nanoseconds)
+        self._costs[alone] = before / 4 + nanoseconds * 3 / 4
+
+
 class Recording:
     """Calls of compiled functions, which return nothing. Keeps their arguments alive."""
 
@@ -70,6 +97,7 @@ class Recording:
         self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
         self._address = 0
         self._is_small = False
+        self._pace = Pace()
         self._threads = threads()
 
     def __len__(self) -> int:
@@ -116,9 +144,12 @@ class Recording:
         return self._threads == threads()
 
     def repeat(self) -> None:
-        """Makes all calls again: on one thread, which changes no result, if they are SMALL."""
-        with PARALLEL.region, one_thread() if self._is_small else nullcontext():
+        """Makes all calls again, on one thread where that is faster: it changes no result."""
+        alone = self._is_small or self._pace.is_faster_alone()
+        with PARALLEL.region, one_thread() if alone else nullcontext():
+            start = clock_ns()
             status = _loop()(self._address, len(self._program))
+            self._pace.count(alone, clock_ns() - start)
         if status:
             raise RuntimeError(f"a recorded kernel failed with status {status}")
 
