@@ -45,6 +45,7 @@ def segment_length(strategy: str, n_layer: int, interval: int) -> int:
 MAX_LAYERS = 1024
 SHARD_TOKENS = 100_000_000  # in a file: 200 MB, or 400 MB if the vocabulary is large
 MAX_BATCH = 2**16
+MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a block
 SCHEDULES = tuple(parts.SCHEDULES)
 
 
@@ -56,18 +57,23 @@ class ModelConfig:
     block_size: int = setting(64, "tokens of context", low=1, high=2**20)
     n_layer: int = setting(4, "transformer blocks", low=1, high=MAX_LAYERS)
     n_head: int = setting(4, "attention heads per block", low=1, high=2**16)
-    n_embd: int = setting(128, "channels; a multiple of n_head", low=1, high=2**16)
+    n_embd: int = setting(
+        128, "channels; a multiple of n_head unless head_size is set", low=1, high=2**16
+    )
     dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
     tie_weights: bool = setting(True, "use the token embedding as output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
     norm: str = setting("layernorm", "norm before each layer", choices=parts.NORMS)
+    norm_epsilon: float = setting(
+        1e-5, "what norms add to the mean of squares that they divide by", low=1e-12, high=0.1
+    )
     mlp: str = setting("gelu", "activation of the perceptrons", choices=parts.MLPS)
     mlp_width: int | None = setting(
         None,
         "hidden channels of a perceptron; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
         "a multiple of 32",
         low=1,
-        high=2**18,
+        high=MAX_WIDTH,
     )
     position: str = setting(
         "learned",
@@ -76,6 +82,9 @@ class ModelConfig:
     )
     rope_theta: float = setting(
         1e4, "base of the wavelengths of rope", above=1.0, needs=("position", "rope")
+    )
+    head_size: int | None = setting(
+        None, "channels of a head; default: n_embd / n_head", low=1, high=2**16
     )
     n_kv_head: int | None = setting(
         None, "heads of keys and values; a divisor of n_head, which is the default", low=1
@@ -103,11 +112,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_all(self)
-        if self.n_embd % self.n_head:
-            near = max(1, round(self.n_embd / self.n_head)) * self.n_head
+        if self.head_size is None and self.n_embd % self.n_head:
             raise InputError(
                 f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}, "
-                f"for example {near}"
+                f"for example {self.divisible_n_embd}, unless head_size is set"
+            )
+        if self.n_head * self.head_channels > MAX_WIDTH:
+            raise InputError(
+                f"head_size={self.head_size} must be at most {MAX_WIDTH // self.n_head} with "
+                f"n_head={self.n_head}"
             )
         if self.document_token is not None and self.document_token >= self.vocab_size:
             raise InputError(
@@ -124,9 +137,14 @@ class ModelConfig:
             )
 
     @property
-    def head_size(self) -> int:
-        """Channels of a head."""
-        return self.n_embd // self.n_head
+    def head_channels(self) -> int:
+        """Channels of a head of queries, of keys or of values."""
+        return self.head_size or self.n_embd // self.n_head
+
+    @property
+    def divisible_n_embd(self) -> int:
+        """The multiple of n_head that is nearest to n_embd."""
+        return max(1, round(self.n_embd / self.n_head)) * self.n_head
 
     @property
     def kv_heads(self) -> int:
@@ -146,11 +164,13 @@ class ModelConfig:
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
         extensions = self.value_residual, self.x0_scalars, self.bigram_rows, self.logit_softcap
-        if any(extensions) or (self.position == "rope" and self.head_size % 2):
+        is_odd = self.position == "rope" and self.head_channels % 2
+        if any(extensions) or is_odd or self.n_embd % self.n_head:
             return None
         kind = self.norm, self.position, self.mlp, self.bias, self.qk_norm
         if kind == ("layernorm", "learned", "gelu", True, False):
-            return "GPT-2" if self.kv_heads == self.n_head else None
+            heads = self.kv_heads, self.head_channels
+            return "GPT-2" if heads == (self.n_head, self.n_embd // self.n_head) else None
         return PUBLISHED.get(kind)
 
 
@@ -174,6 +194,7 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
 # Fields of TrainingConfig that do not change what a run learns: a resumed run may have others.
 NEUTRAL = (
     "prefetch",
+    "sample_every",
     "enable_diagnostics",
     "check_gradient_health",
     "diagnostic_interval",
@@ -257,6 +278,7 @@ class TrainingConfig:
     grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
+    sample_every: int = setting(0, "steps between sample texts; 0: only at the end", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
     early_stopping_patience: int = setting(
@@ -407,8 +429,8 @@ class RunConfig:
     )
     bpe_split: str = setting(
         "gpt2",
-        "pattern by which texts are cut into words",
-        choices=("gpt2", "gpt4"),
+        "pattern by which texts are cut into words; after -digits each digit is one",
+        choices=("gpt2", "gpt4", "gpt2-digits", "gpt4-digits"),
         needs=("tokenizer", "bpe"),
     )
     mask_documents: bool = setting(

@@ -25,6 +25,8 @@ import numpy as np
 
 from smallmind import activity, durable
 from smallmind.checks import InputError
+from smallmind.safetensors_header import MAX_HEADER, read_header
+from smallmind.safetensors_header import from_json as from_json
 
 # NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
 # integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.
@@ -39,7 +41,6 @@ DTYPES: dict[str, Any] = {
     "U8": "u1",
 }
 NAMES = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is rejected within a second
 MAX_DIMENSIONS = 32
 BLANK = "0" * 64
 PIECE = 2**16  # bytes, of a file that may be larger than memory
@@ -193,7 +194,7 @@ def _explained(path: str | PathLike[str]) -> Iterator[None]:
 
 def _read_head(file: BinaryIO, size: int) -> tuple[bytes, list[_Entry], dict[str, str]]:
     """-> length and header as in the file, the tensors by offset, the metadata."""
-    head, header = _read_header(file, size)
+    head, header = read_header(file, size)
     metadata = _metadata(header.pop("__metadata__", {}))
     return head, _entries(header, size - len(head)), metadata
 
@@ -206,33 +207,6 @@ def _check_digest(found: str, digits: str) -> None:
 def to_json(value: Any) -> str:
     """value -> JSON text. ValueError for NaN and infinities, which JSON lacks."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
-
-
-def from_json(text: str | bytes) -> Any:
-    """JSON text -> value. ValueError if it is malformed, ambiguous or nested too deeply."""
-    try:
-        return json.loads(
-            text if isinstance(text, str) else text.decode("utf-8"),
-            object_pairs_hook=_table,
-            parse_constant=_finite,
-            parse_float=_finite,
-        )
-    except RecursionError:
-        raise ValueError("JSON is nested too deeply") from None
-
-
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key appears twice in one JSON object")
-    return table
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number in JSON is not finite")
-    return value
 
 
 def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
@@ -277,21 +251,6 @@ def _pieces(tensors: Mapping[str, np.ndarray]) -> Iterator[memoryview]:
 def _bytes(tensor: np.ndarray) -> memoryview:
     """The memory of a contiguous tensor."""
     return tensor.reshape(-1).view(np.uint8).data
-
-
-def _read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
-    """-> length and header as in the file, and the parsed header."""
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    if size < 8 or length > size - 8:
-        raise ValueError("it is truncated or has another format")
-    if length > MAX_HEADER:
-        raise ValueError(f"its header has {length:,} bytes; at most {MAX_HEADER:,} are read")
-    encoded = file.read(length)
-    header = from_json(encoded)
-    if not isinstance(header, dict):
-        raise ValueError("its header is not a JSON object")
-    return start + encoded, header
 
 
 def _metadata(table: Any) -> dict[str, str]:

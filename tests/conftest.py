@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from smallmind.runs import ending, pace
+from smallmind.runs import pace
+from smallmind.training import training
 
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
@@ -38,4 +39,4 @@ def untimed_start(monkeypatch):
 @pytest.fixture(autouse=True)
 def short_sample(monkeypatch):
     """A run ends with a sample of 20 tokens: 400 take longer than training a small model."""
-    monkeypatch.setattr(ending, "SAMPLE_TOKENS", 20)
+    monkeypatch.setattr(training, "SAMPLE_TOKENS", 20)

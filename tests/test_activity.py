@@ -21,7 +21,7 @@ from smallmind import (
     safetensors,
 )
 from smallmind.cli import main
-from smallmind.runs import ending, source
+from smallmind.runs import source
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.ending import save_ending
 from smallmind.text import byte_tokenizer, char_tokenizer
@@ -168,9 +168,9 @@ def test_an_evaluation_says_how_far_it_is(slow, shown, batches):
 def test_the_end_of_a_run_says_how_far_it_is(slow, shown, tmp_path):
     training = new_training()
     list(training.steps(TrainingConfig(steps=0)))
-    save_ending(training, new_directory(tmp_path), seed=1)
+    save_ending(training, new_directory(tmp_path))
     assert len(set(shares(shown, "Evaluating the held-out text: "))) > 3
-    assert len(set(shares(shown, "Writing a sample: "))) > ending.SAMPLE_TOKENS // 2
+    assert len(set(shares(shown, "Writing a sample: "))) > 10
 
 
 def test_evaluating_a_text_says_how_far_it_is(slow, shown):

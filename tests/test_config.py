@@ -32,7 +32,7 @@ def test_defaults_are_valid_and_frozen(config):
         (
             ModelConfig,
             {"n_embd": 130},
-            "n_embd=130 must be a multiple of n_head=4, for example 128",
+            "n_embd=130 must be a multiple of n_head=4, for example 128, unless head_size is set",
         ),
         (
             ModelConfig,
@@ -47,6 +47,14 @@ def test_defaults_are_valid_and_frozen(config):
         (ModelConfig, {"n_embd": 1}, "n_embd=1 must be a multiple of n_head=4, for example 4"),
         (ModelConfig, {"dropout": 1.5}, "dropout=1.5 must be at least 0 and below 1"),
         (ModelConfig, {"block_size": 2.5}, "block_size=2.5 must be a whole number"),
+        (ModelConfig, {"head_size": 0}, "head_size=0 must be at least 1"),
+        (
+            ModelConfig,
+            {"head_size": 65536, "n_head": 8},
+            "head_size=65536 must be at most 32768 with n_head=8",
+        ),
+        (ModelConfig, {"norm_epsilon": 0}, "norm_epsilon=0 must be at least 1e-12 and at most 0.1"),
+        (ModelConfig, {"norm_epsilon": float("inf")}, "norm_epsilon=inf must be at least 1e-12"),
         (
             TrainingConfig,
             {"learning_rate": float("nan")},

@@ -14,7 +14,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
-    {"checks", "config", "settings", "parts"},
+    {"checks", "config", "settings", "parts", "safetensors_header"},
     {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
     {"safetensors", "kernels"},
     {"memory", "text", "presets", "sources"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"exchange"},
     {"training"},
     {"runs"},
-    {"lessons"},
+    {"lessons", "views"},
     {"cli"},
     {"__main__", "__init__"},
 ]

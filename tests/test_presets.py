@@ -65,7 +65,8 @@ def test_an_architecture_sets_every_part_and_flags_win(arch):
         "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "dropout", "tie_weights",
         "document_token",
     }  # fmt: skip
-    chosen = {"mlp_width", "n_kv_head", "rope_theta"}  # sizes, whose defaults suit every kind
+    # Their defaults suit every kind.
+    chosen = {"head_size", "mlp_width", "n_kv_head", "norm_epsilon", "rope_theta"}
     assert ARCHITECTURES[arch].keys() == parts - chosen
     flags = {"mlp": "swiglu", "qk_norm": True}
     resolved = resolve("nano", arch=arch, flags=flags, recipe="gpt2")

@@ -6,15 +6,13 @@ from torch.nn import functional
 
 from smallmind.config import ModelConfig
 
-EPSILON = 1e-5
-
 
 class Rotary(nn.Module):
     """Rotates queries and keys (B, H, T, D) by their positions."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        T, D = config.block_size, config.head_size
+        T, D = config.block_size, config.head_channels
         angles = torch.outer(torch.arange(T), config.rope_theta ** (-torch.arange(0, D, 2) / D))
         angles = torch.cat((angles, angles), dim=-1)
         self.register_buffer("cos", angles.cos(), persistent=False)
@@ -44,28 +42,30 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        C, D, self.n_head = config.n_embd, config.head_size, config.n_head
+        C, D, self.n_head = config.n_embd, config.head_channels, config.n_head
+        self.width = self.n_head * D
         self.rotary = rotary
-        self.qkv = nn.Linear(C, 3 * C, bias=False)
-        self.projection = nn.Linear(C, C, bias=False)
+        self.qkv = nn.Linear(C, 3 * self.width, bias=False)
+        self.projection = nn.Linear(self.width, C, bias=False)
         self.query_norm = self.key_norm = nn.Identity()
         if config.qk_norm:
-            self.query_norm, self.key_norm = nn.RMSNorm(D, eps=EPSILON), nn.RMSNorm(D, eps=EPSILON)
+            self.query_norm = nn.RMSNorm(D, eps=config.norm_epsilon)
+            self.key_norm = nn.RMSNorm(D, eps=config.norm_epsilon)
         self.value_residual = Mix() if config.value_residual and not is_first else None
 
     def forward(
         self, x: torch.Tensor, first_values: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        B, T, C = x.shape
+        B, T, _ = x.shape
         q, k, v = (
-            y.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-            for y in self.qkv(x).split(C, dim=2)
+            y.view(B, T, self.n_head, -1).transpose(1, 2)
+            for y in self.qkv(x).split(self.width, dim=2)
         )
         if self.value_residual is not None:
             v = self.value_residual(v, first_values)
         q, k = self.rotary(self.query_norm(q)), self.rotary(self.key_norm(k))
         heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.projection(heads.transpose(1, 2).reshape(B, T, C)), v
+        return self.projection(heads.transpose(1, 2).reshape(B, T, self.width)), v
 
 
 class SwiGLU(nn.Module):
@@ -83,9 +83,9 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: ModelConfig, rotary: Rotary, is_first: bool) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.n_embd, eps=EPSILON)
+        self.attention_norm = nn.RMSNorm(config.n_embd, eps=config.norm_epsilon)
         self.attention = Attention(config, rotary, is_first)
-        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=EPSILON)
+        self.mlp_norm = nn.RMSNorm(config.n_embd, eps=config.norm_epsilon)
         self.mlp = SwiGLU(config)
 
     def forward(
@@ -106,7 +106,7 @@ class Model(nn.Module):
         self.bigram_embedding = nn.Embedding(V * V, C) if config.bigram_rows else None
         rotary = Rotary(config)
         self.blocks = nn.ModuleList(Block(config, rotary, i == 0) for i in range(config.n_layer))
-        self.final_norm = nn.RMSNorm(C, eps=EPSILON)
+        self.final_norm = nn.RMSNorm(C, eps=config.norm_epsilon)
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         x = self.token_embedding(ids)

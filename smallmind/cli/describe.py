@@ -38,6 +38,8 @@ def _parts_of(config: ModelConfig) -> str:
     """The parts of a model in a line, after the name of its architecture."""
     name = f"{config.architecture}: " if config.architecture else "Parts: "
     heads = "1 head" if config.n_head == 1 else f"{config.n_head} heads"
+    if config.head_size:
+        heads += f" of {config.head_size} channels"
     if config.kv_heads < config.n_head:
         heads += f", {config.kv_heads} of keys and values"
     positions = f"{'no' if config.position == 'none' else config.position} positions"

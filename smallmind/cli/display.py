@@ -17,6 +17,7 @@ from smallmind.training.records import (
     OverflowRecord,
     Record,
     RollbackRecord,
+    SampleRecord,
     SaveFailedRecord,
     StepRecord,
     TargetRecord,
@@ -44,7 +45,7 @@ class ProgressDisplay:
         self.steps = steps
         self.token = token  # what to call one, such as "char"
         self.step_records = 0
-        self.progress = Progress(steps)
+        self.progress = Progress(steps, console.stream)
         self.health_checks = 0
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
@@ -61,24 +62,36 @@ class ProgressDisplay:
 
     def show_step(self, record: StepRecord) -> None:
         """Loss, learning rate, speed and the time that is left."""
-        variants = self.progress.update(record)
+        self.progress.update(record)
         is_tenth = self.step_records % PLAIN_EVERY == 0
         if not self.console.is_terminal and (is_tenth or record.step == self.steps):
-            self.console.line(variants[0])
+            self.console.line(self.progress.plain())
         else:
-            self.console.live(*variants)
+            self._show_progress()
         self.step_records += 1
 
     def during_step(self, step: int, so_far: str) -> None:
         """Shows how far a step is."""
-        self.console.live(*self.progress.line(step, so_far))
+        self._show_progress(step, so_far)
+
+    def _show_progress(self, step: int | None = None, so_far: str = "") -> None:
+        if self.console.is_terminal:
+            self.console.live(*self.progress.live(step, so_far))
+        else:
+            self.console.live(self.progress.plain(step, so_far))
 
     def show_evaluation(self, record: EvaluationRecord) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""
+        self.progress.update(record)
         losses = f"training loss {record.train_loss:.4f}  held-out loss {record.val_loss:.4f}"
         scores = _scores(record, self.token)
         self.console.line(f"{self._place(record)}  {losses}")
         self.console.line(f"{' ' * len(self._place(record))}  {scores}")
+
+    def show_sample(self, record: SampleRecord) -> None:
+        """A text that the model wrote."""
+        self.console.line(f"{self._place(record)}  sample:")
+        self.console.quote(record.text)
 
     def show_rollback(self, record: RollbackRecord) -> None:
         """What happened, and how the run continues."""
@@ -149,6 +162,7 @@ class ProgressDisplay:
 SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
     StepRecord: ProgressDisplay.show_step,
     EvaluationRecord: ProgressDisplay.show_evaluation,
+    SampleRecord: ProgressDisplay.show_sample,
     RollbackRecord: ProgressDisplay.show_rollback,
     OverflowRecord: ProgressDisplay.show_overflow,
     SaveFailedRecord: ProgressDisplay.show_failed_save,

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
         if options.out.suffix != ".csv":
             raise InputError(f"--out: {options.out} must end in .csv")
         check_writable("--out", options.out)
-    from smallmind.runs.directory import METRICS
+    from smallmind.runs.files import METRICS
     from smallmind.runs.metrics import read_metrics
 
     directory = run_of(options)

@@ -147,7 +147,7 @@ def run_of(options: argparse.Namespace) -> Path:
     if named := options.run_name or options.run_flag:
         return Path(named)
     from smallmind.cli.console import Console
-    from smallmind.runs.directory import newest_run
+    from smallmind.runs.files import newest_run
 
     newest = newest_run()
     Console(sys.stderr).line(f"The newest run is {newest}")

@@ -20,6 +20,7 @@ COMMANDS = {
     "verify": ("verify", "check a run's checkpoints, and retrain from each to the next"),
     "export": ("export", "write a trained model for transformers or llama.cpp"),
     "import": ("import_", "make a run from a model of transformers or llama.cpp"),
+    "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
 }
 

@@ -4,15 +4,12 @@ One description per architecture serves all formats, and both directions.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from smallmind.checks import InputError, shown_value
 from smallmind.config import ModelConfig
-
-EPSILON = 1e-5  # that every norm here adds to a mean of squares
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,11 @@ class Architecture:
 
     def changes(self, config: ModelConfig) -> dict[str, Any]:
         """What would have to change in config for it to be of this architecture."""
-        needed = {**COMMON, **self.parts}
+        # Transformers refuses any other width of a Llama, whatever the size of its heads.
+        needed = {**COMMON, **self.parts, "n_embd": config.divisible_n_embd}
         if self.parts["position"] == "learned":
             needed["n_kv_head"] = config.n_head
+            needed["head_size"] = config.divisible_n_embd // config.n_head
         values = values_of(config)
         return {name: value for name, value in needed.items() if values[name] != value}
 
@@ -82,9 +81,8 @@ def values_of(config: ModelConfig) -> dict[str, Any]:
     return {
         **dataclasses.asdict(config),
         "n_kv_head": config.kv_heads,
-        "head_size": config.head_size,
+        "head_size": config.head_channels,
         "hidden_size": config.hidden_size,
-        "epsilon": EPSILON,
     }
 
 
@@ -105,7 +103,7 @@ GPT2 = Architecture(
             "n_head": "n_head",
             "hidden_size": "n_inner",
             "tie_weights": "tie_word_embeddings",
-            "epsilon": "layer_norm_epsilon",
+            "norm_epsilon": "layer_norm_epsilon",
         },
         fixed={
             "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
@@ -114,7 +112,7 @@ GPT2 = Architecture(
             "add_cross_attention": (False,),
         },
         free={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-        defaults={"hidden_size": None, "tie_weights": True, "epsilon": 1e-5},
+        defaults={"hidden_size": None, "tie_weights": True, "norm_epsilon": 1e-5},
     ),
     tensors=Layout(
         {
@@ -139,7 +137,7 @@ GPT2 = Architecture(
             "n_layer": "block_count",
             "hidden_size": "feed_forward_length",
             "n_head": "attention.head_count",
-            "epsilon": "attention.layer_norm_epsilon",
+            "norm_epsilon": "attention.layer_norm_epsilon",
         }
     ),
     gguf_tensors=Layout(
@@ -178,7 +176,7 @@ LLAMA = Architecture(
             "tie_weights": "tie_word_embeddings",
             "rope_theta": "rope_theta",
             "bias": ("attention_bias", "mlp_bias"),
-            "epsilon": "rms_norm_eps",
+            "norm_epsilon": "rms_norm_eps",
         },
         fixed={"hidden_act": ("silu", "swish")},
         defaults={
@@ -187,7 +185,7 @@ LLAMA = Architecture(
             "tie_weights": False,
             "rope_theta": 1e4,
             "bias": False,
-            "epsilon": 1e-6,
+            "norm_epsilon": 1e-6,
         },
     ),
     tensors=Layout(
@@ -222,7 +220,7 @@ LLAMA = Architecture(
                 "rope.dimension_count",
             ),
             "rope_theta": "rope.freq_base",
-            "epsilon": "attention.layer_norm_rms_epsilon",
+            "norm_epsilon": "attention.layer_norm_rms_epsilon",
         },
         defaults={"vocab_size": None, "n_kv_head": None, "head_size": None, "rope_theta": 1e4},
     ),
@@ -278,7 +276,7 @@ ARCEE = Architecture(
     config=dataclasses.replace(
         LLAMA.config,
         fixed={"hidden_act": ("relu2",)},
-        defaults={**LLAMA.config.defaults, "epsilon": 1e-5},
+        defaults={**LLAMA.config.defaults, "norm_epsilon": 1e-5},
     ),
     tensors=Layout(
         {**LLAMA.tensors.names, "blocks.{}.mlp.expansion": "model.layers.{}.mlp.up_proj"}
@@ -314,18 +312,23 @@ def architecture_of(config: ModelConfig) -> Architecture:
     ranked = sorted(ARCHITECTURES, key=lambda architecture: len(architecture.changes(config)))
     nearest, changes = ranked[0], ranked[0].changes(config)
     if changes:
-        values = values_of(config)
-        has = ", ".join(f"{name}={values[name]}" for name in changes)
         flags = " ".join(_flag(name, value) for name, value in changes.items())
         raise InputError(
-            f"no published architecture has {has}; nearest is {nearest.name}: train with {flags}"
+            f"no published architecture has {_named(config, changes)}; nearest is {nearest.name}: "
+            f"train with {flags}"
         )
-    if config.position == "rope" and config.head_size % 2:
+    if config.position == "rope" and config.head_channels % 2:
         raise InputError(
-            f"other programs cannot rotate heads of {config.head_size} channels, an odd number; "
-            f"train with --n-embd {config.n_head * (config.head_size + 1)}"
+            f"other programs cannot rotate heads of {config.head_channels} channels, an odd "
+            f"number; train with --head-size {config.head_channels + 1}"
         )
     return nearest
+
+
+def _named(config: ModelConfig, names: Iterable[str]) -> str:
+    """The settings with these names and their values."""
+    values = values_of(config)
+    return ", ".join(f"{name}={values[name]}" for name in names)
 
 
 def _flag(name: str, value: Any) -> str:
@@ -346,8 +349,8 @@ def settings_of(config: ModelConfig, settings: Settings) -> dict[str, Any]:
 
 def config_of(
     architecture: Architecture, settings: Settings, saved: Mapping[str, Any], **known: Any
-) -> tuple[ModelConfig, float]:
-    """What a file says -> the settings of its model, and the epsilon of its norms.
+) -> ModelConfig:
+    """What a file says -> the settings of its model.
 
     `known` are settings that follow from something else. InputError for what is missing, wrong or
     not known here.
@@ -359,28 +362,18 @@ def config_of(
                 f"{' or '.join(map(str, allowed))}"
             )
     values = {name: _value(settings, saved, name) for name in settings.keys} | known
-    head_size, width, epsilon = (
-        values.pop(n, None) for n in ("head_size", "hidden_size", "epsilon")
-    )
-    fields = {name: value for name, value in values.items() if value is not None}
-    config = ModelConfig(**{**architecture.parts, **architecture.filled, **fields})
-    if head_size not in (None, config.head_size):
-        raise InputError(
-            f"its heads have {shown_value(head_size)} channels; only n_embd / n_head = "
-            f"{config.head_size} is known here"
-        )
+    width = values.pop("hidden_size")
+    config = ModelConfig(**{**architecture.parts, **architecture.filled, **values})
     # Without what is the default anyway: as a model made here has it.
     if width is not None and width != config.hidden_size:
         config = dataclasses.replace(config, mlp_width=width)
     if config.n_kv_head == config.n_head:
         config = dataclasses.replace(config, n_kv_head=None)
+    if config.n_embd == config.n_head * config.head_channels:
+        config = dataclasses.replace(config, head_size=None)
     if changes := architecture.changes(config):
-        raise InputError(f"{architecture.name} with {', '.join(changes)} is not known here")
-    is_number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-    if not is_number or not 1e-9 <= epsilon <= 1e-3:
-        raise InputError(f"the epsilon of its norms is {shown_value(epsilon)}: not known here")
-    # GGUF has it as float32.
-    return config, EPSILON if math.isclose(epsilon, EPSILON, rel_tol=1e-6) else float(epsilon)
+        raise InputError(f"{architecture.name} with {_named(config, changes)} is not known here")
+    return config
 
 
 def _value(settings: Settings, saved: Mapping[str, Any], name: str) -> Any:

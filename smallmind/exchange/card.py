@@ -17,6 +17,7 @@ def model_card(exported: Exported, architecture: str, model_class: str) -> str:
         "parameters": f"{model.flat.count:,}",
         "layers x channels": f"{config.n_layer} x {config.n_embd}",
         "heads": f"{config.n_head}, {config.kv_heads} of keys and values",
+        "channels of a head": f"{config.head_channels}",
         "context": f"{config.block_size:,} tokens",
         "vocabulary": f"{tokenizer.vocab_size:,} {tokenizer.unit}",
     }

@@ -8,8 +8,6 @@ from typing import ClassVar, NamedTuple
 from smallmind import parts
 from smallmind.checks import InputError, check_type
 from smallmind.config import ModelConfig
-from smallmind.exchange.architectures import EPSILON
-from smallmind.exchange.tensors import weight_scale
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.tokenizer import Tokenizer
@@ -32,18 +30,6 @@ class Foreign:
 
     config: ModelConfig
     name: str  # such as "the Llama in models/tiny"
-    epsilon: float  # of its norms
-
-    @property
-    def note(self) -> str | None:
-        """What differs from the model as its own program has it, for those who train it on."""
-        if self.epsilon == EPSILON:
-            return None
-        return (
-            f"the norms of {self.name} add {self.epsilon:g} to a mean of squares, those here "
-            f"{EPSILON:g}: its weights are scaled by {weight_scale(self.epsilon):.3g}, so that it "
-            "predicts the same, but it learns at another pace than there"
-        )
 
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer, with as many tokens as the model. InputError if it is not known here."""

@@ -83,18 +83,19 @@ class ForeignFile(Foreign):
         self._metadata, self._tensors = gguf_file.read(path)
         try:
             self._described = _architecture(self._metadata)
-            self.config, self.epsilon = self._config()
+            self.config = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
         self.name = f"the {self._described.name} in {path}"
 
-    def _config(self) -> tuple[ModelConfig, float]:
+    def _config(self) -> ModelConfig:
         settings, prefix = self._described.metadata, f"{self._described.gguf}."
         own = {
             key.removeprefix(prefix): value
             for key, value in self._metadata.items()
             if key.startswith(prefix)
         }
+        _check_rotation(own, "rope_freqs.weight" in self._tensors)
         embedding = self._tensors.get("token_embd.weight")
         if embedding is None:
             raise InputError("it lacks the tensor token_embd.weight")
@@ -113,12 +114,21 @@ class ForeignFile(Foreign):
 
     def model(self, backend: str = "numba") -> TransformerModel:
         layout, source = self._described.gguf_tensors, str(self.path)
-        return read_model(self.config, self.epsilon, layout, self._tensors, source, backend)
+        return read_model(self.config, layout, self._tensors, source, backend)
 
 
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:
     known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
     return known_architecture(metadata, "general.architecture", known)
+
+
+def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
+    """InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by settings."""
+    kind = str(own.get("rope.scaling.type", "linear"))
+    factor = str(own.get("rope.scaling.factor", own.get("rope.scale_linear", 1.0)))
+    is_default = kind == "none" or (kind == "linear" and factor in ("0.0", "1.0"))
+    if has_factors or not is_default:
+        raise InputError("its rotations (rope) are scaled; only the default is known here")
 
 
 def _typed(value: Any) -> Any:

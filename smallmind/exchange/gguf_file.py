@@ -208,7 +208,9 @@ class _Reader:
         if number == STRING:
             return self._string()
         if number in NUMBERS:
-            return self._number(NUMBERS[number])
+            value = self._number(NUMBERS[number])
+            # As it was written, such as 1e-06, not 9.999999974752427e-07.
+            return float(str(np.float32(value))) if NUMBERS[number] == "f" else value
         if number != ARRAY:
             raise ValueError(f"a value is of the unknown type {number}")
         inner = self._number("I")

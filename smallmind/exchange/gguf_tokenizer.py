@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
-from smallmind.text.bpe_tokenizer import END_OF_TEXT, BPETokenizer
+from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.byte_alphabet import as_characters
 from smallmind.text.byte_tokenizer import ByteTokenizer
 from smallmind.text.char_tokenizer import CharTokenizer
@@ -15,13 +15,15 @@ from smallmind.text.tokenizer import Tokenizer
 PREFIX = "tokenizer.ggml."
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
 SPECIAL = (CONTROL, USER_DEFINED, UNUSED)
-# Our patterns under llama.cpp's names. Its "llama-bpe" has that of "dbrx", but ignores merges.
-PATTERNS = {"gpt2": "gpt-2", "gpt4": "dbrx", "gpt4-digits": "qwen2"}
+# llama.cpp's names of our patterns, and whether merges are ignored; the first is written.
 SPLITS = {
-    "gpt-2": "gpt2",
-    "dbrx": "gpt4",
-    "smaug-bpe": "gpt4",
-    "qwen2": "gpt4-digits",
+    "gpt-2": ("gpt2", False),
+    "smollm": ("gpt2-digits", False),
+    "starcoder": ("gpt2-digits", False),
+    "dbrx": ("gpt4", False),
+    "smaug-bpe": ("gpt4", False),
+    "llama-bpe": ("gpt4", True),
+    "qwen2": ("gpt4-digits", False),
 }
 
 
@@ -33,20 +35,32 @@ def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
     """Byte-level BPE. llama.cpp never joins accents: `normalizer` has no place."""
+    rules = tokenizer.rules
+    wanted = tokenizer.split, rules.ignore_merges
+    patterns = [name for name, meant in SPLITS.items() if meant == wanted]
+    if not patterns:
+        raise InputError(
+            f"llama.cpp cannot ignore merges of words split by the pattern of {tokenizer.split}; "
+            "export the model with --to hf"
+        )
     special = {token: content for content, token in tokenizer.special.items()}
     names = [special.get(i) or as_characters(v) for i, v in enumerate(tokenizer.vocabulary)]
     unused = {i for i, name in enumerate(names) if not name or name == f"[PAD{i}]"}
     names = [f"[PAD{i}]" if i in unused else name for i, name in enumerate(names)]
-    types = [
-        UNUSED if i in unused else CONTROL if i in special else NORMAL for i in range(len(names))
-    ]
+    types = np.full(len(names), NORMAL, np.int32)
+    for i, content in special.items():
+        types[i] = USER_DEFINED if content in rules.shown else CONTROL
+    types[list(unused)] = UNUSED
     # Unless told, llama.cpp takes token 11. A text without an end never has the byte 0.
-    end = tokenizer.special.get(END_OF_TEXT, tokenizer.vocabulary.index(b"\0"))
+    end = tokenizer.end_of_text
+    if end is None:
+        bytes_ = (token for token in tokenizer.vocabulary if len(token) == 1)
+        end = tokenizer.vocabulary.index(min(bytes_))
     return {
         "model": "gpt2",
-        "pre": PATTERNS[tokenizer.split],
+        "pre": patterns[0],
         "tokens": names,
-        "token_type": np.array(types, np.int32),
+        "token_type": types,
         "merges": [f"{names[left]} {names[right]}" for left, right in tokenizer.merges.tolist()],
         "bos_token_id": np.uint32(end),
         "eos_token_id": np.uint32(end),
@@ -94,9 +108,10 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"its tokenizer is damaged: {error}") from None
+    kind = "'llama' (SentencePiece)" if model == "llama" else shown_value(model)
     raise InputError(
-        f"its tokenizer is of the kind {shown_value(model)}; only byte-level BPE ('gpt2') and "
-        "single characters or bytes ('rwkv') are known here"
+        f"its tokenizer is of the kind {kind}; only byte-level BPE ('gpt2') and single characters "
+        "or bytes ('rwkv') are known here"
     )
 
 
@@ -110,7 +125,9 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     types = np.asarray(metadata.get(f"{PREFIX}token_type", np.full(len(tokens), NORMAL)))
     if types.shape != (len(tokens),):
         raise ValueError("it has other numbers of tokens and of their types")
+    split, ignore_merges = SPLITS[pattern]
     special = {tokens[i]: i for i in np.flatnonzero(np.isin(types, SPECIAL)).tolist()}
+    shown = [tokens[i] for i in np.flatnonzero(types == USER_DEFINED).tolist()]
     numbers = {token: i for i, token in enumerate(tokens) if token not in special}
     if len(numbers) + len(special) != len(tokens):
         raise ValueError("two of its tokens are the same")
@@ -120,7 +137,9 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     return Tokenizer.from_state(
         {
             "kind": "bpe",
-            "split": SPLITS[pattern],
+            "split": split,
+            "ignore_merges": ignore_merges,
+            "shown": shown,
             "merges": [numbers[token] for pair in pairs for token in pair],
             "special": special,
             "vocabulary": ["" if token in special else token for token in tokens],

@@ -30,7 +30,6 @@ from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
 from smallmind.kernels.half import BFLOAT16, to_float32
 from smallmind.nn.transformer import TransformerModel
-from smallmind.text.bpe_tokenizer import END_OF_TEXT, BPETokenizer
 from smallmind.text.tokenizer import Tokenizer
 
 CONFIG = "config.json"
@@ -45,6 +44,7 @@ REFUSED = {
     "auto_map": "code of its own, which is never executed here",
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
+ROPE_TYPES = ("rope_type", "type")  # version 4 of transformers prefers the second
 SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}  # as transformers names them
 
@@ -119,7 +119,7 @@ class ForeignDirectory(Foreign):
         self.path = path
         try:
             saved = _read_json(path / CONFIG, MAX_CONFIG_BYTES)
-            self._described, self.config, self.epsilon = _described(saved)
+            self._described, self.config = _described(saved)
         except OSError as error:
             raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
         except ValueError as error:  # InputError is one
@@ -148,7 +148,7 @@ class ForeignDirectory(Foreign):
         layout = self._described.tensors
         names = {tensor.name for tensor in tensors_of(self.config, layout)}
         stored = _as_expected(stored, names)
-        return read_model(self.config, self.epsilon, layout, stored, str(self.path), backend)
+        return read_model(self.config, layout, stored, str(self.path), backend)
 
     def _files(self) -> list[Path]:
         """The files of weights: one, or the shards that an index names."""
@@ -196,9 +196,7 @@ class ForeignDirectory(Foreign):
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     """The tokens that begin and end a text; transformers takes those of GPT-2 unless told."""
-    special = tokenizer.special if isinstance(tokenizer, BPETokenizer) else {}
-    end = special.get(END_OF_TEXT)
-    return {"bos_token_id": end, "eos_token_id": end}
+    return {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
 
 
 class _Written(Mapping[str, np.ndarray]):
@@ -246,8 +244,8 @@ def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:
     return list(safetensors.open_tensors(file, strict=False)[0].items())
 
 
-def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]:
-    """config.json -> the architecture, the settings of the model, the epsilon of its norms."""
+def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
+    """config.json -> the architecture, the settings of the model."""
     for key, what in REFUSED.items():
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
@@ -257,20 +255,28 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig, float]
     if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
         raise InputError("it has layers with another attention than full_attention")
     flat = {**saved, **_rotation(saved)}
-    return architecture, *config_of(architecture, architecture.config, flat)
+    return architecture, config_of(architecture, architecture.config, flat)
 
 
 def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says about rope, which version 5 of transformers moved, as before."""
+    """What config.json says about rope, which version 5 of transformers moved, as before.
+
+    InputError for anything but the default: models that scale their rotations, such as Llama 3.2.
+    """
     found: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         table = saved.get(key) or {}
         if not isinstance(table, dict):
             raise InputError(f"{key} is not a JSON object")
-        kind = table.get("rope_type", table.get("type", "default"))
-        if kind != "default" or table.get("partial_rotary_factor", 1) != 1:
+        # Other keys scale, or are tables of their own for each kind of layer.
+        is_scaled = table.keys() - {*ROPE_TYPES, "rope_theta", "partial_rotary_factor"} or any(
+            table.get(name) not in (None, "default") for name in ROPE_TYPES
+        )
+        if is_scaled or table.get("partial_rotary_factor") not in (None, 1):
             raise InputError(f"{key} is {shown_value(table)}; only the default is known here")
         found |= {name: value for name, value in table.items() if name == "rope_theta"}
+    if saved.get("partial_rotary_factor") not in (None, 1):
+        raise InputError("partial_rotary_factor is not 1: only whole heads are rotated here")
     return found
 
 
@@ -292,13 +298,13 @@ def _as_expected(stored: dict[str, _Stored], names: set[str]) -> dict[str, _Stor
 
 def _tokenizer_config(exported: Exported) -> dict[str, Any]:
     """Without it, transformers builds a tokenizer of the architecture's own kind."""
-    special = special_ids(exported.tokenizer)["eos_token_id"] is not None
-    end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT} if special else {}
+    tokenizer = exported.tokenizer
+    end = None if tokenizer.end_of_text is None else tokenizer.separator
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": exported.model.config.block_size,
         "clean_up_tokenization_spaces": False,
-        **end,
+        **({"bos_token": end, "eos_token": end} if end else {}),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.config import ModelConfig
-from smallmind.exchange.architectures import EPSILON, Architecture, Layout
+from smallmind.exchange.architectures import Architecture, Layout
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
@@ -75,7 +75,7 @@ def tensors_of(config: ModelConfig, layout: Layout) -> Iterator[Tensor]:
                 parameter_shape=spec.shape,
                 columns=slice(start, end),
                 is_transposed=is_transposed,
-                heads=(end - start) // config.head_size if name in layout.interleaved else 0,
+                heads=(end - start) // config.head_channels if name in layout.interleaved else 0,
                 role=spec.role,
             )
 
@@ -100,7 +100,6 @@ class Stored(Protocol):
 
 def read_model(
     config: ModelConfig,
-    epsilon: float,
     layout: Layout,
     stored: Mapping[str, Stored],
     source: str,
@@ -132,33 +131,7 @@ def read_model(
             if tensor.parameter not in parameters:
                 parameters[tensor.parameter] = np.empty(tensor.parameter_shape, np.float32)
             tensor.write(parameters[tensor.parameter], stored[tensor.name].read())
-    if epsilon != EPSILON:
-        _rescale(config, parameters, weight_scale(epsilon))
     return TransformerModel.from_tensors(config, parameters, source, backend)
-
-
-def weight_scale(epsilon: float) -> float:
-    """What weights are multiplied by whose norms added epsilon, for norms that add EPSILON."""
-    return math.sqrt(EPSILON / epsilon)
-
-
-def _rescale(config: ModelConfig, parameters: dict[str, np.ndarray], factor: float) -> None:
-    """Makes norms with our EPSILON return what they returned with EPSILON / factor^2.
-
-    s x / sqrt(mean((s x)^2) + EPSILON) = x / sqrt(mean(x^2) + EPSILON / s^2), so whatever a norm
-    reads is multiplied by s: the residual stream, which means all that adds to it, and before
-    their norms queries and keys.
-    """
-    queries_and_keys = (config.n_head + config.kv_heads) * config.head_size
-    with np.errstate(over="ignore"):  # infinite weights are refused
-        for name, values in parameters.items():
-            layer = name.rpartition(".")[0]
-            if layer.endswith(("embedding", "projection")):
-                values *= factor
-            elif layer.endswith("qkv") and config.qk_norm:
-                values[..., :queries_and_keys] *= factor
-            elif layer == "final_norm" and config.tie_weights:
-                values /= factor  # the output matrix is the embedding
 
 
 def _shape(shape: tuple[int, ...]) -> str:

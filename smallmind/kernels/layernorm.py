@@ -26,29 +26,29 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
-EPSILON = np.float32(1e-5)
 BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
 
 
-def layernorm(out, mean, rstd, x, weight, bias=None):
+def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
 
-    Writes out, mean, rstd; rstd = 1 / sqrt(variance + 1e-5).
+    Writes out, mean, rstd; rstd = 1 / sqrt(variance + epsilon).
     """
-    _layernorm(out, mean, rstd, x, weight, _NO_VECTOR if bias is None else bias)
+    bias = _NO_VECTOR if bias is None else bias
+    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon))
 
 
 @parallel_jit
-def _layernorm(out, mean, rstd, x, weight, bias):
+def _layernorm(out, mean, rstd, x, weight, bias, epsilon):
     R = x.shape[0]
     for chunk in prange(ceil_div(R, CHUNK)):
-        _layernorm_rows(out, mean, rstd, x, weight, bias, np.int64(chunk) * CHUNK)
+        _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, np.int64(chunk) * CHUNK)
 
 
 @jit
-def _layernorm_rows(out, mean, rstd, x, weight, bias, first):
+def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, first):
     """One chunk, in blocks of rows that stay in the first-level cache.
 
     Three passes over a block instead of over a row: the sums of a row are a chain of additions, and
@@ -78,7 +78,7 @@ def _layernorm_rows(out, mean, rstd, x, weight, bias, first):
             if tail:
                 d = keep_first(load_first(x, row + whole, tail) - m, tail)
                 squares = fma(d, d, squares)
-            rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(C) + EPSILON)
+            rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(C) + epsilon)
         for r in range(start, stop):
             row, m, s = r * C, mean[r], rstd[r]
             for c in range(0, whole, LANES):

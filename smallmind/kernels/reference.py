@@ -134,13 +134,13 @@ def column_sum(out, x):
     out += x.sum(axis=0)
 
 
-def layernorm(out, mean, rstd, x, weight, bias=None):
+def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
 
-    Writes out, mean, rstd; rstd = 1 / sqrt(variance + 1e-5).
+    Writes out, mean, rstd; rstd = 1 / sqrt(variance + epsilon).
     """
     mean[...] = x.mean(axis=1)
-    rstd[...] = 1 / np.sqrt(x.var(axis=1) + 1e-5)
+    rstd[...] = 1 / np.sqrt(x.var(axis=1) + epsilon)
     xhat = (x - mean[:, None]) * rstd[:, None]
     out[...] = _add(xhat * weight, bias)
 
@@ -163,14 +163,14 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-def rmsnorm(out, rstd, x, weight, first=0):
+def rmsnorm(out, rstd, x, weight, first=0, epsilon=1e-5):
     """x (R, H D), weight (D,) -> out (R, W) = x rstd weight, head by head; keeps rstd (R, H).
 
-    Writes rstd = 1 / sqrt(mean(x^2) + 1e-5), the mean taken over the D channels of a head, and the
-    columns first..first + H D of out. One head is the norm of whole rows.
+    Writes rstd = 1 / sqrt(mean(x^2) + epsilon), the mean taken over the D channels of a head, and
+    the columns first..first + H D of out. One head is the norm of whole rows.
     """
     heads = x.reshape(len(x), -1, weight.size)
-    rstd[...] = (1 / np.sqrt((heads * heads).mean(axis=2) + 1e-5)).reshape(rstd.shape)
+    rstd[...] = (1 / np.sqrt((heads * heads).mean(axis=2) + epsilon)).reshape(rstd.shape)
     y = heads * rstd.reshape(len(x), -1, 1) * weight
     out[:, first : first + x.shape[1]] = y.reshape(x.shape)
 
@@ -330,10 +330,13 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
                 heads[b, t, h] = p @ values[b, g, places] / p.sum()
 
 
-def split_heads(qkv, shape, C):
-    """qkv (B T, C + 2 G D), shape (B, H, T) -> views: q (B, H, T, D), k and v (B, G, T, D)."""
+def split_heads(qkv, shape, width):
+    """qkv (B T, (H + 2 G) D), shape (B, H, T), width H D -> three views, of H, G and G heads.
+
+    Each is (B, heads, T, D).
+    """
     B, H, T = shape
-    heads = qkv.reshape(B, T, -1, C // H).transpose(0, 2, 1, 3)
+    heads = qkv.reshape(B, T, -1, width // H).transpose(0, 2, 1, 3)
     G = (heads.shape[1] - H) // 2
     return np.split(heads, (H, H + G), axis=1)
 

@@ -26,19 +26,18 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
-EPSILON = np.float32(1e-5)
 BLOCK = 2048  # elements that are processed while they are in the first-level cache
 _NO_MATRIX = np.empty((0, 0), np.float32)
 
 
-def rmsnorm(out, rstd, x, weight, first=0):
+def rmsnorm(out, rstd, x, weight, first=0, epsilon=1e-5):
     """x (R, H D), weight (D,) -> out (R, W) = x rstd weight, head by head; keeps rstd (R, H).
 
-    Writes rstd = 1 / sqrt(mean(x^2) + 1e-5), the mean taken over the D channels of a head, and the
-    columns first..first + H D of out. One head is the norm of whole rows.
+    Writes rstd = 1 / sqrt(mean(x^2) + epsilon), the mean taken over the D channels of a head, and
+    the columns first..first + H D of out. One head is the norm of whole rows.
     """
     heads = Heads(x.shape[1] // weight.size, weight.size, out.shape[1], first)
-    _rmsnorm(out, rstd.reshape(-1), x, weight, heads)
+    _rmsnorm(out, rstd.reshape(-1), x, weight, heads, np.float32(epsilon))
 
 
 class Heads(NamedTuple):
@@ -57,13 +56,13 @@ def _place(heads, r):
 
 
 @parallel_jit
-def _rmsnorm(out, rstd, x, weight, heads):
+def _rmsnorm(out, rstd, x, weight, heads, epsilon):
     for chunk in prange(ceil_div(rstd.size, CHUNK)):
-        _rmsnorm_rows(out, rstd, x, weight, heads, np.int64(chunk) * CHUNK)
+        _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, np.int64(chunk) * CHUNK)
 
 
 @jit
-def _rmsnorm_rows(out, rstd, x, weight, heads, first):
+def _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, first):
     D = heads.D
     tail = D % LANES
     whole = D - tail
@@ -79,7 +78,7 @@ def _rmsnorm_rows(out, rstd, x, weight, heads, first):
             if tail:
                 value = load_first(x, r * D + whole, tail)
                 squares = fma(value, value, squares)
-            rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(D) + EPSILON)
+            rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(D) + epsilon)
         for r in range(start, stop):
             place, s = _place(heads, r), rstd[r]
             for c in range(0, whole, LANES):

@@ -15,9 +15,9 @@ from smallmind.nn.scope import Scope
 class Attention:
     """One product for queries, keys and values; attention head by head; an output projection.
 
-    H heads of queries, and G of keys and of values (Ainslie et al. 2023). A query sees only keys of
-    its own document. `first_values` are those of the first block, if the model mixes them into all
-    others.
+    H heads of queries, and G of keys and of values (Ainslie et al. 2023), of D channels each. A
+    query sees only keys of its own document. `first_values` are those of the first block, if the
+    model mixes them into all others.
     """
 
     def __init__(
@@ -28,29 +28,30 @@ class Attention:
         layer: int,
     ) -> None:
         config = scope.config
-        C, D, H, G = config.n_embd, config.head_size, config.n_head, config.kv_heads
+        D, H, G = config.head_channels, config.n_head, config.kv_heads
         self.workspace = scope.workspace
         self.name = scope.name
-        self.n_head = H
+        self.n_head, self.width = H, H * D
         self.layer = layer
         self.documents = documents
         self.dropout = Dropout(scope)
-        self.qkv_linear = Linear(scope.inner("qkv"), (C, C + 2 * G * D), widths=(C, G * D, G * D))
+        widths = H * D, G * D, G * D
+        self.qkv_linear = Linear(scope.inner("qkv"), (config.n_embd, sum(widths)), widths=widths)
         self.values = (
-            ValueResidual(scope.inner("value_residual"), first_values, C + G * D, layer == 0)
+            ValueResidual(scope.inner("value_residual"), first_values, (H + G) * D, layer == 0)
             if first_values
             else None
         )
         self.norms: list[HeadNorm] = []
         if config.qk_norm:
             self.norms.append(HeadNorm(scope.inner("query_norm"), 0, H))
-            self.norms.append(HeadNorm(scope.inner("key_norm"), C, G))
+            self.norms.append(HeadNorm(scope.inner("key_norm"), H * D, G))
         self.rotary = RotaryEmbedding(scope, H + G) if config.position == "rope" else None
-        self.projection = Projection(scope.inner("projection"), C)
+        self.projection = Projection(scope.inner("projection"), H * D)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
         """x, residual (B T, C) -> residual + attention(x); keeps x, qkv, heads and logsumexp."""
-        R, C = x.shape
+        R = len(x)
         self.x, self.T = x, T
         self.qkv = self.qkv_linear.forward(x)
         if self.values:
@@ -59,7 +60,7 @@ class Attention:
             norm.forward(self.qkv)
         if self.rotary:
             self.rotary.forward(self.qkv, T)
-        self.heads = self.workspace.rent(R, C)
+        self.heads = self.workspace.rent(R, self.width)
         kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
         if cache:
             cache.keep(kernels, self.layer, self.qkv)

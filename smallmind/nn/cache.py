@@ -43,7 +43,7 @@ class KeyValueCache:
         self.documents = np.zeros(batch, np.int32)  # where the current one of each began
         self.step = RecordedPass()  # of single tokens
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
-        G, D = config.kv_heads, config.head_size
+        G, D = config.kv_heads, config.head_channels
         panels = -(-length // PANEL)
         dtype = next(iter(model.parameters.values())).dtype
         self._keys = np.zeros((config.n_layer, batch, G, panels, D, PANEL), dtype)
@@ -96,7 +96,7 @@ class KeyValueCache:
         qkv: np.ndarray,
         firsts: np.ndarray | None,
     ) -> None:
-        """qkv (B T, (H + 2 G) D) of new tokens that are kept -> heads (B T, C). Writes heads."""
+        """qkv (B T, (H + 2 G) D) of new tokens that are kept -> heads (B T, H D). Writes heads."""
         keys, values = self._keys[layer], self._values[layer]
         kernels.cached_attention(heads, qkv, keys, values, self.position, firsts)
 

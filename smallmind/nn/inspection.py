@@ -206,21 +206,24 @@ class Observer:
         self.activations[layer] = np.array(to_float32(given["activation"])).reshape(*self.shape, -1)
 
     def _keep_attention(self, given: dict[str, Any]) -> None:
-        shape, C, qkv = given["logsumexp"].shape, given["out"].shape[1], to_float32(given["qkv"])
-        self._keep_heads(self.activations, qkv, shape, C)
-        q, k, _ = split_heads(qkv, shape, C)
+        qkv = to_float32(given["qkv"])
+        shape, width = given["logsumexp"].shape, given["out"].shape[1]
+        self._keep_heads(self.activations, qkv, shape, width)
+        q, k, _ = split_heads(qkv, shape, width)
         self.attention.append(attention_probabilities(q, k, given.get("firsts"))[0])
         self._keep(self.activations, "", given["out"], given)
 
     def _keep_attention_gradient(self, given: dict[str, Any]) -> None:
-        shape, C = given["logsumexp"].shape, given["out"].shape[1]
-        self._keep_heads(self.gradients, to_float32(given["dqkv"]), shape, C)
+        shape, width = given["logsumexp"].shape, given["out"].shape[1]
+        self._keep_heads(self.gradients, to_float32(given["dqkv"]), shape, width)
 
     def _keep_heads(
-        self, kept: dict[str, np.ndarray], qkv: np.ndarray, shape: tuple[int, ...], C: int
+        self, kept: dict[str, np.ndarray], qkv: np.ndarray, shape: tuple[int, ...], width: int
     ) -> None:
         """qkv (B T, (H + 2 G) D), shape (B, H, T): copies of all three, head by head."""
-        for name, heads in zip(("query", "key", "value"), split_heads(qkv, shape, C), strict=True):
+        for name, heads in zip(
+            ("query", "key", "value"), split_heads(qkv, shape, width), strict=True
+        ):
             kept[f"{self.workspace.layer}.{name}"] = np.array(heads)
 
 

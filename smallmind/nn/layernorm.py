@@ -13,6 +13,7 @@ class LayerNorm:
         C = scope.config.n_embd
         self.workspace = scope.workspace
         self.name = scope.name
+        self.epsilon = scope.config.norm_epsilon
         self.weight = scope.declare("weight", (C,), Constant(gain), Role.GAIN)
         self.bias = scope.declare_bias(C)
 
@@ -24,7 +25,7 @@ class LayerNorm:
         self.mean = self.workspace.rent_full_precision(R)
         self.rstd = self.workspace.rent_full_precision(R)
         self.workspace.kernels_for(self.name).layernorm(
-            self.y, self.mean, self.rstd, x, self.weight.compute, self.bias.compute
+            self.y, self.mean, self.rstd, x, self.weight.compute, self.bias.compute, self.epsilon
         )
         return self.y
 

@@ -91,7 +91,7 @@ class ValueResidual:
         self.name = scope.name
         self.source = source
         self.first = first
-        self.columns = scope.config.kv_heads * scope.config.head_size
+        self.columns = scope.config.kv_heads * scope.config.head_channels
         self.mixes = not is_first_block
         if self.mixes:
             self.weights = scope.declare("weight", (2,), Constant(0.5), Role.SCALAR)

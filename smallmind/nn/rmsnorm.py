@@ -12,6 +12,7 @@ class RMSNorm:
     def __init__(self, scope: Scope, gain: float = 1.0) -> None:
         self.workspace = scope.workspace
         self.name = scope.name
+        self.epsilon = scope.config.norm_epsilon
         shape = (scope.config.n_embd,)
         self.weight = scope.declare("weight", shape, Constant(gain), Role.GAIN)
 
@@ -21,7 +22,7 @@ class RMSNorm:
         self.y = self.workspace.rent(*x.shape)
         self.rstd = self.workspace.rent_full_precision(len(x), 1)
         kernels = self.workspace.kernels_for(self.name)
-        kernels.rmsnorm(self.y, self.rstd, x, self.weight.compute)
+        kernels.rmsnorm(self.y, self.rstd, x, self.weight.compute, epsilon=self.epsilon)
         return self.y
 
     def backward(self, dy: np.ndarray, dx: np.ndarray, residual: np.ndarray | None) -> None:
@@ -43,9 +44,10 @@ class HeadNorm:
     """
 
     def __init__(self, scope: Scope, first: int, heads: int) -> None:
-        D = scope.config.head_size
+        D = scope.config.head_channels
         self.workspace = scope.workspace
         self.name = scope.name
+        self.epsilon = scope.config.norm_epsilon
         self.first, self.heads, self.width = first, heads, heads * D
         self.weight = scope.declare("weight", (D,), ONES, Role.GAIN)
 
@@ -56,7 +58,7 @@ class HeadNorm:
         self.rstd = self.workspace.rent_full_precision(R, self.heads)
         kernels = self.workspace.kernels_for(self.name)
         kernels.copy_columns(self.kept, x, self.first)
-        kernels.rmsnorm(x, self.rstd, self.kept, self.weight.compute, self.first)
+        kernels.rmsnorm(x, self.rstd, self.kept, self.weight.compute, self.first, self.epsilon)
 
     def backward(self, dx: np.ndarray) -> None:
         """dx (R, W), the gradient of the normalised heads -> that of the heads. Writes dx."""

@@ -18,7 +18,7 @@ class RotaryEmbedding:
         self.workspace = scope.workspace
         self.name = scope.name
         self.theta = scope.config.rope_theta
-        self.heads, self.D = heads, scope.config.head_size
+        self.heads, self.D = heads, scope.config.head_channels
 
     def forward(self, x: np.ndarray, T: int) -> None:
         """x (B T, W) -> the same with its heads rotated. Writes x; keeps nothing."""

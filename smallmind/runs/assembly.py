@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,9 +11,8 @@ from smallmind import parts, safetensors
 from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.corpus.preparation import Encoding
-from smallmind.exchange.format import Foreign
 from smallmind.nn.transformer import TransformerModel, resolve_precision
-from smallmind.runs.directory import MODEL
+from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
@@ -61,10 +59,7 @@ def read_initial(run: RunConfig) -> Initial | None:
     """The weights that init_from names; None if it is not set."""
     if run.init_from is None:
         return None
-    found = find(run.init_from)
-    if isinstance(found.source, Foreign) and found.source.note:
-        warnings.warn(found.source.note, stacklevel=2)
-    model, tokenizer = found.load("numpy")
+    model, tokenizer = find(run.init_from).load("numpy")
     return Initial(model.flat.data, model.config, tokenizer)
 
 

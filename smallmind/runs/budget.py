@@ -115,7 +115,8 @@ def choose(given: Fields, fields: Fields, operations: float, characters: int) ->
 def _fields(shape: Shape, given: Fields) -> Fields:
     """The fields of a shape, with heads that divide its channels whichever of the two is given."""
     C = given.get("n_embd", shape.n_embd)
-    n_head = given.get("n_head") or next(h for h in range(max(1, C // HEAD), 0, -1) if C % h == 0)
+    size = given.get("head_size") or HEAD
+    n_head = given.get("n_head") or next(h for h in range(max(1, C // size), 0, -1) if C % h == 0)
     return {**shape._asdict(), "n_head": n_head, "n_embd": max(1, round(C / n_head)) * n_head}
 
 

@@ -1,15 +1,14 @@
 """The files of a run, in formats that other programs read."""
 
 import dataclasses
-import datetime
 import errno
 import json
 import os
 import platform
 import re
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,19 +19,14 @@ from smallmind.checks import InputError
 from smallmind.config import __version__
 from smallmind.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
+from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
+from smallmind.runs.metrics_file import record_of
 from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
+from smallmind.training.profiler import ProfileRow
 from smallmind.training.records import FailureRecord, FinalRecord, Record
 
-RUNS = "runs"  # the directory of new runs, in the working directory
-CONFIG = "config.json"
-METRICS = "metrics.jsonl"
-MODEL = "model.safetensors"
-SAMPLES = "samples.txt"
-TOKENIZER = "tokenizer.json"
-TEXT = "text.txt"  # written if the text was not a file
-FILES = {CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, TEXT}
 ENDING = {  # fields of the records that end a run
     field.name
     for kind in (FailureRecord, FinalRecord)
@@ -51,27 +45,6 @@ class SavedConfig(NamedTuple):
     initial_sha256: str | None = None  # of the weights that the run started from, if not its own
     imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
-
-
-def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
-    """The directory below parent whose run was created last. InputError if there is none."""
-    created: list[tuple[int, Path]] = []
-    for config in Path(parent).glob(f"*/{CONFIG}"):
-        with suppress(OSError):  # removed meanwhile
-            created.append((config.stat().st_mtime_ns, config.parent))
-    if not created:
-        raise InputError(f"{parent} holds no run; give RUN, the directory of one")
-    return max(created)[1]
-
-
-def default_directory(name: str) -> Path:
-    """runs/<date>-<name>, with a number appended if that exists."""
-    base = Path(RUNS) / f"{datetime.date.today().isoformat()}-{name}"
-    path, number = base, 2
-    while path.exists():
-        path = base.with_name(f"{base.name}-{number}")
-        number += 1
-    return path
 
 
 class RunDirectory:
@@ -290,6 +263,11 @@ class RunDirectory:
         path = self.path / TOKENIZER
         return Tokenizer.load(path) if path.exists() else None
 
+    def save_profile(self, rows: Sequence[ProfileRow]) -> None:
+        """Writes where the time of training went, in nanoseconds."""
+        profile = {"format": 1, "rows": [dataclasses.asdict(row) for row in rows]}
+        durable.write(self.path / PROFILE, [json.dumps(profile).encode()])
+
     def save_sample(self, step: int, text: str) -> None:
         """Adds a sample of generated text, unless there is one of this step."""
         samples = self._samples()
@@ -389,9 +367,4 @@ def _is_sampled(samples: bytes, step: int) -> bool:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     """A line of the metrics; None if it is damaged or incomplete."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if is_record and line.endswith(b"\n") else None
+    return record_of(line) if line.endswith(b"\n") else None

@@ -3,16 +3,12 @@
 from contextlib import suppress
 from typing import NamedTuple
 
-from smallmind import activity
-from smallmind.generation import generate
 from smallmind.runs.directory import RunDirectory
 from smallmind.training import evaluation
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.loop import Stopped
 from smallmind.training.records import FinalRecord
 from smallmind.training.training import Training
-
-SAMPLE_TOKENS = 400
 
 
 class Ending(NamedTuple):
@@ -25,7 +21,7 @@ class Ending(NamedTuple):
     sample: str | None = None
 
 
-def save_ending(training: Training, directory: RunDirectory, seed: int) -> Ending:
+def save_ending(training: Training, directory: RunDirectory) -> Ending:
     """Saves the model, and if the run has ended its final evaluation and its sample."""
     step = training.progress.step
     has_ended = training.progress.ended or step >= training.config.steps
@@ -44,8 +40,7 @@ def save_ending(training: Training, directory: RunDirectory, seed: int) -> Endin
     if final is None:
         return Ending()
     # Last: a run with a sample is finished.
-    with activity.doing("Writing a sample", usual=True):
-        sample = generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS, seed=seed)
+    sample = training.sample()
     directory.save_sample(step, sample)
     return Ending(final, sample)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from smallmind.checks import InputError
 from smallmind.runs.directory import SavedConfig
+from smallmind.runs.files import name_of
 from smallmind.runs.metrics import read_metrics
-from smallmind.runs.source import name_of
 
 
 def history_of(run: Path, config: SavedConfig, checkpoint: str) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """A model of another program, made into a run."""
 
 import dataclasses
-import warnings
 from pathlib import Path
 
 from smallmind.checks import InputError, check_field
 from smallmind.config import ModelConfig, RunConfig
 from smallmind.exchange.format import find_foreign
-from smallmind.runs.directory import RunDirectory, SavedConfig, default_directory
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.files import default_directory
 from smallmind.settings import Settings
 
 
@@ -16,7 +16,7 @@ def import_model(
 ) -> tuple[RunDirectory, SavedConfig]:
     """Writes the run -> its directory and its config. Arguments and errors as `Run.import_model`.
 
-    It has no text: what needs one says so. A warning says what is different about training it on.
+    It has no text: what needs one says so.
     """
     if not source.exists():
         raise InputError(
@@ -30,8 +30,6 @@ def import_model(
         )
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
-    if foreign.note:
-        warnings.warn(foreign.note, stacklevel=3)
     model, tokenizer = foreign.load("numpy")
     settings = Settings(model=foreign.config, run=RunConfig(tokenizer=tokenizer.kind))
     path = out or default_directory(source.stem)

@@ -10,7 +10,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.config import ModelConfig
 from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.nn.transformer import TransformerModel, weights
-from smallmind.runs.directory import MODEL
+from smallmind.runs.files import MODEL
 from smallmind.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint

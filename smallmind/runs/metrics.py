@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from smallmind import durable
 from smallmind.checks import InputError
-from smallmind.runs.directory import METRICS
+from smallmind.runs.files import METRICS
+from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
 
 FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
@@ -53,19 +53,19 @@ def read_metrics(run: Path) -> MetricsTable:
     If two records of a step have the same column, the later one counts: a run that rolled back
     wrote these steps again.
     """
+    file = MetricsFile(run / METRICS)
     try:
-        with durable.open_regular(run / METRICS) as file:
-            lines = file.read().splitlines()
+        records = file.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{run} is not a run: cannot read its {METRICS}: {reason}") from None
+    unreadable = file.unreadable
+    if last := record_of(file.partial):  # which only lacks its line break
+        records.append(last)
+    elif file.partial:
+        unreadable.append(file.lines + 1)
     rows: dict[int, dict[str, Any]] = {}
-    unreadable = []
-    for number, line in enumerate(lines, 1):
-        record = _record(line)
-        if record is None:
-            unreadable.append(number)
-            continue
+    for record in records:
         rows.setdefault(record["step"], {}).update(record)
     if not rows:
         raise InputError(f"{run / METRICS} has no records yet; train the run first")
@@ -74,13 +74,3 @@ def read_metrics(run: Path) -> MetricsTable:
     names = dict.fromkeys([*FIELDS, *sorted(set().union(*in_order))])
     columns = [name for name in names if any(name in row for row in in_order)]
     return MetricsTable(columns, in_order, unreadable)
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """A line of the metrics as a dictionary with a step; None if it is cut or damaged."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_record = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_record else None

@@ -31,7 +31,7 @@ MIN_STEPS = 5  # timed at least
 MAX_SECONDS = 5.0  # of timing, once MIN_STEPS are done
 MAX_SHARE = 0.05  # of the whole time spent on timing
 SLACK = 0.02  # share of the time that is left unused: steps vary
-SAMPLE_TOKENS = 40  # of the sample that is timed
+TIMED_TOKENS = 40  # of a sample
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
 # Of a rough pace.
@@ -48,14 +48,16 @@ class Pace:
     evaluation: float
     save: float
     end: float  # once, after the last step
+    sample: float = 0.0
 
     def total(self, config: TrainingConfig) -> float:
         """The time of config.steps if every evaluation is the best so far and therefore saved."""
         steps, val_every, save_every = config.steps, config.val_every, config.save_every
         evaluations = steps // val_every + 1 if val_every else 0
         saves = 1 + sum(steps // every for every in {val_every, save_every} if every)
-        evaluating, saving = evaluations * self.evaluation, saves * self.save
-        return steps * self.step + evaluating + saving + self.end
+        samples = (steps - 1) // config.sample_every if config.sample_every else 0
+        apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
+        return steps * self.step + apart + self.end
 
 
 def measure(
@@ -82,22 +84,24 @@ def measure(
             training.evaluate(0, batches)
         with _timed() as sampling:
             if sample_tokens:
-                generate(training.model, training.tokenizer, max_tokens=SAMPLE_TOKENS)
+                generate(training.model, training.tokenizer, max_tokens=TIMED_TOKENS)
     # The windows of the whole held-out part overlap by half: twice as many as its tokens need,
     # like the windows of both parts here.
     whole = evaluating[0] * _batches_at_the_end(training.data) / (batches or 1)
+    sample = sampling[0] * sample_tokens / TIMED_TOKENS
     return Pace(
         step=step,
         evaluation=evaluating[0] if config.val_every else 0.0,
         save=saving[0],
-        end=(whole if batches else evaluating[0]) + sampling[0] * sample_tokens / SAMPLE_TOKENS,
+        end=(whole if batches else evaluating[0]) + sample,
+        sample=sample,
     )
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     """The pace of a run to within a third or so, from a few passes: in about a second.
 
-    Leaves out what runs in the background or takes seconds only: saves, and the sample. A batch of
+    Leaves out what runs in the background or takes seconds only: saves and samples. A batch of
     a large model is extrapolated from some of its windows. Changes nothing.
     """
     model, data = training.model, training.data

@@ -26,26 +26,25 @@ from smallmind.exchange.format import check_export, export
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import assembly, importing, loading, pace
 from smallmind.runs.budget import fit_recipe
-from smallmind.runs.directory import (
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.ending import save_ending
+from smallmind.runs.files import (
     CONFIG,
     RUNS,
     TEXT,
-    RunDirectory,
-    SavedConfig,
+    Text,
     default_directory,
+    is_literal,
+    name_of,
+    paths_of,
 )
-from smallmind.runs.ending import SAMPLE_TOKENS, save_ending
 from smallmind.runs.history import history_of
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.source import (
     TOKENS,
     Source,
-    Text,
     TextSource,
-    is_literal,
-    name_of,
-    paths_of,
     read_source,
     reread_source,
 )
@@ -59,9 +58,9 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
-from smallmind.training.records import FailureRecord, FileWarningRecord, Record
+from smallmind.training.records import FailureRecord, FileWarningRecord, Record, SampleRecord
 from smallmind.training.state import RunState, reopened
-from smallmind.training.training import Training
+from smallmind.training.training import SAMPLE_TOKENS, Training
 
 CHANGEABLE = ("threads", *NEUTRAL)  # settings that do not affect the result
 
@@ -502,16 +501,18 @@ class Run:
                 del newest
                 try:
                     for record in records:
-                        self.directory.log(record)
+                        self._keep(record)
                         yield record
                         yield from self._warnings(record.step)
                 except GeneratorExit:  # the caller has left the loop
                     training.stop()
                     for record in records:
-                        self.directory.log(record)
+                        self._keep(record)
                 finally:
                     self._newest = None  # training has saved newer ones
-            self.final, self.sample = save_ending(training, self.directory, self.settings.run.seed)
+            if config.enable_diagnostics:
+                self.directory.save_profile(training.profiler.rows())
+            self.final, self.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
             self.directory.log(FailureRecord(self.training.progress.step, str(error)))
             raise
@@ -611,6 +612,13 @@ class Run:
                 self.directory.log(record)
                 yield record
         self.directory.problems.clear()
+
+    def _keep(self, record: Record) -> None:
+        """Writes a record to the file that it belongs to."""
+        if isinstance(record, SampleRecord):
+            self.directory.save_sample(record.step, record.text)
+        else:
+            self.directory.log(record)
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from smallmind import activity, durable
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError
 from smallmind.config import RunConfig
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, digest_of, identity, prepare
@@ -20,19 +20,17 @@ from smallmind.corpus.source import is_compressed
 from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.memory.available import available_bytes
+from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.encoding import encoded
 from smallmind.text.stories import CHARACTERS, built_in_text
 from smallmind.text.tokenizer import Tokenizer
 
-MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 CHUNK = 1 << 20  # characters
 TOKENS = "tokens"  # the directory, beside runs, of texts that were too large for memory
 LARGE = 0.1  # share of the free memory: a larger text is kept on disk
 EXPANSION = 4  # of compressed texts, about
 UNSAFE = re.compile(r"[^\w.-]+")  # in names of directories, somewhere
-
-Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 
 
 class Source:
@@ -198,27 +196,6 @@ def is_large(text: Text, run: RunConfig) -> bool:
     if text is None or is_literal(text) or are_tokens(paths_of(text)):
         return False
     return _is_large(_corpus(paths_of(text), run))
-
-
-def paths_of(text: Text) -> list[str | PathLike[str]]:
-    """The paths that name a text; none for built-in stories."""
-    if text is None:
-        return []
-    paths = [text] if isinstance(text, str | PathLike) else list(text)
-    for path in paths:
-        check_type("text", path, str, PathLike)
-    return paths
-
-
-def name_of(text: Text) -> str:
-    """A short name for the text of some paths: that of the first."""
-    paths = paths_of(text)
-    return Path(paths[0]).stem if paths else "stories"
-
-
-def is_literal(text: Text) -> bool:
-    """Whether a string is a text itself rather than the path of one."""
-    return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)
 
 
 def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:

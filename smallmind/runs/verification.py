@@ -13,7 +13,8 @@ import numpy as np
 from smallmind import safetensors
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig
-from smallmind.training.checkpoint import NAME, load, verify
+from smallmind.training.checkpoint import load, verify
+from smallmind.training.checkpoint_names import NAME
 from smallmind.training.records import Record
 from smallmind.training.state import RunState, reopened
 from smallmind.training.training import Training

@@ -6,17 +6,19 @@ not depend on where they end.
 
 import re
 import threading
+import unicodedata
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from smallmind import activity
+from smallmind.checks import InputError
 from smallmind.kernels.bpe import encode, merges, words
 from smallmind.kernels.bpe.characters import character_classes
-from smallmind.kernels.bpe.encode import Chain, Memory, Merges
+from smallmind.kernels.bpe.encode import Chain, Memory, Merges, Whole
 from smallmind.kernels.bpe.merges import Corpus, Pairs
 from smallmind.kernels.bpe.split import Pattern
 from smallmind.kernels.bpe.words import Words
@@ -29,6 +31,7 @@ LEAST = 2  # times that a pair occurs before it is worth a token
 # of Unicode than Python's.
 BORDER = re.compile(r"(?<=[^\W_])[\s!-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 NONE = -1
+MOST_JOINED = 4  # characters that NFC makes one of
 
 Result = TypeVar("Result")
 
@@ -41,7 +44,56 @@ class Chunk(NamedTuple):
     following: np.ndarray  # int32 (S,), the token after it, or NONE
 
 
-def cut(texts: Iterable[str], special: dict[str, int]) -> Iterator[str]:
+class Special(NamedTuple):
+    """Tokens that texts are divided at: whatever is around them, they are found first.
+
+    The text between those in `raw` is normalized, to NFC if `joins` says so, and then divided at
+    those in `late`.
+    """
+
+    raw: dict[str, int]
+    late: dict[str, int]
+    joins: bool
+
+    @classmethod
+    def of(
+        cls, tokens: Mapping[str, int], late: Collection[str] = (), joins: bool = False
+    ) -> "Special":
+        """All tokens, of which these are late."""
+        made = cls({}, {}, joins)
+        for content, token in tokens.items():
+            if content in late:
+                made.late[made.normalize(content)] = token
+            else:
+                made.raw[content] = token
+        return made
+
+    def normalize(self, text: str) -> str:
+        """Text between tokens in `raw` -> what becomes tokens."""
+        return unicodedata.normalize("NFC", text) if self.joins else text
+
+    def longest(self) -> int:
+        """The most characters of a text that become one of them; 1 if there is none."""
+        late = max(map(len, self.late), default=1)
+        return max(max(map(len, self.raw), default=1), late * MOST_JOINED if self.joins else late)
+
+    def is_cut(self, text: str, end: int) -> bool:
+        """Whether one of them begins before the end of a word and reaches beyond it."""
+        if _is_cut(text, end, self.raw):
+            return True
+        if not self.late:
+            return False
+        reach = self.longest()
+        # Nothing joins the sign after a word to the word.
+        before = self.normalize(text[max(0, end - reach) : end])
+        return _is_cut(before + self.normalize(text[end : end + reach]), len(before), self.late)
+
+
+def _is_cut(text: str, end: int, tokens: Iterable[str]) -> bool:
+    return any(s in text[max(0, end - len(s) + 1) : end + len(s) - 1] for s in tokens)
+
+
+def cut(texts: Iterable[str], special: Special) -> Iterator[str]:
     """Texts, one after another -> the same text in chunks of about CHUNK characters.
 
     They end where a word ends, and never within a special token: each can be encoded by itself.
@@ -64,24 +116,22 @@ def cut(texts: Iterable[str], special: dict[str, int]) -> Iterator[str]:
         yield "".join(waiting)
 
 
-def _border(text: str, begin: int, special: dict[str, int]) -> int:
+def _border(text: str, begin: int, special: Special) -> int:
     """The first place from begin on where a word ends, outside of special tokens; 0: none."""
     # What the text ends with may become a special token once more of it has been read.
-    longest = max(map(len, special), default=1)
-    for found in BORDER.finditer(text, begin, max(0, len(text) - longest + 2)):
-        end = found.start()
-        if not any(s in text[max(0, end - len(s) + 1) : end + len(s) - 1] for s in special):
-            return end
+    for found in BORDER.finditer(text, begin, max(0, len(text) - special.longest() + 2)):
+        if not special.is_cut(text, found.start()):
+            return found.start()
     return 0
 
 
-def _chunks(texts: Iterable[str], special: dict[str, int]) -> Iterator[Chunk]:
+def _chunks(texts: Iterable[str], special: Special) -> Iterator[Chunk]:
     """Each text, divided at its special tokens."""
     offset = 0
     for text in texts:
         pieces, following = [], []
-        for start, stop, token in _pieces(text, special):
-            pieces.append(encoded(text, start, stop, offset=offset))
+        for start, piece, token in _pieces(text, special):
+            pieces.append(encoded(piece, 0, len(piece), offset=offset + start))
             following.append(token)
         stops = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
         data = np.frombuffer(b"".join(pieces), np.uint8)
@@ -89,20 +139,29 @@ def _chunks(texts: Iterable[str], special: dict[str, int]) -> Iterator[Chunk]:
         offset += len(text)
 
 
-def _pieces(text: str, special: dict[str, int]) -> Iterator[tuple[int, int, int]]:
-    """-> starts and ends of pieces of a text, with the special token after each, or NONE."""
+def _pieces(text: str, special: Special) -> Iterator[tuple[int, str, int]]:
+    """-> where pieces of a text begin, each normalized, and the special token after it, or NONE."""
+    for start, piece, token in _divided(text, special.raw):
+        if not (special.joins or special.late):
+            yield start, piece, token
+            continue
+        for begin, part, late in _divided(special.normalize(piece), special.late):
+            yield start + begin, part, token if late == NONE else late
+
+
+def _divided(text: str, tokens: dict[str, int]) -> Iterator[tuple[int, str, int]]:
+    """-> where pieces of a text begin, each, and the token after it: NONE after the last one."""
     start = 0
-    if special:
-        longest_first = sorted(special, key=len, reverse=True)
+    if tokens:
+        longest_first = sorted(tokens, key=len, reverse=True)
         for found in re.finditer("|".join(map(re.escape, longest_first)), text):
-            yield start, found.start(), special[found[0]]
+            yield start, text[start : found.start()], tokens[found[0]]
             start = found.end()
-    if start < len(text):
-        yield start, len(text), NONE
+    yield start, text[start:], NONE
 
 
 def learn_merges(
-    texts: Iterable[str], special: dict[str, int], pattern: Pattern, tokens: np.ndarray, most: int
+    texts: Iterable[str], special: Special, pattern: Pattern, tokens: np.ndarray, most: int
 ) -> np.ndarray:
     """Learns at most so many merges from texts -> (M, 2) int32; their tokens are 256, 257, ...
 
@@ -168,10 +227,15 @@ def _added(total: Words, some: Words) -> Words:
 
 
 def encode_chunks(
-    texts: Iterable[str], pattern: Pattern, table: Merges, special: dict[str, int]
+    texts: Iterable[str], pattern: Pattern, table: Merges, whole: Whole, special: Special
 ) -> Iterator[np.ndarray]:
-    """Texts, as `cut` makes them -> the tokens of each, int32."""
+    """Texts, as `cut` makes them -> the tokens of each, int32.
+
+    InputError naming the first character with a byte that has no token.
+    """
     classes = character_classes()
+    lacks = table.bytes < 0
+    is_complete = not lacks.any()
     own = threading.local()
 
     def run(chunk: Chunk) -> np.ndarray:
@@ -181,7 +245,14 @@ def encode_chunks(
         if len(own.chain.tokens) < n:
             own.chain = Chain.empty(n)
         ids = np.empty(n + len(chunk.stops), np.int32)
-        count = encode.encode(ids, *chunk, classes, pattern, table, own.memory, own.chain)
+        count = encode.encode(ids, *chunk, classes, pattern, table, whole, own.memory, own.chain)
+        if not is_complete and NONE in ids[:count]:
+            first = int(np.argmax(lacks[chunk.data]))
+            near = chunk.data[max(0, first - 3) : first + 4].tobytes().decode("utf-8", "ignore")
+            unknown = next(character for character in near if lacks[list(character.encode())].any())
+            raise InputError(
+                f"the tokenizer has no token for the character {unknown!r}; remove it from the text"
+            )
         return ids[:count].copy()
 
     return _on_threads(run, _chunks(texts, special))

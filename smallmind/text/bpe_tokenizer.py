@@ -1,20 +1,21 @@
 """Tokens of several bytes, learned from a text: byte-pair encoding."""
 
 import codecs
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type, shown_value
+from smallmind.checks import InputError, check_type
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
-from smallmind.text.tokenizer import Spelled, Tokenizer, sliced
+from smallmind.text.tokenizer import Spelled, Tokenizer, distinct, sliced
+from smallmind.text.tokenizer_json import OWN, Rules
 
 END_OF_TEXT = "<|endoftext|>"
+ENDS = (END_OF_TEXT, "<|end_of_text|>")  # the second is Llama 3's
 DEFAULT_SIZE = 512
 LARGE = 10**6  # characters that may take more than a second to learn from
 MAX_TOKENS = 2**20
@@ -25,12 +26,12 @@ class BPETokenizer(Tokenizer):
     """`BPETokenizer(text, vocab_size=512)`: the 256 bytes, merges of the text, `<|endoftext|>`.
 
     It has fewer tokens where no pair of them occurs twice any more. `split` is the pattern that
-    cuts texts into words: "gpt2" or "gpt4". Any text can be encoded; `<|endoftext|>` in it is one
-    token.
+    cuts texts into words: "gpt2" or "gpt4", or with "-digits" after it the same with a word for
+    each digit. Any text can be encoded; `<|endoftext|>` in it is one token.
 
     `vocabulary` are the bytes of each token, `merges` (M, 2) the pairs of tokens in the order in
-    which they are merged, `special` the numbers of tokens that are never split. `normalizer` is
-    "NFC" if letters and their accents are joined first, as in some tokenizers of others, or None.
+    which they are merged, `special` the numbers of tokens that are never split, `rules` what else
+    tokenizers of other programs do. Some of those lack tokens for bytes that are rare in texts.
     """
 
     kind = "bpe"
@@ -41,7 +42,7 @@ class BPETokenizer(Tokenizer):
     vocabulary: list[bytes]
     merges: np.ndarray
     special: dict[str, int]
-    normalizer: str | None = None
+    rules: Rules
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class BPETokenizer(Tokenizer):
     def _learn(self, texts: Iterable[str], vocab_size: int, split: str) -> None:
         # Numba takes half a second to import.
         from smallmind.kernels.bpe.split import PATTERNS
-        from smallmind.text.bpe import learn_merges
+        from smallmind.text.bpe import Special, learn_merges
 
         _check_split(split)
         if check_type("vocab_size", vocab_size, int) < 257:
@@ -75,27 +76,36 @@ class BPETokenizer(Tokenizer):
             raise InputError(f"vocab_size={vocab_size} must be at most {MAX_TOKENS}")
         tokens = np.empty(256, np.int32)
         tokens[BYTES] = np.arange(256)
-        none, most = {END_OF_TEXT: -1}, vocab_size - 257
+        none, most = Special.of({END_OF_TEXT: -1}), vocab_size - 257
         merges = learn_merges(texts, none, PATTERNS[split], tokens, most)
         vocabulary = _in_order(merges)
-        self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)})
+        self._set(split, vocabulary, merges, {END_OF_TEXT: len(vocabulary)}, OWN)
 
     def _set(
-        self, split: str, vocabulary: list[bytes], merges: np.ndarray, special: dict[str, int]
+        self,
+        split: str,
+        vocabulary: list[bytes],
+        merges: np.ndarray,
+        special: dict[str, int],
+        rules: Rules,
     ) -> None:
         """vocabulary: the bytes of each token; none for special tokens and missing numbers."""
-        from smallmind.kernels.bpe.encode import Merges
+        from smallmind.kernels.bpe.encode import Merges, Whole
         from smallmind.kernels.bpe.split import PATTERNS
+        from smallmind.text.bpe import Special
 
-        ids = {token: i for i, token in enumerate(vocabulary)}
-        of_bytes = np.array([ids[bytes([byte])] for byte in range(256)], np.int32)
+        ids = {token: i for i, token in enumerate(vocabulary) if token}
+        of_bytes = np.array([ids.get(bytes([byte]), -1) for byte in range(256)], np.int32)
         results = [ids[vocabulary[left] + vocabulary[right]] for left, right in merges.tolist()]
         lefts, rights = (np.array(merges[:, side], np.int32) for side in (0, 1))
         self._table = Merges.of(lefts, rights, np.array(results, np.int32), of_bytes)
+        self._whole = Whole.of(ids if rules.ignore_merges else {})
         self._pattern = PATTERNS[split]
-        self.split, self.merges, self.special = split, merges, special
-        self.separator = END_OF_TEXT if END_OF_TEXT in special else "\n"
-        self.end_of_text = special.get(END_OF_TEXT)
+        self._special = Special.of(special, rules.late, rules.normalizer is not None)
+        self._lacking = frozenset(np.flatnonzero(of_bytes < 0).tolist())
+        self.split, self.merges, self.special, self.rules = split, merges, special, rules
+        self.separator = next((end for end in ENDS if end in special), "\n")
+        self.end_of_text = special.get(self.separator)
         self.vocab_size = 1 + max(len(vocabulary) - 1, *special.values(), -1)
         self.vocabulary = vocabulary + [b""] * (self.vocab_size - len(vocabulary))
         for content, token in special.items():
@@ -116,15 +126,21 @@ class BPETokenizer(Tokenizer):
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         from smallmind.text.bpe import cut
 
-        return cut(texts, self.special)
+        return cut(texts, self._special)
 
     def encode_chunks(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
         from smallmind.text.bpe import encode_chunks
 
-        if self.normalizer:
-            # Chunks begin with a space or a sign, which nothing before them joins.
-            chunks = (unicodedata.normalize("NFC", chunk) for chunk in chunks)
-        return encode_chunks(chunks, self._pattern, self._table, self.special)
+        return encode_chunks(chunks, self._pattern, self._table, self._whole, self._special)
+
+    def unknown(self, text: str) -> str:
+        if not self._lacking:
+            return ""
+        return "".join(
+            character
+            for character in sorted(distinct(text))
+            if not self._lacking.isdisjoint(character.encode("utf-8", "surrogatepass"))
+        )
 
     def spelled(self, ids: np.ndarray) -> Spelled:
         return Spelled(total(self._characters, ids), total(self._bytes, ids))
@@ -143,18 +159,18 @@ class BPETokenizer(Tokenizer):
     def state(self) -> dict[str, Any]:
         special = set(self.special.values())
         ordinary = [b"" if i in special else token for i, token in enumerate(self.vocabulary)]
-        in_order = _in_order(self.merges) if _is_in_order(self.merges) else []
-        is_in_order = ordinary[: len(in_order)] == in_order and not any(ordinary[len(in_order) :])
-        # Only where there is one: the tokens of a run are compared with those of its text.
-        normalizer = {"normalizer": self.normalizer} if self.normalizer else {}
         return {
-            **normalizer,
+            **self.rules.state(),
             "kind": self.kind,
             "split": self.split,
             "merges": self.merges.ravel().tolist(),
             "special": self.special,
             # Follows from the merges, unless it comes from a file of others.
-            "vocabulary": None if is_in_order else [as_characters(token) for token in ordinary],
+            "vocabulary": (
+                None
+                if _follows(ordinary, self.merges)
+                else [as_characters(token) for token in ordinary]
+            ),
         }
 
     @classmethod
@@ -169,11 +185,7 @@ class BPETokenizer(Tokenizer):
             vocabulary = _in_order(merges)
         else:
             raise ValueError("its merges are of tokens that do not exist")
-        made = cls._of(state["split"], vocabulary, merges, dict(special))
-        if (normalizer := state.get("normalizer")) not in (None, "NFC"):
-            raise ValueError(f"its normalizer is {shown_value(normalizer)}")
-        made.normalizer = normalizer
-        return made
+        return cls._of(state["split"], vocabulary, merges, dict(special), Rules.from_state(state))
 
     def as_json(self) -> dict[str, Any]:
         special = {token: content for content, token in self.special.items()}
@@ -184,11 +196,15 @@ class BPETokenizer(Tokenizer):
             tokenizer_json.byte_level(self.split),
             {**tokenizer_json.BYTE_LEVEL, "use_regex": True},
             self.special,
-            self.normalizer,
+            self.rules,
         )
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BPETokenizer":
+        """What a post_processor adds is left out: texts get it where they say so."""
+        split = tokenizer_json.split_of(data["pre_tokenizer"])
+        if split is None:
+            raise InputError("it does not split texts into words")
         special = tokenizer_json.special_tokens(data)
         numbers = {
             as_bytes(token): number
@@ -204,22 +220,23 @@ class BPETokenizer(Tokenizer):
             pair.split(" ") if isinstance(pair, str) else pair for pair in data["model"]["merges"]
         ]
         merges = [[numbers[as_bytes(token)] for token in pair] for pair in pairs]
-        split = tokenizer_json.split_of(data["pre_tokenizer"])
-        if split is None:
-            raise InputError("it does not split texts into words")
-        made = cls._of(split, vocabulary, np.array(merges, np.int64).reshape(-1, 2), special)
-        made.normalizer = tokenizer_json.normalizer_of(data)
-        return made
+        rules = tokenizer_json.rules_of(data)
+        return cls._of(split, vocabulary, np.array(merges, np.int64).reshape(-1, 2), special, rules)
 
     @classmethod
     def _of(
-        cls, split: str, vocabulary: list[bytes], merges: np.ndarray, special: dict[str, int]
+        cls,
+        split: str,
+        vocabulary: list[bytes],
+        merges: np.ndarray,
+        special: dict[str, int],
+        rules: Rules,
     ) -> "BPETokenizer":
         """The tokenizer of arguments of `_set`. InputError if they contradict each other."""
         _check_split(split)
         _check_vocabulary(vocabulary, merges, special)
         made = object.__new__(cls)
-        made._set(split, vocabulary, merges, special)
+        made._set(split, vocabulary, merges, special, rules)
         return made
 
 
@@ -233,10 +250,8 @@ def _check_vocabulary(vocabulary: list[bytes], merges: np.ndarray, special: dict
     tokens = set(vocabulary) - {b""}
     if len(tokens) != sum(map(bool, vocabulary)):
         raise InputError("two of its tokens are the same")
-    if missing := [byte for byte in range(256) if bytes([byte]) not in tokens]:
-        raise InputError(
-            f"it has no token for the byte {missing[0]:#04x}; it cannot encode any text"
-        )
+    if b"\n" not in tokens:
+        raise InputError("it has no token for a line break")
     if merges.size and not (merges.min() >= 0 and merges.max() < len(vocabulary)):
         raise InputError("its merges are of tokens that do not exist")
     for left, right in merges.tolist():
@@ -254,6 +269,17 @@ def _is_in_order(merges: np.ndarray) -> bool:
     """Whether the i-th merge is of tokens before 256 + i, so that its result can be that token."""
     before = np.arange(256, 256 + len(merges))
     return bool((merges >= 0).all() and (merges < before[:, None]).all())
+
+
+def _follows(vocabulary: list[bytes], merges: np.ndarray) -> bool:
+    """Whether the tokens of a vocabulary that are not empty are `_in_order(merges)`."""
+    n = 256 + len(merges)
+    if len(vocabulary) < n or not _is_in_order(merges) or any(vocabulary[n:]):
+        return False
+    return vocabulary[:256] == [bytes([byte]) for byte in BYTES] and all(
+        vocabulary[256 + i] == vocabulary[left] + vocabulary[right]
+        for i, (left, right) in enumerate(merges.tolist())
+    )
 
 
 def _in_order(merges: np.ndarray) -> list[bytes]:

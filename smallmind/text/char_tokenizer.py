@@ -9,7 +9,7 @@ from smallmind import activity
 from smallmind.checks import InputError, check_type
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
-from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
+from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, distinct
 
 
 class CharTokenizer(Tokenizer):
@@ -19,7 +19,7 @@ class CharTokenizer(Tokenizer):
     unit = "characters"
 
     def __init__(self, text: str = "", kind: str = "char") -> None:
-        self.characters = "".join(sorted(_distinct(check_type("text", text, str))))
+        self.characters = "".join(sorted(distinct(check_type("text", text, str))))
         codes = _code_points(self.characters)
         # A table from code point to id, -1 for characters outside the vocabulary.
         self._ids = np.full(int(codes.max(initial=0)) + 1, -1, np.int32)
@@ -57,7 +57,7 @@ class CharTokenizer(Tokenizer):
         )
 
     def unknown(self, text: str) -> str:
-        return "".join(sorted(_distinct(text) - set(self.characters)))
+        return "".join(sorted(distinct(text) - set(self.characters)))
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         for i in ids:
@@ -87,15 +87,6 @@ class CharTokenizer(Tokenizer):
         if {character: i for i, character in enumerate(characters)} != vocabulary:
             raise InputError("its tokens are not single characters in their order")
         return cls.from_state({"characters": characters})
-
-
-def _distinct(text: str) -> set[str]:
-    """The characters that occur in a text."""
-    found: set[str] = set()
-    with activity.doing("Listing the characters of the text", usual=len(text) < activity.LARGE):
-        for start in activity.parts(range(0, len(text), CHUNK)):
-            found.update(text[start : start + CHUNK])
-    return found
 
 
 def _shorten(text: str, max_length: int = 80) -> str:

@@ -170,3 +170,12 @@ def sliced(text: str) -> Iterator[str]:
     """A text in pieces of CHUNK characters, each an equal part of what is being done."""
     for start in activity.parts(range(0, len(text), CHUNK)):
         yield text[start : start + CHUNK]
+
+
+def distinct(text: str) -> set[str]:
+    """The characters that occur in a text."""
+    found: set[str] = set()
+    with activity.doing("Listing the characters of the text", usual=len(text) < activity.LARGE):
+        for piece in sliced(text):
+            found.update(piece)
+    return found

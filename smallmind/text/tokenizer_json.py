@@ -5,8 +5,9 @@ Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/ser
 
 import json
 import os
+from collections.abc import Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from smallmind import durable
 from smallmind.checks import InputError, shown_value
@@ -24,7 +25,42 @@ _SIMILAR = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPLITS = {GPT2: "gpt2", GPT4: "gpt4", _SIMILAR % "{1,3}": "gpt4", _SIMILAR % "": "gpt4-digits"}
-PATTERNS = {"gpt2": GPT2, "gpt4": GPT4, "gpt4-digits": _SIMILAR % ""}
+PATTERNS = {"gpt2": GPT2, "gpt4": GPT4, "gpt2-digits": GPT2, "gpt4-digits": _SIMILAR % ""}
+DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+class Rules(NamedTuple):
+    """What byte-level tokenizers of other programs do that those made here do not."""
+
+    normalizer: str | None = None  # "NFC": letters and their accents are joined first
+    ignore_merges: bool = False  # a word that is in the vocabulary is that token
+    late: frozenset[str] = frozenset()  # special tokens that are looked for in the joined text
+    shown: frozenset[str] = frozenset()  # special tokens that belong to the text
+
+    def state(self) -> dict[str, Any]:
+        """As JSON-able values, without what is as in tokenizers made here."""
+        sets = {"late": sorted(self.late), "shown": sorted(self.shown)}
+        return {name: value for name, value in (self._asdict() | sets).items() if value}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Rules":
+        """The rules whose `state()` is part of this. TypeError or ValueError if it is damaged."""
+        rules = cls(
+            state.get("normalizer"),
+            state.get("ignore_merges", False),
+            frozenset(state.get("late", ())),
+            frozenset(state.get("shown", ())),
+        )
+        if rules.normalizer not in (None, "NFC"):
+            raise ValueError(f"its normalizer is {shown_value(rules.normalizer)}")
+        if not isinstance(rules.ignore_merges, bool) or not rules.late | rules.shown <= set(
+            state["special"]
+        ):
+            raise ValueError("its rules are damaged")
+        return rules
+
+
+OWN = Rules()
 
 
 def kind_of(data: dict[str, Any]) -> str:
@@ -33,19 +69,34 @@ def kind_of(data: dict[str, Any]) -> str:
     InputError if it is none of them.
     """
     model = data["model"]
-    if model.get("type") != "BPE":
-        raise InputError(f"its model is of type {model.get('type')!r}, not BPE")
-    for setting in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+    if model.get("type", "BPE") != "BPE":  # the file of GPT-2 does not name it
+        raise InputError(f"its model is of type {model['type']!r}, not BPE")
+    if model.get("byte_fallback"):
+        raise InputError(
+            "it is a SentencePiece tokenizer (byte_fallback), like that of Llama 2; only "
+            "byte-level BPE, like that of GPT-2, Llama 3, Qwen and SmolLM, is known here"
+        )
+    for setting in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(setting):
             raise InputError(f"its model has {setting}={model[setting]!r}, which is not known here")
-    if model.get("ignore_merges") or model.get("byte_fallback"):
-        raise InputError("its model has ignore_merges or byte_fallback, which are not known here")
     if normalizer_of(data):
         return "bpe"
     if data.get("pre_tokenizer") is None and not model["merges"]:
         return "char"
     is_bytes = not model["merges"] and not data.get("added_tokens") and len(model["vocab"]) == 256
     return "byte" if is_bytes and split_of(data["pre_tokenizer"]) is None else "bpe"
+
+
+def rules_of(data: dict[str, Any]) -> Rules:
+    """What a file says about how texts become tokens, besides its vocabulary and merges."""
+    added = data.get("added_tokens") or []
+    normalizer = normalizer_of(data)
+    late = {token["content"] for token in added if token.get("normalized")}
+    if normalizer is None and len(late) == len(added):
+        late = set()  # all are looked for together
+    shown = {token["content"] for token in added if not token.get("special", True)}
+    ignore_merges = bool(data["model"].get("ignore_merges"))
+    return Rules(normalizer, ignore_merges, frozenset(late), frozenset(shown))
 
 
 def normalizer_of(data: dict[str, Any]) -> str | None:
@@ -67,26 +118,27 @@ def contents(
     merges: list[list[str]],
     pre_tokenizer: dict[str, Any] | None,
     decoder: dict[str, Any],
-    special: dict[str, int] | None = None,
-    normalizer: str | None = None,
+    special: Mapping[str, int] | None = None,
+    rules: Rules = OWN,
 ) -> dict[str, Any]:
     """What a tokenizer.json holds; the arguments are what kinds differ in."""
-    added = {
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": token, "content": content, **added}
+            {
+                "id": token,
+                "content": content,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": content in rules.late,
+                "special": content not in rules.shown,
+            }
             for content, token in sorted((special or {}).items(), key=lambda item: item[1])
         ],
-        "normalizer": {"type": normalizer} if normalizer else None,
+        "normalizer": {"type": rules.normalizer} if rules.normalizer else None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,
@@ -98,7 +150,7 @@ def contents(
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": rules.ignore_merges,
             "vocab": vocabulary,
             "merges": merges,
         },
@@ -107,8 +159,11 @@ def contents(
 
 def byte_level(split: str | None) -> dict[str, Any]:
     """The pre-tokenizer that splits texts by one of PATTERNS, or not at all."""
+    whole = {**BYTE_LEVEL, "use_regex": True}
     if split == "gpt2":
-        return {**BYTE_LEVEL, "use_regex": True}
+        return whole
+    if split == "gpt2-digits":
+        return {"type": "Sequence", "pretokenizers": [DIGITS, whole]}
     unsplit = {**BYTE_LEVEL, "use_regex": False}
     if split is None:
         return unsplit
@@ -122,8 +177,8 @@ def split_of(pre_tokenizer: Any) -> str | None:
     InputError if it is none that byte-level tokenizers here know.
     """
     unknown = InputError(
-        "its pre_tokenizer is not known to this version: it must be ByteLevel, alone or after a "
-        "Split by the pattern of GPT-2, GPT-4, Llama 3 or Qwen 2"
+        "its pre_tokenizer is not known to this version: it must be ByteLevel, alone, after Digits "
+        "or after a Split by the pattern of GPT-2, GPT-4, Llama 3 or Qwen 2"
     )
     if not isinstance(pre_tokenizer, dict):
         raise unknown
@@ -136,6 +191,8 @@ def split_of(pre_tokenizer: Any) -> str | None:
         raise unknown
     if not splits:
         return "gpt2" if last.get("use_regex", True) else None
+    if splits == [DIGITS] and last.get("use_regex", True):
+        return "gpt2-digits"
     pattern = splits[0].get("pattern")
     name = SPLITS.get(pattern.get("Regex", "")) if isinstance(pattern, dict) else None
     is_isolated = splits[0].get("behavior") == "Isolated" and not splits[0].get("invert")

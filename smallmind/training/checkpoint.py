@@ -6,7 +6,6 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 
 import dataclasses
 import os
-import re
 import threading
 from contextlib import suppress
 from os import PathLike
@@ -17,11 +16,9 @@ from typing import Protocol, Self
 from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
+from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
 
-CHECKPOINTS = "checkpoints"
-BEST = "best.safetensors"
-NAME = re.compile(r"step-([0-9]{8,})\.safetensors")
 SPARE = 2**16  # bytes of metadata
 
 
@@ -263,21 +260,12 @@ def _metadata(state: RunState) -> dict[str, str]:
     }
 
 
-def file_name(step: int) -> str:
-    """The name of the checkpoint of a step."""
-    return f"step-{step:08d}.safetensors"
-
-
 def _steps(folder: Path) -> list[int]:
     """The steps with a checkpoint, newest first."""
     try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
+        return saved_steps(folder)
     except OSError as error:
         raise InputError(f"cannot read {folder}: {error.strerror}") from None
-    numbers = [int(match[1]) for match in map(NAME.fullmatch, names) if match]
-    return sorted((step for step in numbers if file_name(step) in names), reverse=True)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""How much time a run spends on steps and on evaluations. Compiling kernels does not count."""
+"""The time that a run spends on steps, evaluations and samples. Compiling does not count."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ class StepClock:
         self._windows += windows
 
     def since_last(self) -> tuple[float, float]:
-        """Seconds per step and windows per second since the last call, without evaluations."""
+        """Seconds per step and windows per second since the last call, of steps alone."""
         seconds, steps, windows = self._seconds, self._steps, self._windows
         self._seconds, self._steps, self._windows = 0.0, 0, 0
         if seconds <= 0:  # shorter than a tick of the clock
@@ -34,13 +34,14 @@ class StepClock:
         return seconds / steps, windows / seconds
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Counts the time within the block as evaluation."""
+    def apart(self, kind: str) -> Iterator[None]:
+        """Counts the time within the block apart from steps: "evaluations" or "samples"."""
         self._seconds += self._elapsed()
         try:
             yield
         finally:
-            self._progress.seconds["evaluations"] += self._elapsed()
+            seconds = self._progress.seconds
+            seconds[kind] = seconds.get(kind, 0.0) + self._elapsed()
 
     def _elapsed(self) -> float:
         now = clock()

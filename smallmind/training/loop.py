@@ -20,6 +20,7 @@ from smallmind.training.records import (
     OverflowRecord,
     Record,
     RollbackRecord,
+    SampleRecord,
     SaveFailedRecord,
     StepRecord,
 )
@@ -37,9 +38,10 @@ class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
     `batches` are those of its steps; `saver` gets the state when a save is due. `evaluate`
-    takes a step and a number of batches -> the record, or None if it was stopped; `check_stop`
-    raises Stopped to end the run; `on_step` is called about once a second with the number of the
-    step, and how far it is if it takes long: "17%, 0:12 left".
+    takes a step and a number of batches -> the record, or None if it was stopped; `sample` returns
+    a text that the model writes; `check_stop` raises Stopped to end the run; `on_step` is called
+    about once a second with the number of the step, and how far it is if it takes long: "17%, 0:12
+    left".
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Loop:
         saver: Saver | None,
         snapshot_every: int,
         evaluate: Callable[[int, int], EvaluationRecord | None],
+        sample: Callable[[], str],
         check_stop: Callable[[], object],
         on_step: Callable[[int, str], object] | None,
     ) -> None:
@@ -57,6 +60,7 @@ class Loop:
         self.saver = saver
         self.snapshot_every = snapshot_every
         self.evaluate = evaluate
+        self.sample = sample
         self.check_stop = check_stop
         self.on_step = on_step
         self._saved = run.progress.step  # the step of the last save
@@ -156,13 +160,19 @@ class Loop:
         )
 
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
-        """Evaluates, takes a snapshot and saves, each if it is due."""
+        """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
         config, progress = self.run.config, self.run.progress
-        with clock.evaluating():
+        with clock.apart("evaluations"):
             yield from self._evaluation()
         if evaluation_is_due(config, progress):  # it was stopped
             return
         step = progress.step
+        # That of the last step comes when everything else is saved.
+        is_last = progress.ended or step == config.steps
+        if config.sample_every and step % config.sample_every == 0 and not is_last:
+            with clock.apart("samples"):
+                text = self.sample()
+            yield SampleRecord(step, text)
         best = progress.best_step == progress.evaluated == step
         is_save_due = best or bool(config.save_every and step % config.save_every == 0)
         # A run that resumes from a saved state has it as its snapshot, so this run needs it too.

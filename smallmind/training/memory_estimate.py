@@ -305,7 +305,7 @@ class _WithoutRows(StoredTensor):
 
 def _scratch(model: ModelConfig, optimizer: Optimizer, threads: int) -> int:
     """What kernels keep: the scratch of attention's backward pass or of products, and tables."""
-    T, D = model.block_size, model.head_size
+    T, D = model.block_size, model.head_channels
     attention = 7 * T * D + 96 * T
     product = 200 * 1024
     tables = table_bytes(T, D) if model.position == "rope" else 0

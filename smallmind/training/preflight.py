@@ -249,6 +249,7 @@ def small_config(config: ModelConfig) -> ModelConfig:
         n_layer=min(config.n_layer, 2),
         n_head=n_head,
         n_embd=8 * n_head,
+        head_size=None if config.head_size is None else 6,
         n_kv_head=2 if shares_keys else None,
         mlp_width=None if config.mlp_width is None else min(config.mlp_width, 29),
         bigram_rows=min(config.bigram_rows, 200),

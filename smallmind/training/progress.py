@@ -4,82 +4,120 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from smallmind.activity import QUIET, duration, showing_on
+from smallmind.box import can_print
 from smallmind.live_line import LiveLine
-from smallmind.training.records import Record, StepRecord
+from smallmind.training.records import EvaluationRecord, Record, StepRecord
+
+BAR_WIDTH = 10
+BAR, ASCII_BAR = "█░", "#."  # what is done, and what is left
 
 
 class Progress:
-    """The progress of a run as a line: step, loss, learning rate, speed and time left."""
+    """The progress of a run as a line: step, losses, learning rate, speed and time left."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, stream: TextIO | None) -> None:
         self.steps = steps
+        self._marks = BAR if stream is not None and can_print(stream, BAR) else ASCII_BAR
         self._record: StepRecord | None = None  # the newest
         self._first: StepRecord | None = None  # of this process
+        self._held_out = ""
 
-    def update(self, record: StepRecord) -> tuple[str, ...]:
-        """The line after a step: see `line`."""
-        self._first = self._first or record
-        self._record = record
-        return self.line(record.step)
+    def update(self, record: Record) -> None:
+        """Takes a step or an evaluation into account."""
+        if isinstance(record, StepRecord):
+            self._first = self._first or record
+            self._record = record
+        elif isinstance(record, EvaluationRecord):
+            self._held_out = f"held-out {record.val_loss:.4f}"
 
-    def line(self, step: int, so_far: str = "") -> tuple[str, ...]:
-        """The line, longest variant first: step, loss and time left stay to the last.
+    def plain(self, step: int | None = None, so_far: str = "") -> str:
+        """The line for a file; see `live`."""
+        return self._variants(self._step if step is None else step, so_far, "", "")[0]
 
-        `so_far` is how far the step is, if it takes long: "17%, 0:12 left".
+    def live(self, step: int | None = None, so_far: str = "") -> tuple[str, ...]:
+        """The line for a terminal, longest variant first: step, loss and time left stay longest.
+
+        It begins with a bar and shows the latest held-out loss too. `step` is the one that is going
+        on, by default the newest that has ended, and `so_far` how far it is, if it takes long:
+        "17%, 0:12 left".
         """
+        full, empty = tuple(self._marks)
+        done = round(BAR_WIDTH * min(1, self._step / max(1, self.steps)))
+        bar = full * done + empty * (BAR_WIDTH - done)
+        return self._variants(self._step if step is None else step, so_far, bar, self._held_out)
+
+    @property
+    def _step(self) -> int:
+        return self._record.step if self._record else 0
+
+    def _variants(self, step: int, so_far: str, bar: str, held_out: str) -> tuple[str, ...]:
         done = f" ({so_far})" if so_far else ""
-        place = f"step {step:{len(str(self.steps))}}/{self.steps}{done}"
-        record, first = self._record, self._first
+        numbers = f"{step:{len(str(self.steps))}}/{self.steps}{done}"
+        place, record, first = f"step {numbers}", self._record, self._first
         if record is None or first is None:
             return (place,)
         loss, rate = f"loss {record.loss:.4f}", f"lr {record.lr:.1e}"
         elapsed = record.elapsed_seconds - first.elapsed_seconds
         if not elapsed:
-            return f"{place}  {loss}  {rate}", f"{place}  {loss}"
+            return _joined(bar, place, loss, held_out, rate), _joined(place, loss)
         left = elapsed / max(1, record.step - first.step) * (self.steps - record.step)
         speed, end = f"{record.tokens_per_second:,.0f} tokens/s", f"{duration(left)} left"
         return (
-            f"{place}  {loss}  {rate}  {speed}  {end}",
-            f"{place}  {loss}  {speed}  {end}",
-            f"{place}  {loss}  {end}",
+            _joined(bar, place, loss, held_out, rate, speed, end),
+            _joined(bar, numbers, loss, held_out, speed, end),
+            _joined(place, loss, held_out, speed, end),
+            _joined(place, loss, held_out, end),
+            _joined(place, loss, end),
             f"{step}/{self.steps}{done}  {record.loss:.4f}  {end}",
             f"{step}{done}  {record.loss:.4f}  {duration(left)}",
         )
+
+
+def _joined(*parts: str) -> str:
+    return "  ".join(filter(None, parts))
 
 
 class ProgressLine:
     """The progress on standard error, for scripts and notebooks, and what else takes long."""
 
     def __init__(self, steps: int) -> None:
-        self.progress = Progress(steps)
+        self.progress = Progress(steps, sys.stderr)
         self.line = LiveLine(sys.stderr)
         self._shown = -QUIET
 
     def show(self, record: Record) -> None:
-        """Shows a record of a step."""
+        """Shows a record of a step, or of an evaluation with the next one."""
+        self.progress.update(record)
         if isinstance(record, StepRecord):
-            self._show(self.progress.update(record))
+            self._show()
 
     def during(self, step: int, so_far: str) -> None:
         """Shows how far a step is; outside of a terminal or notebook only if that takes long."""
         if so_far or self.line.is_live:
-            self._show(self.progress.line(step, so_far))
+            self._show(step, so_far)
 
     def activity(self, text: str | None, _usual: bool) -> None:
         """Shows what is being done besides the steps."""
         if text:
-            self._show((f"{text} ...",))
+            self._show_text(f"{text} ...")
         else:
             self.line.clear()
 
-    def _show(self, variants: tuple[str, ...]) -> None:
+    def _show(self, step: int | None = None, so_far: str = "") -> None:
         if self.line.is_live:
-            self.line.show(*variants)
+            self.line.show(*self.progress.live(step, so_far))
+        else:
+            self._show_text(self.progress.plain(step, so_far))
+
+    def _show_text(self, text: str) -> None:
+        if self.line.is_live:
+            self.line.show(text)
         elif time.monotonic() - self._shown >= QUIET:
             self._shown = time.monotonic()
-            self.line.write(f"{variants[0]}\n")
+            self.line.write(f"{text}\n")
 
 
 @contextmanager

@@ -66,6 +66,14 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True)
+class SampleRecord:
+    """A text that the model wrote."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
 class EarlyStopRecord:
     """The run ends because its held-out loss no longer falls."""
 
@@ -153,6 +161,7 @@ class InstructionSetRecord:
 Record = (
     StepRecord
     | EvaluationRecord
+    | SampleRecord
     | OverflowRecord
     | RollbackRecord
     | HealthRecord
@@ -178,5 +187,7 @@ class RunProgress:
     best_step: int = 0
     waited: int = 0  # evaluations since one that was lower by early_stopping_min_delta
     ended: bool = False  # by early stopping
-    # "total" includes "evaluations".
-    seconds: dict[str, float] = field(default_factory=lambda: {"total": 0.0, "evaluations": 0.0})
+    # "total" includes the others.
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"total": 0.0, "evaluations": 0.0, "samples": 0.0}
+    )

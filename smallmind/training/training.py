@@ -11,6 +11,7 @@ from typing import Any
 from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.generation import generate
 from smallmind.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
@@ -41,6 +42,7 @@ from smallmind.training.step import (
 )
 
 SNAPSHOT_EVERY = 100  # steps
+SAMPLE_TOKENS = 400
 
 
 class Training:
@@ -180,6 +182,7 @@ class Training:
                 saver,
                 self.snapshot_every,
                 self.evaluate,
+                self.sample,
                 self.check_stop,
                 self.on_step,
             )
@@ -234,6 +237,13 @@ class Training:
         with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
             return evaluate_parts(step, self.model, self.data, batches, self.check_stop)
         return None
+
+    def sample(self) -> str:
+        """A text that the model writes; the same for the same weights."""
+        with activity.doing("Writing a sample", usual=True):
+            return generate(
+                self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
+            )
 
     def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
         """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.

@@ -12,7 +12,7 @@ from smallmind.cli.console import Console
 from smallmind.cli.display import ProgressDisplay
 from smallmind.live_line import REWRAPPING, fit
 from smallmind.training.progress import ProgressLine
-from smallmind.training.records import StepRecord
+from smallmind.training.records import EvaluationRecord, StepRecord
 
 STEPS = 100_000
 
@@ -70,9 +70,25 @@ def test_step_loss_and_time_left_stay_to_the_last(monkeypatch, columns):
     for step in (1, 99_990):
         display.show(record(step))
     (line,) = terminal.lines()
-    whole = "step  99990/100000  loss 2.3457  lr 1.0e-03  123,456 tokens/s  0:00 left"
+    whole = "##########  step  99990/100000  loss 2.3457  lr 1.0e-03  123,456 tokens/s  0:00 left"
     assert {"99990/100000", "2.3457", "0:00"} <= set(line.split()) <= set(whole.split())
-    assert columns < 80 or line == whole
+    assert columns < 80 or line.startswith("##########  ")
+    assert columns < 90 or line == whole
+
+
+@pytest.mark.parametrize("columns", [40, 70, 100])
+def test_the_bar_grows_and_the_latest_evaluation_stays_in_view(monkeypatch, columns):
+    terminal = Terminal(monkeypatch, columns)
+    monkeypatch.setattr(Terminal, "encoding", "utf-8")
+    display = ProgressDisplay(Console(terminal), STEPS)
+    for step, val_loss in ((30_000, 3.25), (49_000, 2.5)):
+        display.show(record(step))
+        display.show(EvaluationRecord(step, 3.0, val_loss, 9.0, 3.0, 3.0, 0.5))
+        display.show(record(step + 1))
+    line = terminal.lines()[-1]
+    assert ("held-out 2.5000" in line) == (columns >= 70)
+    assert line.startswith("█████░░░░░  ") == (columns >= 100)
+    assert "49001/100000  " in line
 
 
 def test_nothing_remains_of_a_line_when_the_terminal_is_resized(monkeypatch):
@@ -110,7 +126,7 @@ def test_nothing_remains_of_a_line_that_the_terminal_has_wrapped(monkeypatch):
     for step in (1, 2):
         display.show(record(step))
     terminal.resize(40)
-    assert len(terminal.lines()) == 3
+    assert len(terminal.lines()) == 4
     display.show(record(3))
     assert len(terminal.lines()) == 2
     console.line("after")
@@ -236,4 +252,4 @@ def test_scripts_and_notebooks_show_compiling_and_progress_on_standard_error(mon
     line = ProgressLine(STEPS)
     for step in (1, 2):
         line.show(record(step))
-    assert terminal.lines()[0].startswith("step      2/100000  loss 2.3457")
+    assert terminal.lines()[0].startswith("..........       2/100000  loss 2.3457")

@@ -9,11 +9,11 @@ TEXT = "The cat sat on the mat, isn't it? A dog's 12 logs: über Äpfel!\n" * 30
 LLAMA = ARCHITECTURES["llama"]
 MODELS = {
     "GPT-2": ARCHITECTURES["gpt2"],
-    "GPT-2 without biases": {**ARCHITECTURES["gpt2"], "bias": False},
-    "Llama": {**LLAMA, "n_kv_head": 2, "mlp_width": 44, "rope_theta": 5e4},
+    "GPT-2 without biases": {**ARCHITECTURES["gpt2"], "bias": False, "norm_epsilon": 1e-4},
+    "Llama": {**LLAMA, "n_kv_head": 2, "head_size": 10, "mlp_width": 44, "rope_theta": 5e4},
     "Llama with biases": {**LLAMA, "bias": True},
-    "Qwen3": {**LLAMA, "qk_norm": True, "n_kv_head": 2},
-    "Arcee": {**LLAMA, "mlp": "relu2", "n_kv_head": 1},
+    "Qwen3": {**LLAMA, "qk_norm": True, "n_kv_head": 2, "head_size": 10, "norm_epsilon": 1e-6},
+    "Arcee": {**LLAMA, "mlp": "relu2", "n_kv_head": 1, "norm_epsilon": 1e-3},
 }
 SHAPE = {"block_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 4}
 

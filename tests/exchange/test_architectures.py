@@ -1,25 +1,22 @@
 """Which models are of a published architecture, and what the others hear."""
 
+import argparse
 import itertools
 
 import pytest
 
 from smallmind import InputError, ModelConfig
+from smallmind.cli.flags import add_training_flags
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
-    EPSILON,
     architecture_of,
     config_of,
     settings_of,
 )
 from smallmind.exchange.tensors import tensors_of
-from smallmind.kernels import layernorm, rmsnorm
 from smallmind.presets import ARCHITECTURES as PRESETS
+from smallmind.sources import MODEL_FIELDS
 from tests.exchange.models import MODELS, SHAPE
-
-
-def test_the_epsilon_is_that_of_the_kernels():
-    assert rmsnorm.EPSILON == layernorm.EPSILON == pytest.approx(EPSILON)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -36,8 +33,9 @@ def test_what_the_config_calls_published_can_be_exported():
         (True, False),
         (True, False),
         (None, 2),
+        (None, 6, 10),
     )
-    names = "norm", "position", "mlp", "bias", "qk_norm", "n_kv_head"
+    names = "norm", "position", "mlp", "bias", "qk_norm", "n_kv_head", "head_size"
     for chosen in choices:
         config = ModelConfig(**SHAPE, **dict(zip(names, chosen, strict=True)))
         if config.architecture:
@@ -57,7 +55,14 @@ def test_what_the_config_calls_published_can_be_exported():
         ({**PRESETS["llama"], "x0_scalars": True}, "x0_scalars=True", "--no-x0-scalars"),
         ({**PRESETS["llama"], "position": "none"}, "position=none", "--position rope"),
         ({**PRESETS["llama"], "qk_norm": True, "bias": True}, "qk_norm=True", "--no-qk-norm"),
-        ({**PRESETS["llama"], "n_embd": 28}, "heads of 7 channels, an odd number", "--n-embd 32"),
+        ({**PRESETS["llama"], "n_embd": 28}, "heads of 7 channels, an odd number", "--head-size 8"),
+        ({**PRESETS["gpt2"], "head_size": 8}, "head_size=8; nearest is GPT-2", "--head-size 6"),
+        ({**PRESETS["llama"], "head_size": 8, "n_embd": 26}, "n_embd=26", "--n-embd 24"),
+        (
+            {**PRESETS["gpt2"], "head_size": 8, "n_embd": 26},
+            "n_embd=26, head_size=8",
+            "--n-embd 24 --head-size 6",
+        ),
     ],
 )
 def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fields, parts, flags):
@@ -65,6 +70,11 @@ def test_parts_that_nobody_else_has_are_named_with_the_flags_that_avoid_them(fie
         architecture_of(ModelConfig(**{**SHAPE, **fields}))
     message = str(caught.value)
     assert parts in message and message.endswith(f"train with {flags}") and "\n" not in message
+    parser = argparse.ArgumentParser()
+    add_training_flags(parser)
+    advised = vars(parser.parse_args(flags.split()))
+    advised = {name: value for name, value in advised.items() if name in MODEL_FIELDS}
+    assert architecture_of(ModelConfig(**{**SHAPE, **fields, **advised}))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -73,13 +83,12 @@ def test_settings_that_were_written_are_read_back(name, tied):
     config = ModelConfig(**SHAPE, **MODELS[name], tie_weights=tied)
     architecture = architecture_of(config)
     written = settings_of(config, architecture.config)
-    found, epsilon = config_of(architecture, architecture.config, written)
-    assert epsilon == EPSILON
+    found = config_of(architecture, architecture.config, written)
     if config.bias or "bias" not in architecture.filled:
         assert found == config
     known = {"vocab_size": config.vocab_size, "tie_weights": tied, "bias": config.bias}
     written = settings_of(config, architecture.metadata)
-    assert config_of(architecture, architecture.metadata, written, **known)[0] == config
+    assert config_of(architecture, architecture.metadata, written, **known) == config
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,6 +111,6 @@ def test_every_element_of_every_parameter_is_in_one_tensor(name):
 def test_an_epsilon_that_cannot_be_is_refused(architecture, epsilon):
     config = ModelConfig(**{**SHAPE, **architecture.parts, **architecture.filled})
     saved = settings_of(config, architecture.config)
-    saved[architecture.config.keys["epsilon"]] = epsilon
-    with pytest.raises(InputError, match="the epsilon of its norms is"):
+    saved[architecture.config.keys["norm_epsilon"]] = epsilon
+    with pytest.raises(InputError, match=r"norm_epsilon=.* must be"):
         config_of(architecture, architecture.config, saved)

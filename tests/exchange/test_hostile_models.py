@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 import smallmind
 from smallmind import InputError, safetensors
 from smallmind.cli import main
+from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_foreign
 from tests.exchange.models import model_of, tokenizer_of
+
+# As in the files of Llama 3.2.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +35,9 @@ def sound(tmp_path_factory):
     root = tmp_path_factory.mktemp("sound")
     tokenizer = tokenizer_of("bpe")
     for name in ("Llama", "GPT-2"):
-        model = model_of(name, tokenizer, n_embd=8, n_head=2, n_layer=1, n_kv_head=None)
+        model = model_of(
+            name, tokenizer, n_embd=8, n_head=2, n_layer=1, n_kv_head=None, head_size=None
+        )
         smallmind.export(model, tokenizer, root / name)
         smallmind.export(model, tokenizer, root / f"{name}.gguf", "gguf")
     return root
@@ -69,12 +81,21 @@ def refusal(path):
         ({"hidden_act": {"__reduce__": 1}}, "is not known here"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "only the default is known here"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "only the default is known here"),
+        ({"rope_scaling": LLAMA3}, "rope_scaling is {"),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, "only the default is known here"),
+        ({"rope_parameters": {"full_attention": LLAMA3}}, "only the default is known here"),
+        ({"rope_parameters": {"rope_type": "default", "type": "linear"}}, "only the default"),
+        ({"rope_parameters": {"type": "default", "rope_type": "linear"}}, "only the default"),
+        ({"rope_scaling": {"factor": 8.0}}, "only the default is known here"),
+        ({"partial_rotary_factor": 0.5}, "only whole heads are rotated here"),
         ({"rope_scaling": "linear"}, "rope_scaling is not a JSON object"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "only the default is known here"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta=-1"),
         ({"layer_types": ["sliding_attention"]}, "another attention than full_attention"),
         ({"layer_types": 3}, "another attention than full_attention"),
-        ({"head_dim": 64}, "its heads have 64 channels"),
+        ({"head_dim": 64}, "q_proj.weight is 8 x 8; the model that it describes has 128 x 8"),
+        ({"head_dim": 0}, "head_size=0 must be at least 1"),
+        ({"head_dim": [4]}, "head_size=[4] must be a number"),
         ({"num_key_value_heads": 3}, "n_kv_head=3 must be a divisor"),
         ({"num_hidden_layers": 1000}, "too few for 1000 blocks"),
         ({"num_hidden_layers": 2}, "lacks the tensor model.layers.1."),
@@ -83,11 +104,8 @@ def refusal(path):
         ({"num_hidden_layers": "2"}, "n_layer='2' must be a number"),
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_attention_heads": 0}, "n_head=0 must be at least 1"),
-        ({"hidden_size": 16}, "its heads have 4 channels"),
-        (
-            {"hidden_size": 16, "head_dim": 8},
-            "is 300 x 8; the model that it describes has 300 x 16",
-        ),
+        ({"hidden_size": 16}, "is 300 x 8; the model that it describes has 300 x 16"),
+        ({"hidden_size": 9}, "Llama with n_embd=9 is not known here"),
         ({"vocab_size": 2**24}, "its tokenizer has"),
         ({"vocab_size": 310}, "the model that it describes has 310 x 8"),
         ({"intermediate_size": 2**18}, "the model that it describes has"),
@@ -95,7 +113,8 @@ def refusal(path):
         ({"tie_word_embeddings": "yes"}, "tie_weights='yes' must be true or false"),
         ({"attention_bias": True}, "attention_bias=True, mlp_bias=False: they must be equal here"),
         ({"attention_bias": True, "mlp_bias": True}, "lacks the tensor"),
-        ({"rms_norm_eps": 0}, "the epsilon of its norms is 0"),
+        ({"rms_norm_eps": 0}, "norm_epsilon=0 must be at least 1e-12 and at most 0.1"),
+        ({"rms_norm_eps": None}, "norm_epsilon=None must be a number"),
     ],
 )
 def test_a_config_that_is_wrong_or_not_known_is_refused(model, changes, reason):
@@ -288,6 +307,32 @@ def test_gguf_that_describes_another_model_is_refused(sound, tmp_path, before, a
     path = tmp_path / "model.gguf"
     path.write_bytes(content.replace(before, after, 1))
     assert reason in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "is_refused"),
+    [
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, False),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, False),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}, True),
+        ({"rope.scaling.type": "yarn"}, True),
+        ({"rope.scaling.type": np.arange(3)}, True),
+        ({"rope.scaling.factor": np.ones(3)}, True),
+        ({"rope.scaling.factor": 4.0}, True),
+        ({"rope.scale_linear": 4.0}, True),
+        ({"rope_freqs.weight": None}, True),
+    ],
+)
+def test_gguf_with_scaled_rotations_is_refused(sound, monkeypatch, keys, is_refused):
+    metadata, tensors = gguf_file.read(sound / "Llama.gguf")
+    if "rope_freqs.weight" in keys:  # of Llama 3.1 and later
+        tensors |= {"rope_freqs.weight": tensors["output_norm.weight"]}
+    metadata |= {f"llama.{key}": value for key, value in keys.items()}
+    monkeypatch.setattr(gguf_file, "read", lambda _: (metadata, tensors))
+    if is_refused:
+        assert "its rotations (rope) are scaled" in refusal(sound / "Llama.gguf")
+    else:
+        assert find_foreign(sound / "Llama.gguf").model("numpy")
 
 
 def test_a_file_that_only_says_it_is_gguf_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Against llama.cpp itself, where xllamacpp is installed, and the reader of the gguf package."""
 
 import json
+import unicodedata
 import urllib.request
 from contextlib import contextmanager
 
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 import smallmind
+from smallmind.exchange.format import padded
 from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
+from tests.text import published
 
 xllamacpp = pytest.importorskip("xllamacpp")
 gguf = pytest.importorskip("gguf")
@@ -148,3 +151,20 @@ def test_its_tokens_are_ours(tmp_path, split, text):
         assert ask("tokenize", content=text)["tokens"] == tokenizer.encode(text).tolist()
         ids = tokenizer.encode(text).tolist()
         assert ask("detokenize", tokens=ids)["content"] == text
+
+
+@pytest.mark.parametrize("name", published.PUBLISHED)
+def test_its_tokens_are_those_of_published_tokenizers(tmp_path, name):
+    tokenizer = padded(smallmind.Tokenizer.from_json(published.file_of(name)), 640)
+    smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "model.gguf", "gguf")
+    text = published.TEXT[-2000:]
+    if name == "Qwen":
+        text = unicodedata.normalize("NFC", text)
+    for special in (published.END, published.BEGIN, published.TURN_END, published.CALL):
+        text += f"a 12{special} b"
+    ids = tokenizer.encode(text).tolist()
+    with served(tmp_path / "model.gguf") as ask:
+        assert ask("tokenize", content=text)["tokens"] == ids
+        control = {tokenizer.special[s] for s in tokenizer.special.keys() - tokenizer.rules.shown}
+        shown = [i for i in ids if i not in control]
+        assert ask("detokenize", tokens=shown)["content"] == tokenizer.decode(shown)

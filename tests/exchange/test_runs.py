@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Run
+from smallmind import InputError, Run, Tokenizer
 from smallmind.cli import main
 from tests.exchange.models import TEXT, model_of, tokenizer_of
 from tests.runs.small import FIELDS
+from tests.text import published
 
 LLAMA = {
     "norm": "rmsnorm",
@@ -84,6 +85,28 @@ def test_training_goes_on_from_it(root, tmp_path, source):
     assert str(tmp_path) not in card
 
 
+def test_characters_that_a_published_tokenizer_lacks_are_named(tmp_path):
+    tokenizer = Tokenizer.from_json(published.file_of("SmolLM"))
+    smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "hf")
+    fields = {"init_from": str(tmp_path / "hf"), "batch_size": 2, "block_size": 8, "steps": 1}
+    reason = r"the text has characters that .*hf does not know \(1\): '\\U000f0000'; remove them"
+    with pytest.raises(InputError, match=reason):
+        Run.create(text=published.TEXT + "\U000f0000", out=tmp_path / "run", **fields)
+    assert Run.create(text=published.TEXT, out=tmp_path / "run", **fields)
+
+
+@pytest.mark.parametrize("name", published.PUBLISHED)
+def test_texts_are_prepared_with_published_tokenizers(tmp_path, name):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(published.file_of(name)))
+    (tmp_path / "text.txt").write_text(published.TEXT, encoding="utf-8")
+    flags = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(tmp_path / "data")]
+    assert main(["prepare", str(tmp_path / "text.txt"), *flags]) == 0
+    run = Run.create(text=str(tmp_path / "data"), out=tmp_path / "run", **FIELDS)
+    tokenizer = Tokenizer.from_json(published.file_of(name))
+    assert run.training.tokenizer.state() == tokenizer.state()
+    assert Run.open(run.path).settings.run.bpe_split == tokenizer.split
+
+
 def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
     run = Run.import_model(root / "hf", tmp_path / "short", block_size=4)
     assert run.settings.model.block_size == run.load(backend="numpy")[0].config.block_size == 4
@@ -103,15 +126,15 @@ def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_another_epsilon_is_a_warning_to_those_who_train(root, tmp_path):
+def test_norms_keep_the_epsilon_of_the_file(root, tmp_path):
     path = Path(shutil.copytree(root / "hf", tmp_path / "model"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
-    with pytest.warns(UserWarning, match="add 1e-06 to a mean of squares, those here 1e-05"):
-        Run.import_model(path, tmp_path / "run")
+    assert Run.import_model(path, tmp_path / "run").settings.model.norm_epsilon == 1e-6
+    np.testing.assert_array_equal(weights(tmp_path / "run"), weights(root / "run"))
     fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
-    with pytest.warns(UserWarning, match=r"its weights are scaled by 3\.16"):
-        Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    assert run.settings.model.norm_epsilon == 1e-6
 
 
 def test_an_imported_run_has_no_text(root, tmp_path, capsys, monkeypatch):

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from smallmind import durable
-from smallmind.runs import ending
+from smallmind.training import training
 from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, newest, save
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
 
@@ -116,7 +116,7 @@ def of_whole_runs(root, kills):
     os.environ |= {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "3"}
     from tests.faults.runs import STEPS_BETWEEN_SAVES, ended, status, train
 
-    ending.SAMPLE_TOKENS = 20  # or most kills would come while the sample is written
+    training.SAMPLE_TOKENS = 20  # or most kills would come while the sample is written
     moments, done = random.Random(2), 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

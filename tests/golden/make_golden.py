@@ -29,7 +29,7 @@ def rotate(x, theta):
 
 
 def logits_of(p, ids, config):
-    H, G, C, D = config.n_head, config.kv_heads, config.n_embd, config.head_size
+    H, G, C, D = config.n_head, config.kv_heads, config.n_embd, config.head_channels
     B, T = ids.shape
 
     def linear(x, name):
@@ -38,11 +38,13 @@ def logits_of(p, ids, config):
 
     def norm(x, name):
         if config.norm == "rmsnorm":
-            return F.rms_norm(x, (C,), p[f"{name}.weight"], eps=1e-5)
-        return F.layer_norm(x, (C,), p[f"{name}.weight"], p.get(f"{name}.bias"))
+            return F.rms_norm(x, (C,), p[f"{name}.weight"], eps=config.norm_epsilon)
+        return F.layer_norm(
+            x, (C,), p[f"{name}.weight"], p.get(f"{name}.bias"), config.norm_epsilon
+        )
 
     def attend(x, name, first_values):
-        q, k, v = linear(x, f"{name}.qkv").split((C, G * D, G * D), dim=2)
+        q, k, v = linear(x, f"{name}.qkv").split((H * D, G * D, G * D), dim=2)
         if config.value_residual:
             if first_values is None:
                 first_values = v
@@ -51,12 +53,14 @@ def logits_of(p, ids, config):
                 v = a * v + b * first_values
         q, k, v = (t.view(B, T, -1, D).transpose(1, 2) for t in (q, k, v))
         if config.qk_norm:
-            q = F.rms_norm(q, (D,), p[f"{name}.query_norm.weight"], eps=1e-5)
-            k = F.rms_norm(k, (D,), p[f"{name}.key_norm.weight"], eps=1e-5)
+            q = F.rms_norm(q, (D,), p[f"{name}.query_norm.weight"], eps=config.norm_epsilon)
+            k = F.rms_norm(k, (D,), p[f"{name}.key_norm.weight"], eps=config.norm_epsilon)
         if config.position == "rope":
             q, k = rotate(q, config.rope_theta), rotate(k, config.rope_theta)
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=G < H)
-        return linear(heads.transpose(1, 2).reshape(B, T, C), f"{name}.projection"), first_values
+        return linear(
+            heads.transpose(1, 2).reshape(B, T, H * D), f"{name}.projection"
+        ), first_values
 
     def perceptron(x, name):
         hidden = linear(x, f"{name}.expansion")
@@ -177,7 +181,24 @@ if __name__ == "__main__":
         logit_softcap=5.0,
         bias=False,
     )
+    wide_heads = ModelConfig(
+        vocab_size=19,
+        block_size=10,
+        n_layer=2,
+        n_head=3,
+        head_size=10,
+        n_kv_head=1,
+        n_embd=16,
+        norm="rmsnorm",
+        norm_epsilon=0.02,
+        position="rope",
+        mlp="swiglu",
+        mlp_width=23,
+        qk_norm=True,
+        bias=False,
+    )
     make(here / "llama.safetensors", llama, seed=3)
     make(here / "everything.safetensors", everything, seed=4)
     make(here / "tied.safetensors", tied, seed=1)
     make(here / "untied.safetensors", untied, seed=2)
+    make(here / "wide_heads.safetensors", wide_heads, seed=5)

@@ -17,6 +17,8 @@ T, V = 24, 31
 VARIANTS = {
     **ARCHITECTURES,
     "shared keys": {**ARCHITECTURES["llama"], "n_kv_head": 2},
+    "wide heads": {**ARCHITECTURES["llama"], "n_kv_head": 2, "head_size": 15},
+    "narrow heads": {**ARCHITECTURES["modern"], "head_size": 2},
     "one key": {**ARCHITECTURES["modern"], "n_kv_head": 1},
     "no positions": {**ARCHITECTURES["llama"], "position": "none"},
     "documents": {**ARCHITECTURES["modern"], "document_token": 3},

@@ -21,6 +21,7 @@ EVERYTHING = {
     "bias": False,
     "qk_norm": True,
     "n_kv_head": 1,
+    "head_size": 7,
     "value_residual": True,
     "x0_scalars": True,
     "bigram_rows": 2**16,
@@ -28,6 +29,8 @@ EVERYTHING = {
 }
 PARTS = {
     "rmsnorm": {"norm": "rmsnorm"},
+    "epsilon": {"norm_epsilon": 0.1},
+    "epsilon of rmsnorm": {"norm_epsilon": 0.1, "norm": "rmsnorm", "qk_norm": True},
     "rope": {"position": "rope"},
     "no positions": {"position": "none"},
     "relu2": {"mlp": "relu2"},
@@ -35,6 +38,8 @@ PARTS = {
     "width": {"mlp": "swiglu", "mlp_width": 5},
     "two key-value heads": {"n_kv_head": 2},
     "one key-value head": {"n_kv_head": 1},
+    "head size": {"head_size": 5},
+    "head size with rope": {"head_size": 5, "position": "rope", "n_kv_head": 2},
     "qk norm": {"qk_norm": True},
     "value residual": {"value_residual": True},
     "x0 scalars": {"x0_scalars": True},
@@ -167,6 +172,17 @@ def test_positions_matter_only_if_the_model_has_them():
         assert (changed > 1e-4) == differs, position
 
 
+@pytest.mark.parametrize("part", ["llama", "everything"])
+def test_heads_with_a_size_of_their_own_need_not_divide_the_channels(part):
+    fields = {**PARTS[part], "head_size": 9}
+    model = make(13, backend="numpy", dtype=np.float64, **fields)
+    assert model.parameters["blocks.0.attention.projection.weight"].shape == (36, 13)
+    assert gradient_check(model, *batch()).ok
+    _, expected = gradients(model)
+    _, actual = gradients(make(13, **fields))
+    assert np.linalg.norm(actual - expected) < 2e-4 * np.linalg.norm(expected)
+
+
 def test_a_published_architecture_is_named():
     def name(**settings):
         return ModelConfig(n_head=4, n_embd=16, **settings).architecture
@@ -179,6 +195,9 @@ def test_a_published_architecture_is_named():
     assert name(mlp="relu2", logit_softcap=15.0, **base) is None
     assert name(n_kv_head=2) is None
     assert name(mlp="gelu", **base) is None
+    assert name(mlp="swiglu", head_size=10, **base) == "Llama"
+    assert name(head_size=4) == "GPT-2"
+    assert name(head_size=10) is None
 
 
 @pytest.mark.parametrize("field", [{"n_kv_head": 3}, {"n_kv_head": 8}, {"rope_theta": 1.0}])
@@ -190,6 +209,7 @@ def test_a_part_that_does_not_fit_is_refused(field):
 def test_an_odd_head_size_with_rope_is_no_published_architecture():
     base = {"norm": "rmsnorm", "position": "rope", "bias": False, "mlp": "swiglu"}
     assert ModelConfig(n_head=4, n_embd=12, **base).architecture is None
+    assert ModelConfig(n_head=4, n_embd=12, head_size=4, **base).architecture == "Llama"
 
 
 @pytest.mark.parametrize("cap", [1e-9, 1e9])

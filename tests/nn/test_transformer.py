@@ -18,6 +18,7 @@ from tests.peaks import rented_at_the_peak
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 BACKENDS = ("numba", "numpy")
+MODELS = ("tied", "untied", "llama", "everything", "wide_heads")
 
 
 def small_model(**settings):
@@ -63,7 +64,7 @@ def relative_error(actual, expected):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["tied", "untied", "llama", "everything"])
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_loss_and_gradients_match_pytorch(name, backend):
     model, golden = load_golden(name, backend)
     ids, targets = golden["ids"], golden["targets"]
@@ -75,7 +76,7 @@ def test_logits_loss_and_gradients_match_pytorch(name, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["tied", "untied", "llama", "everything"])
+@pytest.mark.parametrize("name", MODELS)
 def test_ten_losses_of_training_match_pytorch(name, backend):
     model, golden = load_golden(name, backend)
     optimizer = smallmind.AdamW(model, 1e-2, betas=(0.9, 0.99), weight_decay=0.1)

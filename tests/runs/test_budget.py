@@ -61,6 +61,7 @@ def test_more_time_makes_larger_models_that_see_more_text():
             "batch_size": st.integers(1, 64),
             "dropout": st.floats(0, 0.5),
             "n_kv_head": st.just(1),
+            "head_size": st.sampled_from([5, 64, 1000]),
         },
     ),
 )

@@ -45,6 +45,15 @@ def test_as_many_steps_fit_as_evaluations_and_saves_allow(val_every):
     assert result == dataclasses.replace(config, steps=steps, warmup_steps=min(100, steps // 10))
 
 
+def test_time_for_samples_is_set_aside():
+    measured = Pace(step=0.01, evaluation=0.0, save=0.0, end=2.0, sample=0.5)
+    config = TrainingConfig(val_every=0, save_every=0, sample_every=10, warmup_steps=0)
+    result = fit_steps(config, measured, 20)
+    assert measured.total(result) <= 20 * 0.98
+    expected = 0.01 * result.steps + 0.5 * ((result.steps - 1) // 10) + 2
+    assert measured.total(result) == pytest.approx(expected) and result.steps < 400
+
+
 def test_at_most_so_many_steps_fit():
     config, measured = TrainingConfig(val_every=0, warmup_steps=100), Pace(0.01, 0.2, 0.05, 2.0)
     result = fit_steps(config, measured, 60, most=30)

@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,10 +16,11 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, Settings
 from smallmind.activity import clock
-from smallmind.runs import ending, pace
+from smallmind.runs import pace
 from smallmind.runs.pace import Pace
 from smallmind.sources import with_recipe
-from smallmind.training.records import StepRecord
+from smallmind.training import training
+from smallmind.training.records import SampleRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 FIELDS = {
@@ -73,9 +75,31 @@ def test_training_writes_the_whole_directory_and_prints_nothing(finished, tmp_pa
         "text.txt",
         "tokenizer.json",
     }
-    assert run.is_finished and len(run.sample) == 1 + ending.SAMPLE_TOKENS
+    assert run.is_finished and len(run.sample) == 1 + training.SAMPLE_TOKENS
     assert run.path.joinpath("samples.txt").read_text() == f"--- step 20\n{run.sample}\n"
     assert capfd.readouterr() == ("", "")
+
+
+def test_samples_on_the_way_change_nothing_else(finished, tmp_path):
+    fields = {**FIELDS, "sample_every": 4}
+    run = Run.create(text=TEXT, out=tmp_path / "run", **fields)
+    for record in run.steps():
+        if isinstance(record, StepRecord) and record.step == 13:
+            break
+    samples = run.path / "samples.txt"
+    assert re.findall("--- step ([0-9]+)\n", samples.read_text()) == ["4", "8", "12"]
+    resumed = Run.open(run.path)
+    records = resumed.resume()
+    assert [r.step for r in records if isinstance(r, SampleRecord)] == [16]
+    assert outcome(resumed) == outcome(finished[0])
+    texts = dict(re.findall("--- step ([0-9]+)\n(.*?)\n(?=---|$)", samples.read_text(), re.S))
+    assert list(texts) == ["4", "8", "12", "16", "20"]
+    assert {len(text) for text in texts.values()} == {1 + training.SAMPLE_TOKENS}
+    assert finished[0].sample.startswith(texts["20"])
+    assert resumed.training.progress.seconds["samples"] > 0
+    more = Run.open(run.path)
+    more.resume(steps=24, sample_every=2)
+    assert samples.read_text().count("--- step") == 7  # 22 and 24 more
 
 
 def test_a_sample_has_400_tokens(finished):

@@ -105,6 +105,8 @@ RUNS = [
     (ModelConfig(65, 24, 3, 4, 48, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 5, 4, 48, **EVERYTHING), 5, 3, 900, {"steps": 2}),
     (ModelConfig(65, 24, 4, 4, 48, document_token=3), 5, 2, 900, {"steps": 2}),
+    (ModelConfig(65, 24, 3, 4, 50, head_size=21, **LLAMA), 5, None, 900, {"steps": 1}),
+    (ModelConfig(65, 24, 3, 4, 48, head_size=5, **EVERYTHING), 5, 3, 900, {"steps": 2}),
 ]
 
 

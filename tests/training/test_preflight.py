@@ -183,6 +183,8 @@ def test_the_gradient_check_takes_no_longer_for_a_large_model():
     assert small.document_token is None
     masked = dataclasses.replace(large, document_token=50256)
     assert small_config(masked).document_token == 0 and backward_pass(masked).passed
+    wide = dataclasses.replace(large, head_size=128, position="rope", qk_norm=True)
+    assert small_config(wide).head_size == 6 and backward_pass(wide).passed
 
 
 def test_no_two_samples_start_with_the_same_token():

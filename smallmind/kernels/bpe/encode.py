@@ -1,15 +1,16 @@
 """Encoding: in each word the merges that were learned first are made first, the leftmost before
-others. Words that have been seen are looked up.
+others. Words that are tokens whatever the merges, and words that have been seen, are looked up.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from smallmind.kernels.bpe.pairs import FREE, pair_slot
 from smallmind.kernels.bpe.split import word_end
-from smallmind.kernels.bpe.words import Words, add_word, slot_of
-from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, threaded_jit
+from smallmind.kernels.bpe.words import Words, add_word, insert, slot_of
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit, threaded_jit
 
 NONE = -1
 GONE = -2  # the token of a place that has been merged into the one before
@@ -23,7 +24,7 @@ class Merges(NamedTuple):
     lefts: np.ndarray  # int32 (M,)
     rights: np.ndarray  # int32 (M,)
     results: np.ndarray  # int32 (M,)
-    bytes: np.ndarray  # int32 (256,), the token of each byte
+    bytes: np.ndarray  # int32 (256,), the token of each byte, NONE if it has none
 
     @classmethod
     def of(
@@ -34,6 +35,23 @@ class Merges(NamedTuple):
         merges = cls(slots, lefts, rights, results, of_bytes)
         fill_merges(merges)
         return merges
+
+
+class Whole(NamedTuple):
+    """Words that are a token whatever the merges: the i-th is tokens[i]."""
+
+    words: Words
+    tokens: np.ndarray  # int32 (W,)
+
+    @classmethod
+    def of(cls, tokens: Mapping[bytes, int]) -> "Whole":
+        """The same as a table."""
+        words = Words.empty(1 << len(tokens).bit_length(), sum(map(len, tokens)))
+        if tokens:
+            letters = np.frombuffer(bytearray().join(tokens), np.uint8)
+            starts = np.cumsum([0, *map(len, tokens)], dtype=np.int64)
+            insert(words, letters, starts, np.zeros(len(tokens), np.int64))
+        return cls(words, np.array(list(tokens.values()), np.int32))
 
 
 class Memory(NamedTuple):
@@ -85,7 +103,7 @@ def fill_merges(merges):
             merges.slots[slot] = merge
 
 
-@jit
+@short_jit
 def _push(chain, merges, place):
     """Adds the merge of a place with the one after it, if there is one."""
     following = chain.after[place]
@@ -106,7 +124,7 @@ def _push(chain, merges, place):
     chain.heap[i] = entry
 
 
-@jit
+@short_jit
 def _pop(chain):
     """-> the first of the merges, and where; removes it from the heap."""
     first = chain.heap[0]
@@ -134,7 +152,16 @@ def _is_possible(chain, merges, merge, place):
     return following != NONE and chain.tokens[following] == merges.rights[merge]
 
 
-@jit
+@short_jit
+def _token_of(whole, data, start, stop):
+    """The token that data[start:stop] is whatever the merges, or NONE."""
+    if not whole.words.size[0]:
+        return np.int64(NONE)
+    word = np.int64(whole.words.slots[slot_of(whole.words, data, start, stop)])
+    return np.int64(NONE) if word < 0 else np.int64(whole.tokens[word])
+
+
+@short_jit
 def _encode_word(ids, chain, merges, data, start, stop):
     """data[start:stop] -> how many tokens it has. Writes them to the start of ids."""
     n = stop - start
@@ -164,7 +191,7 @@ def _encode_word(ids, chain, merges, data, start, stop):
     return count
 
 
-@jit
+@short_jit
 def _remember(memory, slot, data, start, stop, ids, count):
     """Adds a word with its tokens, the first of ids; forgets all others if there is no room."""
     words = memory.words
@@ -176,13 +203,16 @@ def _remember(memory, slot, data, start, stop, ids, count):
             return
         word = add_word(words, slot_of(words, data, start, stop), data, start, stop)
     first = memory.ends[word]
-    memory.tokens[first : first + count] = ids[:count]
+    for i in range(count):
+        memory.tokens[first + i] = ids[i]
     memory.ends[word + 1] = first + count
 
 
 @threaded_jit
-def encode(ids, data, stops, following, classes, pattern, merges, memory, chain):
+def encode(ids, data, stops, following, classes, pattern, merges, whole, memory, chain):
     """data (n,) uint8, valid UTF-8 -> how many tokens it has. Writes ids (n + S,), their start.
+
+    NONE is among them for each byte without a token.
 
     Texts end at stops (S,) int64, the last of them n; each is followed by a token of its own,
     following (S,) int32, or by none where that is negative. The chain is for n bytes; classes and
@@ -195,7 +225,11 @@ def encode(ids, data, stops, following, classes, pattern, merges, memory, chain)
             slot = slot_of(memory.words, data, start, end)
             word = np.int64(memory.words.slots[slot])
             if word < 0:
-                added = _encode_word(ids[count:], chain, merges, data, start, end)
+                known = _token_of(whole, data, start, end)
+                if known == NONE:
+                    added = _encode_word(ids[count:], chain, merges, data, start, end)
+                else:
+                    ids[count], added = known, 1
                 _remember(memory, slot, data, start, end, ids[count:], added)
                 count += added
             else:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.kernels.bpe.pairs import FREE, pair_slot
-from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit
 
 NONE = -1  # ends a list
 
@@ -98,7 +98,7 @@ def _change(pairs, left, right, word, amount):
         pairs.heads[pair] = entry
 
 
-@jit
+@short_jit
 def _comes_first(pairs, a, a_count, b, b_count):
     """Whether pair a is merged before b."""
     if a_count != b_count:
@@ -108,7 +108,7 @@ def _comes_first(pairs, a, a_count, b, b_count):
     return pairs.rights[a] < pairs.rights[b]
 
 
-@jit
+@short_jit
 def _push(pairs, pair, count):
     """Adds a pair with its count to the heap."""
     place = pairs.sizes[2]
@@ -122,7 +122,7 @@ def _push(pairs, pair, count):
     pairs.heap[place], pairs.queued[place] = pair, count
 
 
-@jit
+@short_jit
 def _sink(pairs, pair, count):
     """Puts a pair in the place of the first of the heap, and then where it belongs."""
     size, place = pairs.sizes[2], np.int64(0)
@@ -182,7 +182,7 @@ def most_changes(pairs, corpus, pair):
     return more
 
 
-@jit
+@short_jit
 def _merge_in_word(pairs, corpus, word, left, right, new):
     """Replaces each left and right next to each other in a word by `new`."""
     tokens, count = corpus.tokens, corpus.counts[word]

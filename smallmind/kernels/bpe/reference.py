@@ -12,6 +12,8 @@ from collections import Counter
 from smallmind.kernels.bpe.characters import LETTERS, NEWLINES, NUMBERS, WHITE_SPACE
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# What is between numbers is split as a text of its own.
+GPT2_DIGITS = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 GPT4 = (
     r"'(?:[sS\u017fdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
@@ -77,11 +79,21 @@ def merged(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:
 
 
 def encode(
-    text: str, pattern: str, of_bytes: list[int], merges: dict[tuple[int, int], tuple[int, int]]
+    text: str,
+    pattern: str,
+    of_bytes: list[int],
+    merges: dict[tuple[int, int], tuple[int, int]],
+    whole: dict[bytes, int],
 ) -> list[int]:
-    """A text -> its tokens. merges: pair -> how early it is merged, and the token it becomes."""
+    """A text -> its tokens. merges: pair -> how early it is merged, and the token it becomes.
+
+    whole: words that are a token whatever the merges.
+    """
     ids: list[int] = []
     for word in split(text, pattern):
+        if word in whole:
+            ids.append(whole[word])
+            continue
         tokens = [of_bytes[byte] for byte in word]
         while possible := merges.keys() & set(itertools.pairwise(tokens)):
             pair = min(possible, key=lambda pair: merges[pair][0])

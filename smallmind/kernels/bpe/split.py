@@ -1,4 +1,4 @@
-"""Where the words of a text end, by the patterns of GPT-2 and GPT-4.
+"""Where the words of a text end, by the patterns of GPT-2, GPT-4 and those made from them.
 
 A word is what no merge reaches beyond: letters with the space before them, numbers, other
 characters, white space. Texts are UTF-8, and positions are those of bytes.
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smallmind.kernels.bpe.characters import LETTER, NEWLINE, NUMBER, OTHER, SPACE
-from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit
 
 BLANK, APOSTROPHE = b" '"
 S, T, M, D, R, V, E, L = b"stmdrvel"
@@ -20,11 +20,12 @@ class Pattern(NamedTuple):
     """How a text is split."""
 
     is_gpt4: bool  # else GPT-2's
-    digits: int  # of GPT-4's, the most in a word
+    digits: int  # the most in a word; 0: any number of them, after a space too
 
 
 PATTERNS = {
     "gpt2": Pattern(False, 0),
+    "gpt2-digits": Pattern(False, 1),
     "gpt4": Pattern(True, 3),
     "gpt4-digits": Pattern(True, 1),
 }
@@ -59,7 +60,7 @@ def _after(data, i):
     return i + _length(data[i])
 
 
-@jit
+@short_jit
 def _run(data, i, stop, classes, kind, most):
     """Where a run of at most so many characters of this class, which begins at i, ends."""
     while most > 0 and _class_at(data, i, stop, classes) == kind:
@@ -87,7 +88,7 @@ def _contraction(data, i, stop, ignores_case):
     return i + 3 if first == L and second == L else i
 
 
-@jit
+@short_jit
 def _white_space_end(data, i, stop, classes, ends_lines):
     """Where the white space at i ends: its last character belongs to what follows.
 
@@ -106,7 +107,7 @@ def _white_space_end(data, i, stop, classes, ends_lines):
     return last if kind != END and last > i else end
 
 
-@jit
+@short_jit
 def _gpt2_end(data, i, stop, classes):
     """'s|'t|'re|'ve|'m|'ll|'d| ?letters| ?numbers| ?others|white space"""
     end = _contraction(data, i, stop, False)
@@ -119,7 +120,19 @@ def _gpt2_end(data, i, stop, classes):
     return _white_space_end(data, i, stop, classes, False)
 
 
-@jit
+@short_jit
+def _number_end(data, i, stop, classes):
+    """Where the number at i, or all white space before a number, ends; i if there is neither."""
+    end, kind = i, _class_at(data, i, stop, classes)
+    if kind == NUMBER:
+        return _after(data, i)
+    while kind in (SPACE, NEWLINE):
+        end = _after(data, end)
+        kind = _class_at(data, end, stop, classes)
+    return end if kind == NUMBER else i
+
+
+@short_jit
 def _gpt4_end(data, i, stop, classes, digits):
     """Contractions, one character and letters, up to `digits` numbers, others and newlines, ..."""
     end = _contraction(data, i, stop, True)
@@ -146,6 +159,10 @@ def word_end(data, i, stop, classes, pattern):
     """
     if pattern.is_gpt4:
         return _gpt4_end(data, i, stop, classes, pattern.digits)
+    if pattern.digits:  # what is between numbers is split as a text of its own
+        end = _number_end(data, i, stop, classes)
+        if end > i:
+            return end
     return _gpt2_end(data, i, stop, classes)
 
 

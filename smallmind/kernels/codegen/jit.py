@@ -2,8 +2,9 @@
 
 `parallel_jit` for functions that Python calls and that run on all threads, `serial_jit` for those
 that run on one, `called_jit` for those that Python and kernels call, `threaded_jit` for those that
-several threads of Python run at a time, `jit` for those that only kernels call, `inline_jit` for
-bodies of their loops, `native` for those that kernels call through a symbol.
+several threads of Python run at a time, `jit` for those that only kernels call, `short_jit` for
+those that they call for every few bytes, `inline_jit` for bodies of their loops, `native` for those
+that kernels call through a symbol.
 """
 
 import functools
@@ -61,9 +62,12 @@ def _compiler(cache: type[KernelCache], **options: Any) -> Callable[[Callable[..
 
 
 called_jit = _compiler(KernelCache)
-threaded_jit = _compiler(KernelCache, nogil=True)
+# Without counting references to arrays: threads would wait for each other's atomic additions. Such
+# kernels can make no arrays, nor assign one to a slice of another.
+threaded_jit = _compiler(KernelCache, nogil=True, _nrt=False)
 # Compiles faster without the wrappers through which Python and C call it.
 jit = _compiler(KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+short_jit = _compiler(KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
 # Becomes part of its callers: constants among the arguments remove branches.
 inline_jit = _compiler(
     KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True

@@ -1,0 +1,35 @@
+"""Write a page about a run: what was trained on what, curves, samples, settings."""
+
+import argparse
+from pathlib import Path
+
+from smallmind import durable
+from smallmind.checks import InputError
+from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.flags import add_run, check_writable, run_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind report`."""
+    add_run(parser)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="file to write, which any browser opens; default: NAME.html in the working directory",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Writes the page. Only reads the run, which may be going."""
+    directory = run_of(options)
+    out = options.out or Path(f"{directory.resolve().name}.html")
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f"--out: {out} must end in .html")
+    check_writable("--out", out)
+    from smallmind.views.report import report
+
+    page = report(directory).encode("utf-8", "replace")
+    durable.write(out, [page])
+    Console().line(f"Wrote {format_bytes(len(page))} to {out}")
+    return 0

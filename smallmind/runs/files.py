@@ -1,0 +1,64 @@
+"""Names: of the files of a run, of runs, of their texts. Needs no NumPy."""
+
+import datetime
+from collections.abc import Sequence
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+
+from smallmind.checks import InputError, check_type
+
+RUNS = "runs"  # the directory of new runs, in the working directory
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+MODEL = "model.safetensors"
+SAMPLES = "samples.txt"
+PROFILE = "profile.json"  # of a run with enable_diagnostics
+TOKENIZER = "tokenizer.json"
+TEXT = "text.txt"  # written if the text was not a file
+FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, TOKENIZER, TEXT}
+MAX_PATH_CHARACTERS = 1000  # a longer string is a text
+
+Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None
+
+
+def newest_run(parent: str | PathLike[str] = RUNS) -> Path:
+    """The directory below parent whose run was created last. InputError if there is none."""
+    created: list[tuple[int, Path]] = []
+    for config in Path(parent).glob(f"*/{CONFIG}"):
+        with suppress(OSError):  # removed meanwhile
+            created.append((config.stat().st_mtime_ns, config.parent))
+    if not created:
+        raise InputError(f"{parent} holds no run; give RUN, the directory of one")
+    return max(created)[1]
+
+
+def default_directory(name: str) -> Path:
+    """runs/<date>-<name>, with a number appended if that exists."""
+    base = Path(RUNS) / f"{datetime.date.today().isoformat()}-{name}"
+    path, number = base, 2
+    while path.exists():
+        path = base.with_name(f"{base.name}-{number}")
+        number += 1
+    return path
+
+
+def paths_of(text: Text) -> list[str | PathLike[str]]:
+    """The paths that name a text; none for built-in stories."""
+    if text is None:
+        return []
+    paths = [text] if isinstance(text, str | PathLike) else list(text)
+    for path in paths:
+        check_type("text", path, str, PathLike)
+    return paths
+
+
+def name_of(text: Text) -> str:
+    """A short name for the text of some paths: that of the first."""
+    paths = paths_of(text)
+    return Path(paths[0]).stem if paths else "stories"
+
+
+def is_literal(text: Text) -> bool:
+    """Whether a string is a text itself rather than the path of one."""
+    return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)

@@ -1,0 +1,183 @@
+"""The page about a run: complete, self-contained, and not led astray by what is in the files."""
+
+import html.parser
+import itertools
+import json
+import re
+import shutil
+
+import pytest
+
+from smallmind import InputError, Run
+from smallmind.cli import main
+from smallmind.views import svg
+from smallmind.views.report import report, smoothed
+
+TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+FIELDS = {
+    "block_size": 16,
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "batch_size": 4,
+    "steps": 30,
+    "val_every": 10,
+    "val_batches": 2,
+    "sample_every": 10,
+    "warmup_steps": 5,
+    "log_every": 1,
+    "enable_diagnostics": True,
+    "check_gradient_health": True,
+    "diagnostic_interval": 10,
+}
+VOID = {"meta", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """The elements of a page, and its text; an element that is not closed in order is an error."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.open, self.elements, self.texts = [], [], []
+        self.feed(content)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.texts)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    run = Run.create(text=TEXT, out=tmp_path_factory.mktemp("report") / "cats & dogs", **FIELDS)
+    run.train()
+    return run
+
+
+@pytest.fixture
+def copy(finished, tmp_path):
+    return shutil.copytree(finished.path, tmp_path / "copy")
+
+
+def test_everything_about_a_run_is_on_the_page(finished):
+    content = report(finished.path)
+    page = Page(content)
+    titles = "Loss,Evaluations,Course of the run,What the model writes,Where the time went,Health"
+    for title in titles.split(","):
+        assert f"<h2>{title}</h2>" in content
+    assert "cats & dogs" in page.text and f"{finished.final.loss:.4f}" in page.text
+    assert finished.sample.strip() in html.unescape(content)
+    assert "2 earlier ones" in page.text and "matmul" in page.text
+    assert "model.n_embd" in page.text and finished.settings.training.optimizer in page.text
+    # Before, during and after: 3 of 3 evaluations, and one of them is the best.
+    assert content.count("<tr><td>10</td>") + content.count('<tr class="best"><td>10</td>') == 1
+    assert content.count('class="best"') == 1
+
+
+def test_the_page_needs_nothing_else(finished):
+    page = Page(report(finished.path))
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
+    for _, attributes in page.elements:
+        assert not {"src", "href", "onload", "onclick"} & set(attributes)
+    assert "http" not in report(finished.path).replace("http-equiv", "")
+
+
+def test_what_is_in_the_files_stays_text(copy):
+    evil = "</pre><script>alert(1)</script>"
+    with open(copy / "samples.txt", "a") as file:
+        file.write(f"--- step 31\n{evil}\n--- step {evil}\n{evil}\n")
+    with open(copy / "metrics.jsonl", "a") as file:
+        for record in (
+            {"step": 40, "loss": "high", "lr": None, "val_loss": [1], "findings": [evil, {}]},
+            {"step": 41, "warning": evil, "spike_step": "x", "findings": evil},
+            {"step": 42, "loss": 1e308, "val_loss": -1e308, "memory": 10**400},
+            {"step": 43, "final_loss": "low", "failure": {"a": evil}},
+            {"step": 10**30, "loss": float("inf"), "tokens_per_second": "fast"},
+        ):
+            file.write(json.dumps(record) + "\n")
+        file.write('{"step": 44, "lo')
+    (copy / "profile.json").write_text('{"rows": [{"path": [], "own": "x"}]}')
+    config = json.loads((copy / "config.json").read_text())
+    config["run"]["text"] = evil
+    (copy / "config.json").write_text(json.dumps(config))
+    page = Page(report(copy))
+    assert "script" not in {tag for tag, _ in page.elements} and evil in page.text
+
+
+@pytest.mark.parametrize(
+    "missing", ["samples.txt", "profile.json", "checkpoints", "model.safetensors"]
+)
+def test_what_is_missing_is_left_out(copy, missing):
+    path = copy / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    Page(report(copy))
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", '{"model": 3}', '{"format": 99}'])
+def test_a_directory_that_is_no_run_is_refused(copy, broken):
+    (copy / "config.json").write_text(broken)
+    with pytest.raises(InputError):
+        report(copy)
+    with pytest.raises(InputError, match="is not a run"):
+        report(copy / "checkpoints")
+
+
+def test_the_command_writes_the_page_and_leaves_the_run_alone(copy, tmp_path, monkeypatch, capsys):
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(copy)]) == 0
+    assert (tmp_path / "copy.html").read_text(encoding="utf-8") == report(copy)
+    assert "to copy.html" in capsys.readouterr().out
+    assert main(["report", str(copy), "--out", "other.txt"]) == 2
+    assert main(["report", str(copy), "--out", "missing/page.html"]) == 2
+    assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0, 1000), (1.2, 3.7), (-2, 5e-5), (1e-9, 2e-9), (1, 1e12)]
+)
+def test_ticks_are_round_numbers_inside_the_axis(low, high):
+    ticks = svg.ticks(low, high)
+    assert 2 <= len(ticks) <= 6
+    margin = 1e-9 * (high - low)
+    assert all(low - margin <= tick <= high + margin for tick in ticks)
+    (step,) = {f"{b - a:.4e}" for a, b in itertools.pairwise(ticks)}
+    assert step[:6] in ("1.0000", "2.0000", "5.0000")
+    assert len({svg.label(tick) for tick in ticks}) == len(ticks)
+
+
+def test_a_curve_of_any_length_stays_within_the_picture():
+    for count in (1, 2, 7, 100_000):
+        curve = svg.Curve("x", range(count), [(-1) ** i * i for i in range(count)])
+        drawing = svg.chart([curve], "step", "loss", "title")
+        assert len(drawing) < 20_000
+        (points,) = re.findall('points="([^"]*)"', drawing)
+        for point in points.split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= svg.WIDTH and 0 <= y <= svg.HEIGHT
+    nan = float("nan")
+    assert svg.chart([svg.Curve("x", [1, 2], [nan, nan])], "", "", "") == ""
+    assert svg.chart([], "", "", "") == ""
+    assert "stroke" not in svg.chart([svg.Curve("x", [1, 2], [nan, 3.0])], "", "", "")
+
+
+def test_smoothing_keeps_a_constant_and_follows_a_trend():
+    assert smoothed([2.0] * 5000) == pytest.approx([2.0] * 5000)
+    assert smoothed([1.0, 2.0, 4.0]) == [1.0, 2.0, 4.0]
+    trend = smoothed([float(i) for i in range(10_000)])
+    assert 9_900 < trend[-1] < 9_999
