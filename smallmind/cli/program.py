@@ -22,6 +22,7 @@ COMMANDS = {
     "import": ("import_", "make a run from a model of transformers or llama.cpp"),
     "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
+    "lessons": ("lessons", "list the lessons, and copy one to work on"),
 }
 
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
