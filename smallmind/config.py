@@ -191,8 +191,9 @@ def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> lis
     return [windows * (i + 1) // count - windows * i // count for i in range(count)]
 
 
-# Fields of TrainingConfig that do not change what a run learns: a resumed run may have others.
+# Settings that do not change what a run learns: a resumed run may have others.
 NEUTRAL = (
+    "tensorboard",
     "prefetch",
     "sample_every",
     "enable_diagnostics",
@@ -450,6 +451,9 @@ class RunConfig:
     )
     threads: int | None = setting(None, "threads; default: one per core", low=1)
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
+    tensorboard: bool = setting(
+        False, "write event files into the run too, for tensorboard --logdir runs"
+    )
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ holds the name, is synced too. Every file that must survive is written this way 
 2014, "All File Systems Are Not Created Equal").
 """
 
+import errno
 import os
 import re
 import secrets
@@ -103,6 +104,23 @@ def open_regular(path: str | PathLike[str], follow: bool = True) -> BinaryIO:
         os.close(file)
         raise ValueError("not a regular file")
     return os.fdopen(file, "rb")
+
+
+def open_to_append(path: Path) -> int:
+    """Opens a regular file to append to, which is made if it is missing -> its descriptor.
+
+    OSError for anything but a regular file.
+    """
+    # Does not wait if the file is a pipe, nor follow it if it is a link.
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file; remove it")
+    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    file = os.open(path, flags | sum(getattr(os, name, 0) for name in optional), 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "not a regular file; remove it")
+    return file
 
 
 def make_directory(path: str | PathLike[str]) -> None:

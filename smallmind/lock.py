@@ -8,6 +8,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
+from smallmind import durable
 from smallmind.checks import InputError
 
 try:
@@ -18,6 +19,7 @@ except ImportError:  # Windows
 NAME = ".lock"
 # Windows does not let others read a locked byte: lock one far past the process number.
 LOCKED_BYTE = 2**30
+CLOCKS = 60.0  # seconds by which the clock of a disk may differ from that of the system
 HOLDER = re.compile(r"([0-9]{1,20})(?: ([\w.-]{1,64}))?", re.ASCII)  # <process> <host>
 
 
@@ -103,6 +105,35 @@ class RunLock:
             ) from None
 
 
+def is_held(directory: str | PathLike[str]) -> bool | None:
+    """Whether a process holds the lock of a directory, seen from outside, without taking it.
+
+    None if that cannot be told: the process is on another host, or the disk was full.
+    """
+    path = Path(directory) / NAME
+    try:
+        # Not by locking it: a run that starts meanwhile would be refused.
+        with durable.open_regular(path, follow=False) as file:
+            match = _match(file.read(100))
+            locked = os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError):
+        return None
+    if not match or match[2] not in (None, socket.gethostname()):
+        return None
+    import psutil  # takes time to import
+
+    try:
+        holder = psutil.Process(int(match[1]))
+        # Another process may have its number by now.
+        return holder.status() != psutil.STATUS_ZOMBIE and holder.create_time() < locked + CLOCKS
+    except psutil.NoSuchProcess:
+        return False
+    except (psutil.Error, OverflowError):
+        return None
+
+
 def lock_file(file: int) -> None:
     """Locks an open file. BlockingIOError or PermissionError if another process holds it."""
     if os.name == "nt":
@@ -117,12 +148,16 @@ def lock_file(file: int) -> None:
 
 def _describe(content: bytes) -> str:
     """What a lock file says about its holder."""
-    match = HOLDER.fullmatch(content.decode("ascii", "replace"))
+    match = _match(content)
     if not match:
         return "another process"
     process, host = match.groups()
     is_here = host in (None, socket.gethostname())
     return f"process {process}" if is_here else f"process {process} on {host}"
+
+
+def _match(content: bytes) -> re.Match[str] | None:
+    return HOLDER.fullmatch(content.decode("ascii", "replace"))
 
 
 def _flags() -> int:

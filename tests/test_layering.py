@@ -24,7 +24,8 @@ LAYERS = [
     {"exchange"},
     {"training"},
     {"runs"},
-    {"lessons", "views"},
+    {"views"},
+    {"lessons"},
     {"cli"},
     {"__main__", "__init__"},
 ]

@@ -1,4 +1,7 @@
-"""Everything that is printed: lines, tables and the live line, at most 80 columns wide."""
+"""Everything that is printed: lines, tables and the live line, at most 80 columns wide.
+
+Only what lists or draws runs may be as wide as the terminal.
+"""
 
 import functools
 import os
@@ -9,8 +12,8 @@ import sys
 import textwrap
 import time
 import unicodedata
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from smallmind import activity
@@ -18,6 +21,7 @@ from smallmind.box import can_print
 from smallmind.live_line import LiveLine, fit
 
 WIDTH = 80
+GAP = "  "  # between columns
 INDENT = "  "  # of the second and later lines of a long one
 MARGIN = "  | "  # of quoted text
 SILENT = 60.0  # seconds after which a file gets a line about work that lasts
@@ -129,8 +133,7 @@ class Console:
 
         If they are too wide, the widest column is wrapped.
         """
-        # Takes time to import, which --help does not need.
-        from tabulate import tabulate
+        from tabulate import tabulate  # takes time to import, which --help does not need
 
         style = "rounded_outline" if can_print(self.stream, "╭─┬╮│") else "outline"
         align = ["left"] * (len(rows[0]) - 1) + ["right"]
@@ -138,10 +141,46 @@ class Console:
         self._clear()
         self._write(f"{title}\n{table}\n")
 
+    def columns(
+        self, heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]
+    ) -> None:
+        """Rows below their heads, without a box; columns are right-aligned but for those in left.
+
+        Nothing is wrapped: whoever calls this knows which columns may go.
+        """
+        rows = [[cell.replace("\n", " ") for cell in row] for row in rows]  # names of files
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines = []
+        for row in [heads, ["-" * width for width in widths], *rows]:
+            cells = [
+                cell.ljust(width) if head in left else cell.rjust(width)
+                for head, cell, width in zip(heads, row, widths, strict=True)
+            ]
+            lines.append(GAP.join(cells).rstrip())
+        self.drawing("\n".join(lines))
+
     def drawing(self, text: str) -> None:
         """Lines that are already laid out."""
         self._clear()
         self._write(text.rstrip() + "\n")
+
+    @contextmanager
+    def own_screen(self) -> Iterator[None]:
+        """A screen of its own for the length of the block, without a cursor; then the one before.
+
+        Only on a terminal that knows escape sequences.
+        """
+        self._emit("\x1b[?1049h\x1b[?25l\x1b[H\x1b[J")
+        try:
+            yield
+        finally:
+            self._emit("\x1b[?25h\x1b[?1049l")
+
+    def draw_screen(self, lines: Sequence[str]) -> None:
+        """Lines that replace those on the screen; what does not fit is cut."""
+        size = shutil.get_terminal_size()
+        shown = [_printable(line)[: size.columns] for line in lines[: size.lines - 1]]
+        self._emit("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
 
     def _clear(self) -> None:
         self._live.clear()
@@ -185,7 +224,12 @@ def error_line(text: str) -> None:
 
 def line_width() -> int:
     """The width of lines: that of the terminal, at most 80."""
-    return max(20, min(WIDTH, shutil.get_terminal_size().columns))
+    return min(WIDTH, full_width())
+
+
+def full_width() -> int:
+    """The width of tables and drawings that gain from a wide terminal; 80 without one."""
+    return max(20, shutil.get_terminal_size().columns)
 
 
 def wrap(text: str, width: int, indent: str = INDENT) -> str:
@@ -194,6 +238,12 @@ def wrap(text: str, width: int, indent: str = INDENT) -> str:
     for line in text.split("\n"):
         lines += [line] if len(line) <= width else _wrapper(width, indent).wrap(line)
     return "\n".join(lines)
+
+
+def shorten(name: str, width: int = 40) -> str:
+    """A name, with dots in its middle if it is longer than width."""
+    half, name = (width - 3) // 2, name.replace("\n", " ")
+    return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"
 
 
 def format_bytes(nbytes: int) -> str:

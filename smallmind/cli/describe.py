@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from smallmind.cli.console import Console
+from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import time_of_run
 from smallmind.config import CheckpointStrategy, ModelConfig, TrainingConfig
 from smallmind.nn.sizes import size_rows
@@ -30,6 +30,8 @@ def describe(console: Console, run: "Run") -> None:
         _describe_teacher(console, run.training.distillation)
     _describe_run(console, run)
     console.line(f"Directory: {run.path}")
+    if run.settings.run.tensorboard:
+        console.command("Watch it with:", ["tensorboard", "--logdir", str(run.path.parent)])
     if shortcoming := too_short(run.settings.training, has_begun=run.newest() is not None):
         console.warning(shortcoming)
 
@@ -178,9 +180,3 @@ def _optimizer_of(config: TrainingConfig) -> str:
     others = [name for name in rate_settings(config) if name != "learning_rate"]
     rates = [f"{name.replace('_', ' ')} {getattr(config, name):g}" for name in others]
     return ", ".join([config.optimizer, *rates])
-
-
-def shorten(name: str, width: int = 40) -> str:
-    """A name, with dots in its middle if it is longer than width."""
-    half = (width - 3) // 2
-    return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
-from smallmind.cli.console import Console
+from smallmind.box import can_print
+from smallmind.cli.console import Console, line_width
+from smallmind.cli.text_plot import BLOCKS, sparkline
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.progress import Progress
 from smallmind.training.records import (
@@ -22,6 +24,7 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
 )
+from smallmind.views.run_view import RunView
 
 if TYPE_CHECKING:
     from smallmind.runs.session import Run
@@ -33,6 +36,8 @@ MAX_CLIPPED = 0.1
 USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
+FEWEST_LOSSES = 4  # for a curve
+MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
 MAX_FINDINGS = 3  # lines about one problem at one step
 
 
@@ -172,6 +177,17 @@ SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
     HealthRecord: ProgressDisplay.show_health_record,
     InstructionSetRecord: ProgressDisplay.show_instruction_set,
 }
+
+
+def show_losses(console: Console, run: "Run") -> None:
+    """The training loss from the first step to the last, also of earlier sessions, in a line."""
+    losses = RunView(run.path, fields=("loss",)).curves["loss"].finite().smoothed().values
+    if len(losses) < FEWEST_LOSSES:
+        return
+    begin, end = f"Training loss: {losses[0]:.4f} ", f" {losses[-1]:.4f}"
+    ascii_only = not can_print(console.stream, BLOCKS)
+    room = max(MIN_SPARKLINE, line_width() - len(begin) - len(end))
+    console.line(begin + sparkline(losses, min(room, MAX_SPARKLINE), ascii_only) + end)
 
 
 def show_costs(console: Console, training: "Training") -> None:

@@ -5,7 +5,7 @@ import sys
 
 from smallmind import activity
 from smallmind.checks import InputError
-from smallmind.cli.console import Console
+from smallmind.cli.console import Console, shorten
 from smallmind.cli.flags import add_checkpoint, add_run, run_of
 
 
@@ -22,7 +22,6 @@ def run(options: argparse.Namespace) -> int:
     """Prints a table of the loss and what follows from it."""
     if options.run_flag and options.run_name and not options.text:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
-    from smallmind.cli.describe import shorten
     from smallmind.cli.display import floor_of_stories, format_perplexity, token_name
     from smallmind.corpus.preparation import Encoding
     from smallmind.exchange.format import find_foreign

@@ -70,7 +70,12 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
     )
     group.add_argument(
-        "--profile-json", metavar="FILE", help="the same, and write a trace for chrome://tracing"
+        "--profile-json", metavar="FILE", help="the same, and write a trace for ui.perfetto.dev"
+    )
+    group.add_argument(
+        "--profile-speedscope",
+        metavar="FILE",
+        help="the same, and write a profile for speedscope.app, as in run.speedscope.json",
     )
 
 
@@ -129,6 +134,20 @@ def add_run(parser: argparse.ArgumentParser, what: str = "directory of the run")
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
 
 
+def add_runs(
+    parser: argparse.ArgumentParser,
+    what: str = "directories of runs; default: the newest run in runs/",
+) -> None:
+    """RUN, several times, for `runs_of`."""
+    parser.add_argument(
+        "run_names",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help=what,
+    )
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """--checkpoint, as `smallmind.runs.loading.find` takes it."""
     parser.add_argument(
@@ -146,6 +165,15 @@ def run_of(options: argparse.Namespace) -> Path:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
     if named := options.run_name or options.run_flag:
         return Path(named)
+    return _newest()
+
+
+def runs_of(options: argparse.Namespace) -> list[Path]:
+    """The runs that a command names, each once, or the newest, which standard error then names."""
+    return list(dict.fromkeys(options.run_names)) or [_newest()]
+
+
+def _newest() -> Path:
     from smallmind.cli.console import Console
     from smallmind.runs.files import newest_run
 
@@ -231,7 +259,7 @@ def _either(words: list[str]) -> str:
 def neutral_of(options: argparse.Namespace) -> Fields:
     """The flags that do not change what a run learns, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in NEUTRAL}
-    if options.profile_wide or options.profile_json:
+    if options.profile_wide or options.profile_json or options.profile_speedscope:
         flags["enable_diagnostics"] = True
     return flags
 

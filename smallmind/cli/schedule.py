@@ -68,9 +68,9 @@ def run(options: argparse.Namespace) -> int:
     if not config.steps:
         raise InputError("steps=0 must be at least 1: there is no learning rate to show")
     if options.plot:
-        from smallmind.cli.plot import check_plot
+        from smallmind.cli.figures import check_figure
 
-        check_plot(options.plot)
+        check_figure("--plot", options.plot)
         check_writable("--plot", options.plot)
     _show(Console(), configs, errors, options.plot)
     return 0
@@ -143,7 +143,7 @@ def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool)
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.cli.plot import draw_curves
+    from smallmind.cli.figures import draw_curves
 
     steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
     curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}

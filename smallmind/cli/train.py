@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Trains and shows the progress -> exit status."""
     start = activity.clock()
-    if options.profile_json:
-        check_writable("--profile-json", Path(options.profile_json))
+    for flag in ("profile_json", "profile_speedscope"):
+        if file := getattr(options, flag):
+            check_writable(f"--{flag.replace('_', '-')}", Path(file))
     if options.resume:
         return _resume(options)
     if options.dry_run:
@@ -184,7 +185,7 @@ def _train(
 
 def _show_steps(console: Console, run: "Run") -> int:
     """Trains and shows each record -> exit status."""
-    from smallmind.cli.display import ProgressDisplay, show_costs, token_name
+    from smallmind.cli.display import ProgressDisplay, show_costs, show_losses, token_name
     from smallmind.cli.signals import stopping_on_signals
 
     token = token_name(run.training.tokenizer.kind)
@@ -193,6 +194,7 @@ def _show_steps(console: Console, run: "Run") -> int:
     with stopping_on_signals(run, console) as received, closing(run.steps()) as steps:
         for record in steps:
             progress.show(record)
+        show_losses(console, run)
         progress.show_health()
         show_costs(console, run.training)
     if not received:
@@ -210,7 +212,9 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
     from smallmind.memory.tracker import MemoryTracker
     from smallmind.training.profiler import TrainingProfiler
 
-    profiler = TrainingProfiler(keep_events=bool(options.profile_json))
+    profiler = TrainingProfiler(
+        keep_events=bool(options.profile_json or options.profile_speedscope)
+    )
     run.training.profiler = profiler
     tracker = MemoryTracker()
     tracker.snapshot("Before training")
@@ -224,6 +228,9 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
         if options.profile_json:
             profiler.save_trace(options.profile_json)
             console.line(f"Wrote the trace to {options.profile_json}")
+        if options.profile_speedscope:
+            profiler.save_speedscope(options.profile_speedscope)
+            console.line(f"Wrote the profile to {options.profile_speedscope}")
 
 
 def _suggested_prompt(text: str) -> str | None:

@@ -331,9 +331,9 @@ def cached_attention(out, qkv, keys, values, start, firsts=None):
 
 
 def split_heads(qkv, shape, width):
-    """qkv (B T, (H + 2 G) D), shape (B, H, T), width H D -> three views, of H, G and G heads.
+    """qkv (B T, (H + 2 G) D), shape (B, H, T), width H D -> views of the heads.
 
-    Each is (B, heads, T, D).
+    q is (B, H, T, D), k and v are (B, G, T, D).
     """
     B, H, T = shape
     heads = qkv.reshape(B, T, -1, width // H).transpose(0, 2, 1, 3)

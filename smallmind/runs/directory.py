@@ -1,13 +1,11 @@
 """The files of a run, in formats that other programs read."""
 
 import dataclasses
-import errno
 import json
 import os
 import platform
 import re
-import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +16,9 @@ from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.config import __version__
 from smallmind.lock import RunLock
+from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
+from smallmind.runs.event_file import PATTERN, EventFile
 from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
 from smallmind.runs.metrics_file import record_of
 from smallmind.settings import Settings
@@ -60,6 +60,7 @@ class RunDirectory:
         self._lock: RunLock | None = None
         self._files: list[Path] = []  # that belong to the run if `create` has claimed them
         self._directories: list[Path] = []  # that `create` made, innermost first
+        self._events: EventFile | None = None  # for TensorBoard, if that was asked for
         self._unwritten = b""  # lines of the metrics that are not on disk yet
         self._in_line = False  # the metrics on disk end within a line, which `_unwritten` continues
 
@@ -124,7 +125,7 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Removes the files and directories that `create` made, and unlocks the directory."""
-        for file in self._files:
+        for file in [*self._files, *([self._events.path] if self._events else [])]:
             with suppress(OSError):
                 file.unlink()
         self.unlock()
@@ -134,7 +135,7 @@ class RunDirectory:
         self._files, self._directories = [], []
 
     def save_config(self, config: SavedConfig) -> None:
-        """Writes settings, hashes and the versions that the run was made with."""
+        """Writes settings, hashes, the size and the versions that the run was made with."""
         fields = {
             **config.settings.to_dict(),
             "text_sha256": config.text_sha256,
@@ -142,6 +143,7 @@ class RunDirectory:
             "initial_sha256": config.initial_sha256,
             "imported": config.imported,
             "extended_after": config.extended_after,
+            "parameters": declare_parameters(config.settings.model).count,  # for who looks at runs
             "smallmind": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
@@ -183,12 +185,36 @@ class RunDirectory:
 
     def log(self, record: Record) -> None:
         """Appends a line to the metrics; while the disk is full, keeps it for the next call."""
-        self._unwritten += json.dumps(dataclasses.asdict(record)).encode() + b"\n"
+        fields = dataclasses.asdict(record)
+        self._unwritten += json.dumps(fields).encode() + b"\n"
         try:
             self.flush()
         except OSError as error:
             self.problems.append(
                 f"{METRICS} cannot be written, the next record tries again: {error.strerror}"
+            )
+        if self._events:
+            self._add_event(fields)
+
+    def begin_events(self, step: int) -> None:
+        """From now on `log` also writes an event file, of a session that starts after a step.
+
+        The first one of a run gets its earlier records too.
+        """
+        is_first = not any(self.path.glob(PATTERN))
+        self._events = EventFile(self.path, 0 if is_first else step)
+        if is_first:
+            for record in filter(None, map(_record, self._metrics())):
+                self._add_event(record)
+
+    def _add_event(self, record: Mapping[str, Any]) -> None:
+        assert self._events
+        try:
+            self._events.add(record)
+        except OSError as error:
+            self.problems.append(
+                f"{self._events.path.name} cannot be written, the next record tries again: "
+                f"{error.strerror}"
             )
 
     def flush(self) -> None:
@@ -197,7 +223,7 @@ class RunDirectory:
         with durable.naming(path):
             if not path.exists():
                 self.problems.append(f"{METRICS} was removed; its earlier records are lost")
-            file = _open_to_append(path)
+            file = durable.open_to_append(path)
             try:
                 if not self._in_line and not _ends_with_line(file):
                     self._unwritten, self._in_line = b"\n" + self._unwritten, True
@@ -338,19 +364,6 @@ class RunDirectory:
 def _new_files(with_text: bool) -> list[str]:
     """What a new run may not find in its directory."""
     return [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([TEXT] if with_text else [])]
-
-
-def _open_to_append(path: Path) -> int:
-    # Does not wait if the file is a pipe, nor follow it if it is a link.
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise OSError(errno.EINVAL, "not a regular file; remove it")
-    optional = ("O_NONBLOCK", "O_NOFOLLOW", "O_BINARY")
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-    file = os.open(path, flags | sum(getattr(os, name, 0) for name in optional), 0o666)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "not a regular file; remove it")
-    return file
 
 
 def _ends_with_line(file: int) -> bool:

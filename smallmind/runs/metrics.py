@@ -55,7 +55,7 @@ def read_metrics(run: Path) -> MetricsTable:
     """
     file = MetricsFile(run / METRICS)
     try:
-        records = file.read()
+        records = list(file.read())
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{run} is not a run: cannot read its {METRICS}: {reason}") from None

@@ -495,6 +495,8 @@ class Run:
                 newest = reopened(newest)
             step = newest.step if newest else 0
             self.directory.cut_metrics(step)
+            if self.settings.run.tensorboard:
+                self.directory.begin_events(step)
             yield from self._warnings(step)
             with BackgroundSaver(self.path, config.keep) as saver:
                 records = training.steps(config, newest, saver=saver)

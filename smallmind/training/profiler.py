@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import sys
 import threading
@@ -16,12 +17,16 @@ import numpy as np
 
 from smallmind import box
 from smallmind.activity import clock_ns
+from smallmind.config import __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 
 TITLE = "TRAINING PERFORMANCE REPORT"
 WIDTHS = [28, 10, 8, 6, 7]  # of the columns
 MAX_EVENTS = 1_000_000  # of a trace: more are too many for a browser
+
+
+_Event = tuple[str, int, int, int, int]  # name, start, elapsed nanoseconds, bytes, thread
 
 
 @dataclass(frozen=True)
@@ -110,13 +115,13 @@ class TrainingProfiler:
 
     The same name in two places gives two rows. All time is counted once, in the innermost scope, so
     that percentages add to 100. With `enabled=False` nothing is measured. `keep_events` keeps every
-    scope for `save_trace`.
+    scope for `save_trace` and `save_speedscope`.
     """
 
     def __init__(self, enabled: bool = True, keep_events: bool = False) -> None:
         self.enabled = enabled
         self._roots: list[_Node] = []
-        self._events: list[tuple[str, int, int, int, int]] | None = [] if keep_events else None
+        self._events: list[_Event] | None = [] if keep_events else None
         self._dropped = 0
         self._stack = _Stack(self)
 
@@ -201,20 +206,17 @@ class TrainingProfiler:
 
         ValueError if the profiler does not keep events.
         """
-        if self._events is None:
-            raise ValueError("a trace needs TrainingProfiler(keep_events=True)")
-        begin = min((event[1] for event in self._events), default=0)
         events = [
             {
                 "name": name,
                 "ph": "X",  # an event with a duration
-                "ts": (start - begin) / 1e3,
+                "ts": start / 1e3,
                 "dur": elapsed / 1e3,
                 "pid": os.getpid(),
                 "tid": thread,
                 "args": {"bytes": nbytes} if nbytes else {},
             }
-            for name, start, elapsed, nbytes, thread in self._events
+            for name, start, elapsed, nbytes, thread in self._kept_events()
         ]
         trace = {
             "traceEvents": events,
@@ -222,6 +224,74 @@ class TrainingProfiler:
             "otherData": {"events left out": self._dropped},
         }
         Path(path).write_text(json.dumps(trace) + "\n", encoding="utf-8")
+
+    def save_speedscope(self, path: str | PathLike[str]) -> None:
+        """Writes every scope in the format of speedscope.app, a profile for each thread.
+
+        ValueError if the profiler does not keep events.
+        """
+        threads: dict[int, list[_Event]] = {}
+        for event in self._kept_events():
+            threads.setdefault(event[-1], []).append(event)
+        frames: dict[str, int] = {}  # name -> its number
+        profiles = [
+            {
+                "type": "evented",
+                "name": f"thread {number}",
+                "unit": "nanoseconds",
+                "startValue": 0,
+                "endValue": max(start + elapsed for _, start, elapsed, _, _ in events),
+                "events": list(_opened_and_closed(events, frames)),
+            }
+            for number, events in enumerate(threads.values(), 1)
+        ]
+        file = {
+            "$schema": "https://www.speedscope.app/file-format-schema.json",
+            "name": Path(path).name,
+            "exporter": f"smallmind@{__version__}",
+            "activeProfileIndex": 0,
+            "shared": {"frames": [{"name": name} for name in frames]},
+            "profiles": profiles,
+        }
+        Path(path).write_text(json.dumps(file) + "\n", encoding="utf-8")
+
+    def _kept_events(self) -> list[_Event]:
+        """Every scope that was left, inner ones first, in nanoseconds since the first began."""
+        if self._events is None:
+            raise ValueError("a trace needs TrainingProfiler(keep_events=True)")
+        begin = min((event[1] for event in self._events), default=0)
+        return [
+            (name, start - begin, elapsed, nbytes, thread)
+            for name, start, elapsed, nbytes, thread in self._events
+        ]
+
+
+def _opened_and_closed(
+    events: list[_Event], frames: dict[str, int]
+) -> Iterator[dict[str, str | int]]:
+    """The scopes of a thread as they opened and closed, with the numbers of their frames.
+
+    New names get a number in `frames`.
+    """
+    still_open: list[tuple[int, int]] = []  # the end of a scope and its frame, outermost first
+
+    def close(until: float) -> Iterator[dict[str, str | int]]:
+        while still_open and still_open[-1][0] <= until:
+            end, frame = still_open.pop()
+            yield {"type": "C", "frame": frame, "at": end}
+
+    # A scope that began and ended with another is outside of it if it was left later.
+    numbered = list(enumerate(events))
+    for _, (name, start, elapsed, _, _) in sorted(
+        numbered, key=lambda pair: (pair[1][1], -pair[1][2], -pair[0])
+    ):
+        yield from close(start)
+        frame = frames.setdefault(name, len(frames))
+        # Never longer than what it is in: an interrupt may keep inner scopes from closing in order.
+        end = min(start + elapsed, still_open[-1][0]) if still_open else start + elapsed
+        yield {"type": "O", "frame": frame, "at": start}
+        still_open.append((end, frame))
+    yield from close(math.inf)
 
 
 def _collect(rows: list[ProfileRow], parents: list[_Node], path: tuple[str, ...]) -> None:

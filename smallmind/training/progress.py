@@ -20,7 +20,7 @@ class Progress:
 
     def __init__(self, steps: int, stream: TextIO | None) -> None:
         self.steps = steps
-        self._marks = BAR if stream is not None and can_print(stream, BAR) else ASCII_BAR
+        self._stream = stream
         self._record: StepRecord | None = None  # the newest
         self._first: StepRecord | None = None  # of this process
         self._held_out = ""
@@ -44,9 +44,7 @@ class Progress:
         on, by default the newest that has ended, and `so_far` how far it is, if it takes long:
         "17%, 0:12 left".
         """
-        full, empty = tuple(self._marks)
-        done = round(BAR_WIDTH * min(1, self._step / max(1, self.steps)))
-        bar = full * done + empty * (BAR_WIDTH - done)
+        bar = draw_bar(self._step / max(1, self.steps), self._stream)
         return self._variants(self._step if step is None else step, so_far, bar, self._held_out)
 
     @property
@@ -74,6 +72,13 @@ class Progress:
             f"{step}/{self.steps}{done}  {record.loss:.4f}  {end}",
             f"{step}{done}  {record.loss:.4f}  {duration(left)}",
         )
+
+
+def draw_bar(share: float, stream: TextIO | None) -> str:
+    """A bar of BAR_WIDTH characters, full for a share of 1, that a stream can print."""
+    full, empty = tuple(BAR if stream is not None and can_print(stream, BAR) else ASCII_BAR)
+    done = round(BAR_WIDTH * min(1.0, share))
+    return full * done + empty * (BAR_WIDTH - done)
 
 
 def _joined(*parts: str) -> str:

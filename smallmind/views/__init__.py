@@ -1,1 +1,1 @@
-"""What people look at: curves, reports, a run while it trains. Nothing here writes to a run."""
+"""Runs seen from outside: read while they train, without a lock, and never written to."""

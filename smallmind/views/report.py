@@ -6,8 +6,7 @@ The page needs nothing else: no script, and no file from elsewhere.
 import dataclasses
 import html
 import json
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from smallmind.runs.files import CONFIG, PROFILE, SAMPLES, name_of
 from smallmind.runs.metrics import read_metrics
 from smallmind.settings import SECTIONS, Settings
 from smallmind.views import svg
+from smallmind.views.curve import Curve
 
 SHOWN = 12  # evaluations in the table
 DOTS = 40  # evaluations up to which each is a dot
@@ -166,9 +166,9 @@ def _loss(run: _Run) -> str:
     x, y = _column(run.rows, "loss")
     evaluated_x, evaluated_y = _column(run.rows, "val_loss")
     curves = [
-        svg.Curve("every step", x, y, 0, faint=True),
-        svg.Curve("training loss, smoothed", x, smoothed(y), 0),
-        svg.Curve("held-out loss", evaluated_x, evaluated_y, 1, dots=len(evaluated_x) <= DOTS),
+        svg.Line("every step", x, y, 0, faint=True),
+        svg.Line("training loss, smoothed", x, _smoothed(y), 0),
+        svg.Line("held-out loss", evaluated_x, evaluated_y, 1, dots=len(evaluated_x) <= DOTS),
     ]
     drawing = svg.chart(curves, "step", "nats per token", "Training and held-out loss by step")
     return _section("Loss", drawing and _legend(curves) + drawing)
@@ -215,9 +215,9 @@ def _course(run: _Run) -> str:
     ):
         x, y = _column(run.rows, name)
         y = [value / 1e6 for value in y] if name == "memory" else y
-        curves = [svg.Curve(title, x, y, 0, faint=name == "grad_norm")]
+        curves = [svg.Line(title, x, y, 0, faint=name == "grad_norm")]
         if name == "grad_norm":
-            curves.append(svg.Curve(title, x, smoothed(y), 0))
+            curves.append(svg.Line(title, x, _smoothed(y), 0))
         from_zero = name not in ("lr", "grad_norm")
         if drawing := svg.chart(curves, "step", unit, f"{title} by step", from_zero):
             parts.append(f"<h3>{title}</h3>{drawing}")
@@ -338,21 +338,14 @@ def _settings(run: _Run) -> str:
     )
 
 
-def smoothed(values: Sequence[float], about: int = 200) -> list[float]:
-    """The running mean of the last values, a share of all of them so that `about` are distinct."""
-    span = max(1, len(values) // about)
-    decay, total, weight, result = 1 - 1 / span, 0.0, 0.0, []
-    for value in values:
-        if _is_number(value):
-            total, weight = decay * total + value, decay * weight + 1
-        result.append(total / weight if weight else math.nan)
-    return result
-
-
-def _column(rows: list[dict[str, Any]], name: str) -> tuple[list[float], list[float]]:
+def _column(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """The steps with a value in a column, and the values."""
     found = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
     return [step for step, _ in found], [value for _, value in found]
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    return Curve(range(len(values)), values, values).smoothed(len(values) // 100).values
 
 
 def _parameters(run: _Run) -> int:
@@ -370,7 +363,7 @@ def _spread(items: list[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def _legend(curves: Iterable[svg.Curve]) -> str:
+def _legend(curves: Iterable[svg.Line]) -> str:
     keys = "".join(
         f'<span><span class="key c{curve.colour}"></span>{_text(curve.name)}</span>'
         for curve in curves

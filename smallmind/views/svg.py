@@ -1,12 +1,15 @@
 """Line charts as SVG, for a page that says what the classes look like: see STYLE."""
 
 import html
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from smallmind.views.axis import format_tick, ticks
+from smallmind.views.curve import Curve
+
 WIDTH, HEIGHT = 720, 270
 LEFT, RIGHT, TOP, BOTTOM = 80, 16, 14, 46
+TICKS = 5
 POINTS = 500  # of a curve at most: more are not seen
 COLOURS = 6
 LARGEST = 1e30  # larger numbers are left out
@@ -32,11 +35,11 @@ svg.chart .faint { stroke-width: 1; opacity: 0.35; }
 
 
 @dataclass(frozen=True)
-class Curve:
+class Line:
     """y over x, both of one length; values that are not finite are left out."""
 
     name: str
-    x: Sequence[float]
+    x: Sequence[int]
     y: Sequence[float]
     colour: int = 0
     faint: bool = False  # behind the others, and not in the legend
@@ -44,13 +47,14 @@ class Curve:
 
 
 def chart(
-    curves: Sequence[Curve], x_label: str, y_label: str, title: str, from_zero: bool = False
+    curves: Sequence[Line], x_label: str, y_label: str, title: str, from_zero: bool = False
 ) -> str:
     """The SVG of curves over one axis, "" if there is nothing to draw; title is read aloud."""
     drawn = [(curve, x, y) for curve in curves for x, y in [_finite(curve)] if x]
     if not drawn:
         return ""
-    left, right = min(min(x) for _, x, _ in drawn), max(max(x) for _, x, _ in drawn)
+    left: float = min(min(x) for _, x, _ in drawn)
+    right: float = max(max(x) for _, x, _ in drawn)
     low, high = _range([value for _, _, y in drawn for value in y])
     low = 0.0 if from_zero else low
     high = high if high > low else low + 1
@@ -66,23 +70,24 @@ def chart(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{html.escape(title)}">'
     ]
-    for tick in ticks(low, high):
+    for tick in ticks(low, high, TICKS):
         y = place(left, tick).split(",")[1]
         parts.append(f'<path class="grid" d="M{LEFT},{y} H{WIDTH - RIGHT}"/>')
         parts.append(
-            f'<text x="{LEFT - 8}" y="{y}" dy="0.32em" text-anchor="end">{label(tick)}</text>'
+            f'<text x="{LEFT - 8}" y="{y}" dy="0.32em" text-anchor="end">{format_tick(tick)}</text>'
         )
-    for tick in ticks(left, right):
+    for tick in ticks(left, right, TICKS):
         x = place(tick, low).split(",")[0]
         bottom = HEIGHT - BOTTOM + 18
-        parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{label(tick)}</text>')
+        parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{format_tick(tick)}</text>')
     parts.append(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
         f'{html.escape(x_label)}</text><text x="2" y="{HEIGHT - 4}">{html.escape(y_label)}</text>'
     )
     for curve, xs, ys in sorted(drawn, key=lambda item: not item[0].faint):
         colour = f"c{curve.colour % COLOURS}"
-        points = [place(*point) for point in zip(*_thinned(xs, ys), strict=True)]
+        thin = Curve(xs, xs, ys).thinned(POINTS)
+        points = [place(*point) for point in zip(thin.steps, thin.values, strict=True)]
         kind = f"curve {'faint ' * curve.faint}{colour}"
         parts.append(f'<polyline class="{kind}" points="{" ".join(points)}"/>')
         if curve.dots or len(points) == 1:
@@ -94,30 +99,7 @@ def chart(
     return "".join([*parts, "</svg>"])
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from low to high."""
-    least = (high - low) / about
-    unit = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least)
-    first = math.ceil(low / step - 1e-9)
-    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def label(value: float) -> str:
-    """A number on an axis: 0.25, 1.5k, 2M, 3e-05."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size < 1e-3:
-        return f"{value:.2g}"
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= limit:
-            unit = 1e3 if letter == "k" else limit
-            return f"{value / unit:.4g}{letter}"
-    return f"{value:.4g}"
-
-
-def _finite(curve: Curve) -> tuple[list[float], list[float]]:
+def _finite(curve: Line) -> tuple[list[int], list[float]]:
     pairs = [
         (x, y)
         for x, y in zip(curve.x, curve.y, strict=True)
@@ -135,16 +117,3 @@ def _range(values: list[float]) -> tuple[float, float]:
         high = usual + (usual - low)
     margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
     return low - margin, high + margin
-
-
-def _thinned(x: list[float], y: list[float]) -> tuple[list[float], list[float]]:
-    """At most POINTS points: of each stretch the lowest and the highest, in order."""
-    if len(x) <= POINTS:
-        return x, y
-    kept = []
-    stretches = POINTS // 2
-    for i in range(stretches):
-        indices = range(len(x) * i // stretches, len(x) * (i + 1) // stretches)
-        low, high = min(indices, key=y.__getitem__), max(indices, key=y.__getitem__)
-        kept += sorted({low, high})
-    return [x[i] for i in kept], [y[i] for i in kept]

@@ -191,8 +191,9 @@ def assert_refused(capsys, arguments, message):
 
 
 def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
-    trace = tmp_path / "trace.json"
-    flags = ["--profile", "--profile-json", str(trace), "--out", str(tmp_path / "run")]
+    trace, scope = tmp_path / "trace.json", tmp_path / "run.speedscope.json"
+    flags = ["--profile-json", str(trace), "--profile-speedscope", str(scope)]
+    flags += ["--out", str(tmp_path / "run")]
     assert main(["train", text, *SMALL, *flags]) == 0
     printed = capsys.readouterr().out
     boxes = [line for line in printed.splitlines() if line[:1] in "╔║╠╟╚" and line]
@@ -216,6 +217,11 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
     assert f"Wrote the trace to {trace}" in flat(printed)
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
+    assert f"Wrote the profile to {scope}" in flat(printed)
+    profile = json.loads(scope.read_text(encoding="utf-8"))
+    number = [frame["name"] for frame in profile["shared"]["frames"]].index("OptimizerStep")
+    opened = [(event["type"], event["frame"]) for event in profile["profiles"][0]["events"]]
+    assert opened.count(("O", number)) == opened.count(("C", number)) == 30
 
 
 def without(flags, name):
@@ -511,6 +517,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
         (["train", text, "--out", str(run)], "already holds a run"),
         (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
         (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot write"),
+        (["train", text, "--profile-speedscope", str(tmp_path / "no" / "t")], "--profile-speedsc"),
         (
             ["train", text, "--steps", "5", "--epochs", "2"],
             "--steps and --epochs both set the length",

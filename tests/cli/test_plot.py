@@ -1,63 +1,176 @@
-"""The plot of `smallmind schedule --plot`, read back from what was drawn."""
+"""`smallmind plot`: in the terminal, and to files that are read back."""
+
+import os
+import shutil
 
 import pytest
 
-from smallmind.cli import main
-from smallmind.cli.plot import draw_curves
+from smallmind.cli import figures, main
+from tests.cli.test_cli import assert_refused, flat
+from tests.faults.test_consoles import Recorded
+from tests.test_old_runs import OLD_RUNS
+from tests.views.written import append, evaluation, rollback, step, write
 
-figure = pytest.importorskip("matplotlib.figure")
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, slowness in (("one", 1), ("two", 3)):
+        records = []
+        for n in range(10, 201, 10):
+            records.append(step(n, elapsed_seconds=n * slowness))
+            records += [evaluation(n, slowness + 0.5 + slowness / n)] * (n % 50 == 0)
+        write(tmp_path / "runs" / name, *records)
+    os.utime("runs/one/config.json", (10**9, 10**9))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+    """What `smallmind plot` prints on both outputs, in a terminal of some size."""
+
+    def show(*arguments, columns=80, lines=40, status=0):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("LINES", str(lines))
+        capsys.readouterr()
+        assert main(["plot", *map(str, arguments)]) == status
+        return capsys.readouterr()
+
+    return show
+
+
+def test_the_newest_run_is_drawn_if_none_is_named(runs, show):
+    printed = show()
+    assert "The newest run is runs/two" in printed.err
+    assert printed.out.startswith("runs/two: training 1.0001, held-out 3.5150\n")
+    titles = [line for line in printed.out.splitlines() if line[:1].isupper()]
+    assert titles == [
+        "Loss (nats per token); line: training, smoothed; o: held-out",
+        "Learning rate",
+        "Gradient norm, smoothed",
+    ]
+    assert printed.out.count("o", printed.out.index("held-out", 50) + 8) >= 4
+    assert flat(printed.out).endswith("0 50 100 150 200 steps")
+
+
+def test_several_runs_have_letters(runs, show):
+    printed = show("runs/one", "runs/two").out
+    assert (
+        "A runs/one: " in printed and "B runs/two: " in printed and "letters: held-out" in printed
+    )
+    panels = printed.split("\n\n")
+    assert panels[1].count("A") >= 4 <= panels[1].count("B")
+    for panel in panels[2:]:  # equal curves: at different places
+        assert panel.count("A") == panel.count("B") == 1
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "utf-8"])
+def test_a_drawing_fits_the_width_in_every_encoding(runs, monkeypatch, columns, encoding):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Recorded(encoding, is_terminal=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stream)
+        assert main(["plot", "runs/one", "runs/two", "--x", "time"]) == 0
+    shown = stream.shown()
+    assert max(map(len, shown.splitlines())) == columns and "?" not in shown
+    assert any("\u2801" <= c <= "\u28ff" for c in shown) == (encoding == "utf-8")
+    assert flat(shown).endswith("minutes of training")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"), [(100, "seconds"), (301, "minutes"), (20_000, "hours")]
+)
+def test_times_are_in_a_unit_that_suits_them(tmp_path, show, seconds, unit):
+    write(tmp_path / "run", step(1, elapsed_seconds=seconds / 2), step(2, elapsed_seconds=seconds))
+    assert f"{unit} of training" in show(tmp_path / "run", "--x", "time").out
+
+
+def test_a_run_that_is_going_was_killed_or_is_old_is_drawn(runs, show):
+    append(runs / "one", rollback(150, 205), end='{"step": 1')
+    assert flat(show("runs/one").out).endswith("0 50 100 150 steps")
+    for name in ("float32", "muon"):
+        assert "held-out 3.7" in show(OLD_RUNS / name).out or name == "muon"
+    write(runs / "early", step(1))  # one point, no evaluation
+    assert "training 3.85" in show("runs/early").out
+
+
+def test_a_run_without_steps_is_refused(runs, show, capsys):
+    write(runs / "begun")
+    message = "runs/begun has logged no step yet: wait for its first ones"
+    assert_refused(capsys, ["plot", "runs/begun"], message)
+    printed = show("runs/one", "runs/begun").out
+    assert "A runs/one: " in printed and "B runs/begun\n" in printed
+
+
+def test_a_drawing_is_no_higher_than_a_terminal_of_usual_size(runs, show):
+    for lines in (36, 50):
+        assert show("runs/one", lines=lines).out.count("\n") < lines
+    assert show("runs/one", lines=5).out.count("\n") < 36
 
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The panels of every figure that is saved: title -> xs and ys."""
-    panels: list[dict] = []
+    """The figures that are saved."""
+    figure = pytest.importorskip("matplotlib.figure")
+    saved = []
     save = figure.Figure.savefig
 
     def savefig(self, *arguments, **settings):
-        panels.append(
-            {
-                panel.get_title("left"): panel.lines[0].get_data()
-                for panel in self.axes
-                if panel.axison
-            }
-        )
+        saved.append(self)
         save(self, *arguments, **settings)
 
     monkeypatch.setattr(figure.Figure, "savefig", savefig)
-    return panels
+    return saved
 
 
-def test_every_curve_gets_a_panel_and_the_file_is_a_picture(tmp_path, drawn, capsys):
-    file = tmp_path / "curves.png"
-    assert (
-        main(
-            [
-                "schedule",
-                "--recipe",
-                "gpt2",
-                "--min-lr",
-                "0",
-                "--steps",
-                "5000",
-                "--plot",
-                str(file),
-            ]
-        )
-        == 0
+@pytest.mark.parametrize(("suffix", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_a_file_has_three_panels_over_one_axis(runs, drawn, show, suffix, begin):
+    printed = show("runs/one", "runs/two", "--out", f"loss.{suffix}", "--x", "time")
+    assert printed.out == "" and printed.err == f"Wrote the plot to loss.{suffix}\n"
+    with open(f"loss.{suffix}", "rb") as file:
+        assert file.read(5).startswith(begin[:4])
+    loss, rate, norm = drawn[0].axes
+    assert [axis.get_ylabel() for axis in drawn[0].axes] == [
+        "loss (nats per token)",
+        "learning rate",
+        "gradient norm",
+    ]
+    assert norm.get_xlabel() == "minutes of training"
+    lines = {line.get_label(): line for line in loss.lines}
+    held_out = lines["runs/two: held-out"]
+    assert list(held_out.get_xdata()) == [2.5, 5.0, 7.5, 10.0]
+    assert held_out.get_ydata()[-1] == pytest.approx(3.515)
+    assert lines["runs/one: training, smoothed"].get_color() != held_out.get_color()
+    assert list(rate.lines[0].get_ydata()) == [1e-3] * 20
+
+
+def test_a_spike_does_not_flatten_the_rest(tmp_path, drawn, show):
+    spiked = [step(n, loss=5000.0 if n == 150 else None) for n in range(1, 301)]
+    run = write(tmp_path / "run", *spiked)
+    show(run, "--out", tmp_path / "loss.png")
+    raw = max(drawn[0].axes[0].lines, key=lambda line: max(line.get_ydata()))
+    assert max(raw.get_ydata()) == 5000 > drawn[0].axes[0].get_ylim()[1]
+
+
+def test_without_matplotlib_it_draws_in_the_terminal_and_says_so(runs, show, monkeypatch):
+    monkeypatch.setattr(figures, "has_matplotlib", lambda: False)
+    printed = show("runs/one", "--out", "loss.png", status=1)
+    assert "Learning rate" in printed.out and not os.path.exists("loss.png")
+    assert flat(printed.err) == (
+        "loss.png was not written: that needs matplotlib: python -m pip install matplotlib"
     )
-    assert file.read_bytes().startswith(b"\x89PNG")
-    assert f"Wrote the plot to {file}" in " ".join(capsys.readouterr().out.split())
-    names = ["constant", "cosine", "one-cycle", "linear", "step", "wsd", "plateau"]
-    assert list(drawn[0]) == names
-    for xs, ys in drawn[0].values():
-        assert xs[0] == 1 and xs[-1] == 5000 and 1000 < len(xs) <= 2001
-        assert max(ys) == pytest.approx(1e-3, rel=0.01)
-    assert drawn[0]["linear"][1][-1] < 1e-6
 
 
-def test_one_curve_can_be_plotted_alone(tmp_path, drawn):
-    draw_curves({"line": ([1, 2, 3], [3.0, 2.0, 5.0])}, "x", "y", tmp_path / "line.svg")
-    xs, ys = drawn[0]["line"]
-    assert list(xs) == [1, 2, 3] and list(ys) == [3.0, 2.0, 5.0]
-    assert (tmp_path / "line.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+def test_wrong_files_and_runs_are_refused(runs, capsys, tmp_path):
+    shutil.copytree(runs / "one", tmp_path / "copy")
+    for arguments, message in [
+        (
+            ["runs/one", "--out", "loss.txt"],
+            "--out: the name loss.txt must end in .png, .pdf, .svg",
+        ),
+        (["runs/one", "--out", "no/loss.png"], "cannot write no/loss.png"),
+        (["none"], "none is not a directory; give that of a run"),
+        (["runs"], "runs is not a run"),
+    ]:
+        assert_refused(capsys, ["plot", *arguments], message)

@@ -21,7 +21,7 @@ from smallmind.corpus.tokens import TokensOnDisk
 from smallmind.lock import RunLock
 from smallmind.runs import assembly, source
 from smallmind.settings import Settings
-from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer
+from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer, tokenizer_json
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from tests.corpus.reading import written
 from tests.corpus.writing import contents
@@ -144,7 +144,14 @@ def test_the_whole_text_is_encoded_as_its_tokens_are_in_other_programs(tmp_path,
     assert len(found.held_out) == len(found.tokens) // 10
 
 
-SPECIAL = [(), (END,), (END, "<|end", "a b"), ("ab", "b ", " a", "1!a", "!a 1"), ("a ll", "ll'b")]
+SPECIAL = [
+    (),
+    (END,),
+    (END, "<|end", "a b"),
+    ("ab", "b ", " a", "1!a", "!a 1"),
+    ("a ll", "ll'b"),
+    ("\xe9 \uac01", "\uac01!", "\u1100"),
+]
 PARTS = [
     "a",
     "b ",
@@ -161,6 +168,10 @@ PARTS = [
     "<|endoftext|",
     "1!a",
     ">",
+    "e\u0301",
+    "\u1100",
+    "\u1161",
+    "\u11a8",
 ]
 
 
@@ -168,15 +179,20 @@ PARTS = [
 @given(
     st.lists(st.sampled_from(PARTS), max_size=30).map("".join),
     st.lists(st.integers(1, 20), max_size=30),
-    st.sampled_from(["gpt2", "gpt4"]),
+    st.sampled_from(list(tokenizer_json.PATTERNS)),
     st.sampled_from(SPECIAL),
+    st.integers(0, 3),
+    st.sampled_from([None, "NFC"]),
     st.integers(1, 6),
 )
-@example("a" * 9 + END, [21, 1], "gpt2", (END,), 5)
-def test_a_text_in_chunks_has_the_tokens_of_the_whole(text, sizes, split, special, chunk):
+@example("a" * 9 + END, [21, 1], "gpt2", (END,), 0, None, 5)
+def test_a_text_in_chunks_has_the_tokens_of_the_whole(
+    text, sizes, split, special, late, normalizer, chunk
+):
     learned = Tokenizer("a b ab 1!a ll ll " * 3, "bpe", vocab_size=270, split=split)
     numbers = {content: 300 + i for i, content in enumerate(special)}
-    encoder = BPETokenizer._of(split, learned.vocabulary[:-1], learned.merges, numbers)
+    rules = tokenizer_json.Rules(normalizer, late=frozenset(special[:late]))
+    encoder = BPETokenizer._of(split, learned.vocabulary[:-1], learned.merges, numbers, rules)
     whole = encoder.encode(text)
     ends = list(itertools.accumulate([0, *sizes], initial=0))
     texts = [text[start:stop] for start, stop in itertools.pairwise([*ends, None])]
@@ -191,7 +207,7 @@ def test_a_text_in_chunks_has_the_tokens_of_the_whole(text, sizes, split, specia
 def test_long_texts_without_spaces_are_not_read_again_and_again(monkeypatch):
     monkeypatch.setattr(bpe, "CHUNK", 4)
     texts = ["x" * 5] * 1000
-    assert list(bpe.cut(texts, {})) == ["x" * 5000]
+    assert list(bpe.cut(texts, bpe.Special.of({}))) == ["x" * 5000]
 
 
 @settings(max_examples=200, deadline=None)

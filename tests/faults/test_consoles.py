@@ -68,6 +68,9 @@ def test_every_command_works_in_every_encoding(run, tmp_path, monkeypatch, encod
         (["schedule"], "one-cycle"),
         (["estimate", "--memory", "1GB"], "It fits"),
         (["export-metrics", str(run)], "step,loss"),
+        (["runs", str(run.parent)], "finished"),
+        (["compare", str(run), str(tmp_path / "run")], "All settings are the same"),
+        (["plot", str(run), str(tmp_path / "run")], "Gradient norm"),
     ]:
         stream = Recorded(encoding, is_terminal)
         with monkeypatch.context() as patch:

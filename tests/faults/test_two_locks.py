@@ -11,7 +11,7 @@ import pytest
 
 from smallmind import InputError
 from smallmind import lock as run_lock
-from smallmind.lock import RunLock
+from smallmind.lock import RunLock, is_held
 from smallmind.runs.directory import RunDirectory
 
 HOLDER = """
@@ -50,6 +50,36 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
     assert (tmp_path / ".lock").read_text() == f"{holder.pid} {host}"
     with RunLock(tmp_path):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {host}"
+
+
+def test_who_looks_from_outside_sees_a_lock_and_leaves_it_alone(tmp_path, holder):
+    before = (tmp_path / ".lock").read_bytes()
+    assert is_held(tmp_path) is True
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    assert (tmp_path / ".lock").read_bytes() == before
+    holder.kill()
+    holder.wait()
+    assert is_held(tmp_path) is False
+    assert (tmp_path / ".lock").exists()
+    with RunLock(tmp_path):
+        assert is_held(tmp_path) is True
+        with pytest.raises(InputError, match="is in use by"):  # it was not released
+            RunLock(tmp_path)
+    assert is_held(tmp_path) is False and not (tmp_path / ".lock").exists()
+    assert is_held(tmp_path / "none") is False
+
+
+def test_the_number_of_a_dead_process_may_have_been_given_to_another(tmp_path):
+    lock = tmp_path / ".lock"
+    lock.write_text(f"{os.getpid()} {socket.gethostname()}")
+    os.utime(lock, (1e9, 1e9))  # before this process has begun
+    assert is_held(tmp_path) is False
+
+
+@pytest.mark.parametrize("content", ["", "1 elsewhere-7.example", "not a number", "9" * 20])
+def test_a_lock_that_says_too_little_is_neither_held_nor_free(tmp_path, content):
+    (tmp_path / ".lock").write_text(content)
+    assert is_held(tmp_path) in ((None, False) if content.isdigit() else (None,))
 
 
 def test_a_holder_on_another_host_or_in_another_container_is_named(tmp_path):

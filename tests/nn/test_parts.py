@@ -177,7 +177,7 @@ def test_heads_with_a_size_of_their_own_need_not_divide_the_channels(part):
     fields = {**PARTS[part], "head_size": 9}
     model = make(13, backend="numpy", dtype=np.float64, **fields)
     assert model.parameters["blocks.0.attention.projection.weight"].shape == (36, 13)
-    assert gradient_check(model, *batch()).ok
+    assert (found := gradient_check(model, *batch())).ok, found
     _, expected = gradients(model)
     _, actual = gradients(make(13, **fields))
     assert np.linalg.norm(actual - expected) < 2e-4 * np.linalg.norm(expected)

@@ -34,7 +34,7 @@ def test_every_record_is_read_once_however_it_is_written(path, piece):
     for start in range(0, len(text), piece):
         append(path, text[start : start + piece])
         seen += file.read()
-    assert steps(seen) == list(range(20)) and file.read() == []
+    assert steps(seen) == list(range(20)) and list(file.read()) == []
     assert file.restarts == 0 and file.unreadable == [] and file.partial == b""
 
 
@@ -49,7 +49,7 @@ def test_a_partial_line_is_read_once_it_has_ended(path):
 def test_a_file_that_was_replaced_is_read_from_its_start(path):
     append(path, "".join(f"{step(number)}\n" for number in (1, 2, 3)))
     file = MetricsFile(path)
-    file.read()
+    list(file.read())
     for kept, restarts in (("1", 1), ("12", 2)):
         other = path.with_name("other")
         append(other, "".join(f"{step(int(number), 1.0 + restarts)}\n" for number in kept))
@@ -60,7 +60,7 @@ def test_a_file_that_was_replaced_is_read_from_its_start(path):
 def test_a_file_that_was_replaced_and_has_grown_since_is_read_from_its_start(path):
     append(path, "".join(f"{step(number)}\n" for number in (1, 2, 3)))
     file = MetricsFile(path)
-    file.read()
+    list(file.read())
     path.write_text("".join(f"{step(number, 9.25)}\n" for number in range(9)), encoding="utf-8")
     assert steps(file.read()) == list(range(9)) and file.restarts == 1
 
@@ -68,7 +68,7 @@ def test_a_file_that_was_replaced_and_has_grown_since_is_read_from_its_start(pat
 def test_a_file_that_only_grew_is_read_on(path):
     append(path, f"{step(1)}\n")
     file = MetricsFile(path)
-    file.read()
+    list(file.read())
     os.utime(path, (0, 0))
     path.write_bytes(path.read_bytes() + f"{step(2)}\n".encode())  # the same lines, and one more
     assert steps(file.read()) == [2] and file.restarts == 0

@@ -206,6 +206,101 @@ def test_the_trace_is_in_the_format_of_browsers(profiler, tmp_path):
         TrainingProfiler().save_trace(path)
 
 
+def speedscope(profiler, path):
+    """The file that the profiler writes, checked against the definitions of the format.
+
+    github.com/jlfwong/speedscope, src/lib/file-format-spec.ts
+    """
+    profiler.save_speedscope(path)
+    file = json.loads(path.read_text(encoding="utf-8"))
+    assert file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert set(file) == {
+        "$schema",
+        "name",
+        "exporter",
+        "activeProfileIndex",
+        "shared",
+        "profiles",
+    }
+    frames = [frame["name"] for frame in file["shared"]["frames"]]
+    assert len(set(frames)) == len(frames)
+    for profile in file["profiles"]:
+        assert set(profile) == {"type", "name", "unit", "startValue", "endValue", "events"}
+        assert (profile["type"], profile["unit"]) == ("evented", "nanoseconds")
+        last, still_open = profile["startValue"], []
+        for event in profile["events"]:
+            assert set(event) == {"type", "frame", "at"}
+            assert last <= event["at"] <= profile["endValue"]  # in order
+            last = event["at"]
+            if event["type"] == "O":
+                assert 0 <= event["frame"] < len(frames)
+                still_open.append(event["frame"])
+            else:
+                assert event["type"] == "C" and event["frame"] == still_open.pop()
+        assert not still_open
+    return file
+
+
+def calls(file, number=0):
+    """The scopes of a thread in the order of their beginning: depth, name, start, end."""
+    names, stack, found = [frame["name"] for frame in file["shared"]["frames"]], [], []
+    for event in file["profiles"][number]["events"]:
+        if event["type"] == "O":
+            stack.append([len(stack), names[event["frame"]], event["at"], None])
+            found.append(stack[-1])
+        else:
+            stack.pop()[3] = event["at"]
+    return [tuple(call) for call in found]
+
+
+def test_the_profile_for_speedscope_has_every_scope_within_its_own(profiler, tmp_path):
+    found = calls(speedscope(profiler, tmp_path / "run.speedscope.json"))
+    assert len(found) == 12
+    assert found[0][:2] == (0, "Forward") and found[1][:2] == (1, "matmul")
+    assert found[1][2:] == (1_000_000, 7_000_000)
+    for depth, _, start, end in found:
+        around = [call for call in found if call[2] <= start and end <= call[3]]
+        assert len(around) == depth + 1  # and itself
+    with pytest.raises(ValueError, match="keep_events=True"):
+        TrainingProfiler().save_speedscope(tmp_path / "no.json")
+
+
+def test_scopes_without_length_and_scopes_that_were_left_late_stay_nested(clock, tmp_path):
+    profiler = TrainingProfiler(keep_events=True)
+    with profiler.profile("outer"):
+        with profiler.profile("first"), profiler.profile("nothing"):
+            pass
+        late = profiler.profile("late")
+        late.__enter__()
+        clock.wait(2)
+    clock.wait(1)
+    late.__exit__()  # an interrupt kept it from closing
+    found = calls(speedscope(profiler, tmp_path / "run.json"))
+    assert sorted(name for _, name, _, _ in found) == ["first", "late", "nothing", "outer"]
+    assert found[0][:2] in ((0, "outer"), (0, "late"))
+
+
+def test_every_thread_has_a_profile_of_its_own(tmp_path):
+    profiler = TrainingProfiler(keep_events=True)
+    together = threading.Barrier(2)
+
+    def work():
+        with profiler.profile("outer"):
+            together.wait()
+            with profiler.profile("inner"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file = speedscope(profiler, tmp_path / "run.json")
+    assert [profile["name"] for profile in file["profiles"]] == ["thread 1", "thread 2"]
+    for number in range(2):
+        assert [call[:2] for call in calls(file, number)] == [(0, "outer"), (1, "inner")]
+
+
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_a_watched_model_shows_its_passes_and_kernels(backend):
     model = smallmind.TransformerModel(11, 8, 8, 2, 2, backend=backend)

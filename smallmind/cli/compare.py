@@ -1,0 +1,120 @@
+"""Compare runs: which settings differ, and the losses at equal steps and equal times."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from smallmind.activity import duration
+from smallmind.checks import InputError
+from smallmind.cli.console import GAP, Console, full_width, shorten
+from smallmind.cli.flags import add_runs, runs_of
+from smallmind.cli.plot import LABELS, check_count
+from smallmind.cli.runs import UNKNOWN, show_rows
+
+if TYPE_CHECKING:
+    from smallmind.views.comparison import Losses
+
+VALUE = 24  # characters of a setting
+SHORT = 100.0  # seconds: shorter times have a decimal
+TITLES = {
+    "val_loss": "Held-out loss, nats per token",
+    "bits_per_byte": "Held-out loss, bits per byte",
+    "loss": "Training loss, smoothed, nats per token",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind compare`."""
+    add_runs(parser, "directories of two or more runs, also of runs that are going")
+    parser.epilog = (
+        "Losses are compared where all runs have got to, between two evaluations on a straight "
+        "line; * is the lowest. Times are those of training, with its evaluations. Runs with other "
+        "tokens are compared by bits per byte."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints tables: the runs, the settings that differ, their losses."""
+    from smallmind.views.comparison import COMPARED, TEXT, compare, compared_field, differences
+    from smallmind.views.listing import row_of
+    from smallmind.views.run_view import open_view
+
+    paths = runs_of(options) if options.run_names else []
+    if len(paths) < 2:
+        raise InputError("name two runs or more: smallmind compare RUN RUN")
+    check_count(paths)
+    views = [open_view(path, COMPARED) for path in paths]
+    console = Console()
+    rows = [row_of(view) for view in views]
+    labelled = zip(LABELS, rows, strict=False)
+    show_rows(console, [dataclasses.replace(x, name=f"{mark} {x.path}") for mark, x in labelled])
+    for row in rows:
+        if row.problem:
+            console.line(f"{row.path}: {row.problem}")
+    differing = differences(views)
+    console.line()
+    if differing:
+        console.line("Settings that differ")
+        cells = [[name, *map(_value, values)] for name, values in differing.items()]
+        _show(console, "setting", cells)
+    else:
+        console.line("All settings are the same")
+    if TEXT in differing:
+        console.line("The texts differ: a lower loss may only mean an easier text")
+    field = compared_field(views, differing)
+    for axis, head, places in (("steps", "step", "steps"), ("time", "time", "times")):
+        losses = compare(views, field, axis)
+        console.line()
+        if not losses.places:
+            console.line(f"{TITLES[field]}: the runs have no {places} in common")
+            continue
+        console.line(f"{TITLES[field]}, at equal {places}")
+        _show(console, head, _loss_cells(losses, axis))
+    return 0
+
+
+def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:
+    """A table with a column for each run, in several parts if it is too wide."""
+    count = len(rows[0]) - 1
+    widths = [max(len(row[i]) for row in rows) for i in range(count + 1)]
+    widths[0] = max(widths[0], len(head))
+    begin = 0
+    while begin < count:
+        end, used = begin + 1, widths[0] + len(GAP) + widths[begin + 1]
+        while end < count and used + len(GAP) + widths[end + 1] <= full_width():
+            used += len(GAP) + widths[end + 1]
+            end += 1
+        part = [[row[0], *row[begin + 1 : end + 1]] for row in rows]
+        console.columns([head, *LABELS[begin:end]], part, [head])
+        begin = end
+
+
+def _loss_cells(losses: "Losses", axis: str) -> list[list[str]]:
+    cells = []
+    for place, values in zip(losses.places, losses.values, strict=True):
+        known = [x for x in values if x is not None]
+        lowest = min(known) if len(set(known)) > 1 else None
+        shown = [UNKNOWN if x is None else f"{'*' * (x == lowest)}{x:.4f}" for x in values]
+        cells.append([_place(place, axis, losses.places[-1]), *shown])
+    return cells
+
+
+def _place(place: float, axis: str, last: float) -> str:
+    """A step, or a time in seconds or hours, minutes and seconds."""
+    if axis == "steps":
+        return f"{place:,.0f}"
+    return f"{place:.1f} s" if last < SHORT else duration(place)
+
+
+def _value(value: Any) -> str:
+    """A setting, briefly."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return shorten(", ".join(map(str, value)), VALUE)
+    return shorten(str(value), VALUE)

@@ -1,0 +1,137 @@
+"""List runs: how far each is, how well it does and what has become of it."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from smallmind.activity import duration
+from smallmind.cli.console import GAP, Console, full_width, shorten
+from smallmind.runs.files import RUNS
+
+if TYPE_CHECKING:
+    from smallmind.views.listing import RunRow
+
+UNKNOWN = "-"
+MOST_NOTES = 5  # runs about which there is more to say
+
+
+class Column(NamedTuple):
+    """A column of the table, and when it goes: the highest number first; 0: never."""
+
+    head: str
+    cell: Callable[["RunRow"], str]
+    goes: int
+    is_left: bool = False
+
+
+def steps_of(row: "RunRow") -> str:
+    """The steps done, of those planned if these are more: 1,250/2,000."""
+    planned = "" if row.steps in (None, row.step) else f"/{row.steps:,}"
+    return f"{row.step:,}{planned}"
+
+
+def format_count(count: int | None) -> str:
+    """A number of parameters, roughly: 113K, 4.85M, 124M."""
+    if count is None:
+        return UNKNOWN
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= 0.9995 * size:  # which rounds up to it
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+COLUMNS = (
+    Column("name", lambda row: row.name, 0, is_left=True),
+    Column("text", lambda row: shorten(row.text or UNKNOWN, 20), 7, is_left=True),
+    Column("model", lambda row: row.architecture or UNKNOWN, 6, is_left=True),
+    Column("parameters", lambda row: format_count(row.parameters), 4),
+    Column("steps", steps_of, 2),
+    Column("loss", lambda row: _number(row.best_loss, 4), 1),
+    Column("bits/byte", lambda row: _number(row.bits_per_byte, 3), 5),
+    Column("time", lambda row: duration(row.seconds), 3),
+    Column("state", lambda row: row.state, 0, is_left=True),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind runs`."""
+    from smallmind.views.listing import SORT_KEYS
+
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path(RUNS),
+        metavar="DIR",
+        help="the directory with the runs (runs)",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=SORT_KEYS,
+        default="created",
+        metavar="COLUMN",
+        help=f"{', '.join(SORT_KEYS)} (created, so that the newest comes last)",
+    )
+    parser.add_argument("--reverse", action="store_true", help="in descending order")
+    parser.add_argument("--json", action="store_true", help="a JSON array, for programs")
+    parser.epilog = (
+        "loss is the lowest on held-out text, in nats per token, and bits/byte are those of the "
+        "same evaluation; the losses of two runs compare only if they have the same text and "
+        "tokens, bits per byte if they have the same text. A run that was killed or stopped is "
+        "interrupted: smallmind train --resume RUN continues it."
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table, as wide as the terminal."""
+    from smallmind.views.listing import find_runs, row_of, sort_rows
+
+    console = Console()
+    rows = [row_of(view) for view in find_runs(options.directory)]
+    rows = sort_rows(rows, options.sort, options.reverse)
+    if options.json:
+        console.piece(json.dumps([row.to_dict() for row in rows], indent=2) + "\n")
+        return 0
+    if not rows:
+        console.line(f"{options.directory} holds no run yet; `smallmind train` makes one")
+        return 0
+    show_rows(console, rows)
+    notes = [(row.name, row.failure or row.problem) for row in rows]
+    notes = [(name, note) for name, note in notes if note]
+    for name, note in notes[:MOST_NOTES]:
+        console.line(f"{name}: {note}")
+    if (more := len(notes) - MOST_NOTES) > 0:
+        console.line(f"{more} more have failed or cannot be read: --json says why")
+    return 0
+
+
+def show_rows(console: Console, rows: "list[RunRow]") -> None:
+    """The table, without the columns for which the terminal is too narrow."""
+    columns, width = list(COLUMNS), full_width()
+    cells = {column: [column.cell(row) for row in rows] for column in columns}
+
+    def width_of(column: Column) -> int:
+        return max(map(len, [column.head, *cells[column]]))
+
+    def too_much() -> int:
+        return sum(map(width_of, columns)) + len(GAP) * (len(columns) - 1) - width
+
+    while too_much() > 0 and any(column.goes for column in columns):
+        columns.remove(max(columns, key=lambda column: column.goes))
+    if (excess := too_much()) > 0:
+        name = columns[0]
+        room = max(8, width_of(name) - excess)
+        cells[name] = [shorten(cell, room) for cell in cells[name]]
+    console.columns(
+        [column.head for column in columns],
+        list(zip(*(cells[column] for column in columns), strict=True)),
+        [column.head for column in columns if column.is_left],
+    )
+    if left_out := [column.head for column in COLUMNS if column not in columns]:
+        console.line(f"Left out, for a wider terminal: {', '.join(left_out)}")

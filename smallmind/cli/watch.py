@@ -1,0 +1,151 @@
+"""Watch a run from another process: its curve, its speed, what it writes, until it ends."""
+
+import argparse
+import os
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from smallmind.activity import duration
+from smallmind.box import can_print
+from smallmind.cli.console import Console, format_bytes, full_width, wrap
+from smallmind.cli.flags import add_run, run_of
+from smallmind.cli.text_plot import SAMPLES, Series, plot
+from smallmind.live_line import fit
+from smallmind.training.progress import draw_bar
+
+if TYPE_CHECKING:
+    from smallmind.views.run_view import RunView
+
+EVERY = 0.5  # seconds between two looks at the files
+REDRAWN = 0.1  # seconds between two drawings at least
+PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
+SAMPLE_LINES = 6
+FIELDS = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "peak_memory")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `smallmind watch`."""
+    add_run(parser)
+    parser.add_argument("--once", action="store_true", help="show the run as it is now, and end")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows the run until it ends, or Ctrl-C ends this program. Only reads its files."""
+    from smallmind.views.run_view import State, open_view
+
+    view = open_view(run_of(options), FIELDS)
+    console = Console()
+    is_live = console.is_terminal and os.environ.get("TERM") not in (None, "", "dumb")
+    try:
+        if not options.once and view.state == State.RUNNING:
+            (_watch_terminal if is_live else _watch_lines)(view, console)
+    except KeyboardInterrupt:
+        return 0
+    view.refresh()
+    console.drawing("\n".join(_frame(view, console, full_width(), 40)))
+    return 0
+
+
+def _watch_terminal(view: "RunView", console: Console) -> None:
+    """Redraws a screen of its own until the run has ended."""
+    from smallmind.views.run_view import State
+
+    with console.own_screen():
+        shown: tuple[object, ...] = ()
+        drawn = 0.0
+        while True:
+            is_new = view.refresh()
+            size = shutil.get_terminal_size()
+            now = (size, int(time.monotonic()))  # the clock of the run goes on
+            if is_new or now != shown:
+                time.sleep(max(0.0, drawn + REDRAWN - time.monotonic()))
+                console.draw_screen(_frame(view, console, size.columns, size.lines))
+                shown, drawn = now, time.monotonic()
+            if view.state != State.RUNNING:
+                return
+            time.sleep(EVERY)
+
+
+def _watch_lines(view: "RunView", console: Console) -> None:
+    """Prints a line every few seconds if there is something new, until the run has ended."""
+    from smallmind.views.run_view import State
+
+    printed = -PLAIN_EVERY
+    is_new = True
+    while view.state == State.RUNNING and console.has_reader:
+        is_new |= view.refresh()
+        if is_new and time.monotonic() - printed >= PLAIN_EVERY:
+            console.line("  ".join(filter(None, [_place(view), _numbers(view)])))
+            printed, is_new = time.monotonic(), False
+        time.sleep(EVERY)
+
+
+def _frame(view: "RunView", console: Console, width: int, height: int) -> list[str]:
+    """What there is to see, in lines of at most `width` columns, as far as `height` has room."""
+    ascii_only = not can_print(console.stream, SAMPLES)
+    text = f", {view.text}" if view.text else ""
+    lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]
+    lines.append(fit((f"{_bar(view, console)}  {_place(view)}", _place(view)), width))
+    lines += wrap(_numbers(view), width).split("\n")
+    if view.failure:
+        lines += wrap(f"Failed: {view.failure}", width).split("\n")
+    for note in view.notes[-2:]:
+        lines += wrap(note, width).split("\n")
+    sample = _sample(view, width)
+    rows = min(16, height - len(lines) - len(sample) - 6)
+    loss, held_out = view.curves["loss"].finite(), view.curves["val_loss"].finite()
+    if rows >= 4 and len(loss) > 1:
+        mean = loss.smoothed().thinned(4 * width)
+        series = [Series(mean.steps, mean.values)]
+        if len(held_out):
+            every = -(-len(held_out) * 3 // width)
+            series.append(Series(held_out.steps[::-every], held_out.values[::-every], "o"))
+        title = "Loss; line: training, smoothed; o: held-out"
+        lines += ["", fit((title, "Loss"), width)]
+        lines += plot(series, width, rows, ascii_only).split("\n")
+    return [*lines, *sample]
+
+
+def _bar(view: "RunView", console: Console) -> str:
+    return draw_bar(view.step / view.steps if view.steps else 1.0, console.stream)
+
+
+def _place(view: "RunView") -> str:
+    """Step 1,200 of 3,000 (40%), 1:23 so far, 2:05 left"""
+    step, steps = view.step, view.steps
+    place = f"step {step:,} of {steps:,} ({step / steps:.0%})" if steps else f"step {step:,}"
+    if view.seconds:
+        place += f", {duration(view.seconds)} so far"
+        if steps and view.state == "running":
+            place += f", {duration(view.seconds / max(1, step) * max(0, steps - step))} left"
+    return place
+
+
+def _numbers(view: "RunView") -> str:
+    """The latest numbers of the run."""
+    latest = {name: curve.values[-1] for name, curve in view.curves.items() if len(curve)}
+    parts = []
+    if "loss" in latest:
+        parts.append(f"loss {latest['loss']:.4f}")
+    if "val_loss" in latest:
+        best = view.best
+        lowest = f" (best {best['val_loss']:.4f}, step {best['step']:,})" if best else ""
+        parts.append(f"held-out {latest['val_loss']:.4f}{lowest}")
+    if "lr" in latest:
+        parts.append(f"lr {latest['lr']:.1e}")
+    if "tokens_per_second" in latest:
+        parts.append(f"{latest['tokens_per_second']:,.0f} tokens/s")
+    if "peak_memory" in latest:
+        parts.append(f"peak memory {format_bytes(int(latest['peak_memory']))}")
+    return "  ".join(parts) or "Nothing has been logged yet."
+
+
+def _sample(view: "RunView", width: int) -> list[str]:
+    """The beginning of the latest text that the model wrote."""
+    if not (found := view.sample()):
+        return []
+    step, text = found
+    lines = [line for part in text.strip().split("\n") for line in wrap(part, width).split("\n")]
+    shown = lines[:SAMPLE_LINES]
+    return ["", f"Sample after step {step:,}:", *(line[:width] for line in shown)]

@@ -1,0 +1,85 @@
+"""What differs between runs: their settings, and their losses at equal steps or equal times."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smallmind.config import NEUTRAL
+from smallmind.settings import SECTIONS, current_names
+from smallmind.views.curve import Curve
+from smallmind.views.run_view import PLOTTED, RunView
+
+COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
+TEXT = "text_sha256"  # what the text was, whatever its path is
+BESIDES = (TEXT, "initial_sha256", "teacher_sha256", "smallmind")  # settings, in config.json
+NOT_COMPARED = ("out", *NEUTRAL)  # each run has its own; what a run learns does not depend on them
+OF_TOKENS = ("tokenizer", "bpe_vocab_size", "bpe_split", "vocab_size")
+ROWS = 6  # of a table of losses, at most
+
+
+@dataclass(frozen=True)
+class Losses:
+    """A field of records at the same places of an axis.
+
+    None where a run has no value: it had not begun, or not got there. The losses of training are
+    smoothed.
+    """
+
+    field: str  # val_loss, bits_per_byte or loss
+    places: list[float]  # steps or seconds
+    values: list[list[float | None]]  # a row for each place, a column for each run
+
+
+def settings_of(view: RunView) -> dict[str, Any]:
+    """The settings of a run by name; those that its version lacked as they were then."""
+    # A newer version may have written sections that this one does not read.
+    sections: Mapping[str, Any] = view.settings.to_dict() if view.settings else view.saved
+    found: dict[str, Any] = {}
+    for section in SECTIONS:
+        fields = sections.get(section)
+        found |= current_names(fields) if isinstance(fields, Mapping) else {}
+    found |= {name: view.saved.get(name) for name in BESIDES}
+    return {name: value for name, value in found.items() if name not in NOT_COMPARED}
+
+
+def differences(runs: Sequence[RunView]) -> dict[str, list[Any]]:
+    """Setting -> its values in the runs, where these differ; None where a run lacks it."""
+    every = [settings_of(view) for view in runs]
+    names = dict.fromkeys(name for settings in every for name in settings)
+    values = {name: [settings.get(name) for settings in every] for name in names}
+    return {name: row for name, row in values.items() if any(x != row[0] for x in row)}
+
+
+def compared_field(runs: Sequence[RunView], differing: Mapping[str, Any]) -> str:
+    """What to compare: bits per byte if tokens differ, held-out losses, or those of training."""
+    has_bits = all(len(run.curves["bits_per_byte"].finite()) for run in runs)
+    if has_bits and any(name in differing for name in OF_TOKENS):
+        return "bits_per_byte"
+    return "val_loss" if all(len(run.curves["val_loss"].finite()) for run in runs) else "loss"
+
+
+def compare(runs: Sequence[RunView], field: str, axis: str) -> Losses:
+    """A field of the runs at a few places that all of them have got to, if there are any.
+
+    Between two points it is taken to be on a straight line.
+    """
+    curves = [run.curves[field].finite() for run in runs]
+    if field == "loss":
+        curves = [curve.smoothed() for curve in curves]
+    places = _places(curves, axis) if all(map(len, curves)) else []
+    return Losses(field, places, [[curve.at(place, axis) for curve in curves] for place in places])
+
+
+def _places(curves: Sequence[Curve], axis: str) -> list[float]:
+    """Evenly spread: steps at which the run with the fewest points has some, or times."""
+    first = max(float(curve.xs(axis)[0]) for curve in curves)
+    last = min(float(curve.xs(axis)[-1]) for curve in curves)
+    if first >= last:
+        return [last] if first == last else []
+    if axis == "time":
+        return [first + (last - first) * i / (ROWS - 1) for i in range(ROWS)]
+    steps = [float(step) for step in min(curves, key=len).steps if first <= step < last]
+    steps.append(last)  # where the shortest ends
+    every = math.ceil(len(steps) / ROWS)
+    return steps[::-1][::every][::-1]

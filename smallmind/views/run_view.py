@@ -1,0 +1,311 @@
+"""A run seen from outside: its settings, its metrics and its state, as they are on disk now."""
+
+import enum
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from smallmind import durable
+from smallmind.checks import InputError
+from smallmind.lock import is_held
+from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLES, name_of
+from smallmind.runs.metrics_file import MetricsFile
+from smallmind.safetensors_header import read_header
+from smallmind.settings import Settings
+from smallmind.training.checkpoint_names import CHECKPOINTS, saved_steps
+from smallmind.views.curve import Curve
+
+MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
+SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)
+NOTES = 50
+RECENT = 600.0  # seconds: a run on another host that wrote something since is running
+PLOTTED = ("loss", "val_loss", "lr", "grad_norm")  # fields of records that are shown as curves
+
+
+class State(enum.StrEnum):
+    """What has become of a run."""
+
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"  # it can be resumed
+    FINISHED = "finished"
+    FAILED = "failed"  # it would fail again
+    IMPORTED = "imported"  # from another program
+
+
+class RunView:
+    """A run as it is on disk: `refresh` reads what is new, and only that.
+
+    `curves` has one for each of the fields of records in `fields`; without any, as for a table of
+    many runs, few lines of the metrics are read at all. `evaluations` are all of them as they were
+    logged. What a rollback undid is gone from both. While config.json cannot be read, `settings` is
+    None and `problem` says why.
+
+    Nothing is locked or written, so that a run notices nothing.
+    """
+
+    def __init__(self, path: str | PathLike[str], fields: Sequence[str] = PLOTTED) -> None:
+        self.path = Path(path)
+        self.fields = tuple(fields)
+        self.saved: dict[str, Any] = {}  # config.json
+        self.settings: Settings | None = None
+        self._problems: dict[str, str] = {}  # file -> what is wrong with it
+        self.created = math.nan  # when config.json was written, in seconds since 1970
+        self._config_stat: tuple[int, ...] = ()
+        self._metrics = MetricsFile(self.path / METRICS, sparse=not self.fields)
+        self._restarts = 0
+        self._clear()
+        self.refresh()
+
+    def __repr__(self) -> str:
+        return f"<RunView {self.path}: {self.state}, step {self.step:,}>"
+
+    def _clear(self) -> None:
+        self.curves = {field: Curve() for field in self.fields}
+        self.evaluations: list[dict[str, Any]] = []
+        self.final: dict[str, Any] | None = None  # the evaluation at the end
+        self.failure: str | None = None
+        self.notes: list[str] = []  # problems, the last ones: of health, rollbacks, files
+        self.seconds = 0.0  # of training
+        self._seconds_per_step = 0.0
+        self._logged = 0  # the last step in the metrics
+        self._timed = 0  # the last one whose seconds are known
+        self._ended = 0  # the step after which the run has ended early
+
+    @property
+    def problem(self) -> str | None:
+        """Why something is missing here, if its files cannot be read."""
+        return next((f"{file} {problem}" for file, problem in self._problems.items()), None)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the directory holds a run, or the beginning of one."""
+        return (self.path / METRICS).is_file() or self.settings is not None
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.path.name or self.path.resolve().name
+
+    @property
+    def text(self) -> str | None:
+        """A short name of its text; None if it is not known, or there is none."""
+        if self.settings is None or self.saved.get("imported"):
+            return None
+        return name_of(self.settings.run.text)
+
+    @property
+    def architecture(self) -> str | None:
+        """The published architecture of its model, or "own parts"; None if it is not known."""
+        return (self.settings.model.architecture or "own parts") if self.settings else None
+
+    @property
+    def parameters(self) -> int | None:
+        """The number of its model's parameters; None if it is not known."""
+        if type(count := self.saved.get("parameters")) is int:
+            return count
+        with suppress(OSError, ValueError):  # earlier versions did not save it
+            return _count_parameters(self.path / MODEL)
+        return None
+
+    @property
+    def step(self) -> int:
+        """The steps done, as far as the metrics and the checkpoints say."""
+        with suppress(OSError):
+            return max([self._logged, *saved_steps(self.path / CHECKPOINTS)])
+        return self._logged
+
+    @property
+    def steps(self) -> int | None:
+        """The steps planned; None if they are not known, or there are none."""
+        if self.settings is None or self.saved.get("imported"):
+            return None
+        return self.settings.training.steps
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The evaluation with the lowest held-out loss; None without any."""
+        losses = [x for x in self.evaluations if math.isfinite(number(x.get("val_loss")))]
+        return min(losses, key=lambda x: float(x["val_loss"]), default=None)
+
+    @property
+    def state(self) -> State:
+        """What has become of it."""
+        if self.saved.get("imported"):
+            return State.IMPORTED
+        if self._is_held():
+            return State.RUNNING
+        if self._is_finished():
+            return State.FINISHED
+        return State.FAILED if self.failure is not None else State.INTERRUPTED
+
+    def refresh(self) -> bool:
+        """Reads what is new since the last time -> whether there was something."""
+        is_new = self._read_config()
+        records: Iterable[dict[str, Any]] = ()
+        self._problems.pop(METRICS, None)
+        try:
+            records = self._metrics.read()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            self._problems[METRICS] = _cannot_be_read(error)
+        if self._metrics.restarts != self._restarts:
+            self._restarts, is_new = self._metrics.restarts, True
+            self._clear()
+        for record in records:
+            self._add(record)
+            is_new = True
+        return is_new
+
+    def _read_config(self) -> bool:
+        """Reads config.json if it has changed -> whether it has."""
+        file = self.path / CONFIG
+        try:
+            stat = os.stat(file)
+        except OSError as error:
+            if not self._config_stat:
+                self._problems[CONFIG] = _cannot_be_read(error)
+            return False
+        if (key := (stat.st_mtime_ns, stat.st_size, stat.st_ino)) == self._config_stat:
+            return False
+        self._config_stat, self.created = key, stat.st_mtime
+        self.settings, self.saved = None, {}
+        self._problems.pop(CONFIG, None)
+        try:
+            with durable.open_regular(file) as opened:
+                saved = json.loads(opened.read(MAX_CONFIG_BYTES))
+            if "text_sha256" not in saved:  # another program's file of this name
+                raise KeyError("text_sha256")
+            self.saved = dict(saved)
+            self.settings = Settings.from_dict(saved)
+        except InputError as error:
+            self._problems[CONFIG] = f"cannot be read: {error}"
+        except OSError as error:
+            self._problems[CONFIG] = _cannot_be_read(error)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            self._problems[CONFIG] = "was not written by smallmind"
+        return True
+
+    def _add(self, record: dict[str, Any]) -> None:
+        """Takes in a record of any kind, of this or any other version."""
+        step = record["step"]
+        self._note(record)
+        if "spike_step" in record:  # the run is back at this step
+            self._cut_evaluations(step)
+            for curve in self.curves.values():
+                curve.cut(step)
+            self._logged = min(self._logged, step)
+            return
+        seconds = number(record.get("elapsed_seconds"))
+        if math.isfinite(seconds):
+            self.seconds, self._timed = seconds, step
+            self._seconds_per_step = number(record.get("step_ms")) / 1000
+        elif step > self._timed and math.isfinite(self._seconds_per_step):
+            seconds = self.seconds + (step - self._timed) * self._seconds_per_step
+        else:
+            seconds = self.seconds
+        self._logged = step
+        if "failure" in record:
+            self.failure = str(record["failure"])
+        if "best_step" in record or "target" in record:
+            self._ended = step
+        elif "final_loss" in record:
+            self.final = record
+        elif "val_loss" in record:
+            self._cut_evaluations(step - 1)
+            self.evaluations.append(record)
+        if "target" in record:  # whose loss is that of an evaluation
+            return
+        for field, curve in self.curves.items():
+            if field in record:
+                curve.add(step, seconds, number(record[field]))
+
+    def _note(self, record: dict[str, Any]) -> None:
+        """Keeps what is wrong, in a line each."""
+        step = f"Step {record['step']:,}: "
+        if isinstance(findings := record.get("findings"), list):
+            named = [finding for finding in findings if isinstance(finding, dict)]
+            self.notes += [f"{step}{x.get('name')}: {x.get('message')}" for x in named]
+        if "spike_step" in record:
+            self.notes.append(f"{step}back here after the loss of step {record['spike_step']}")
+        self.notes += [f"{step}{record[name]}" for name in ("warning", "failure") if name in record]
+        del self.notes[:-NOTES]
+
+    def sample(self) -> tuple[int, str] | None:
+        """The step and the text of the latest sample; None if there is none."""
+        try:
+            with durable.open_regular(self.path / SAMPLES) as file:
+                content = file.read()
+        except (OSError, ValueError):
+            return None
+        found = list(SAMPLE.finditer(content))
+        if not found:
+            return None
+        text = content[found[-1].end() :].decode("utf-8", "replace")
+        return int(found[-1].group(1)), text.strip("\n")
+
+    def _cut_evaluations(self, step: int) -> None:
+        """Removes those after a step."""
+        while self.evaluations and self.evaluations[-1]["step"] > step:
+            self.evaluations.pop()
+
+    def _is_held(self) -> bool:
+        held = is_held(self.path)
+        if held is None:  # by a process that cannot be asked
+            with suppress(OSError):
+                return time.time() - (self.path / METRICS).stat().st_mtime < RECENT
+        return bool(held)
+
+    def _is_finished(self) -> bool:
+        """Whether it has ended by itself, as `Run.is_finished` says; its sample is written last."""
+        if self.settings is None or not (self.path / MODEL).exists():
+            return False
+        step, extended = self.step, self.saved.get("extended_after", 0)
+        has_ended = self._ended == step and isinstance(extended, int) and step > extended
+        if step < self.settings.training.steps and not has_ended:
+            return False
+        with suppress(OSError, ValueError), durable.open_regular(self.path / SAMPLES) as file:
+            return b"%d" % step in SAMPLE.findall(file.read())
+        return False
+
+
+def open_view(path: str | PathLike[str], fields: Sequence[str] = PLOTTED) -> RunView:
+    """The run in a directory. InputError if there is none."""
+    view = RunView(path, fields)
+    if not view.path.is_dir():
+        raise InputError(f"{path} is not a directory; give that of a run, such as runs/NAME")
+    if not view.is_run:
+        raise InputError(
+            f"{path} is not a run: {view.problem}; `smallmind runs` lists those in runs/"
+        )
+    return view
+
+
+def _cannot_be_read(error: Exception) -> str:
+    return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def number(value: Any) -> float:
+    """A number of a record, which may come from anywhere; NaN if it is none."""
+    if type(value) is float:
+        return value
+    if type(value) is not int:
+        return math.nan
+    with suppress(OverflowError):
+        return float(value)
+    return math.nan
+
+
+def _count_parameters(model: Path) -> int:
+    """The elements of the tensors in a model file. OSError or ValueError if it is damaged."""
+    with durable.open_regular(model) as file:
+        _, header = read_header(file, os.fstat(file.fileno()).st_size)
+    shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
+    return sum(math.prod(shape) for shape in shapes)

@@ -1,0 +1,101 @@
+"""The tables of `smallmind compare`."""
+
+import pytest
+
+from smallmind.cli import main
+from tests.cli.test_cli import assert_refused, flat
+from tests.faults.test_consoles import Recorded
+from tests.views.written import evaluation, step, write
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("slow", "fast", "other")):
+        records = [x for n in (10, 20, 30) for x in (step(n), evaluation(n, (5 - number) / n))]
+        write(tmp_path / name, *records, learning_rate=1e-3 * 2**number, qk_norm=number == 2)
+    return tmp_path
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+    """What `smallmind compare` prints, in so many columns."""
+
+    def show(*arguments, columns=100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        assert main(["compare", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return show
+
+
+def rows_below(printed, title):
+    """The rows of the table under a title, by their first cell."""
+    lines = printed[printed.index(title) :].splitlines()[3:]
+    rows = [line.split() for line in lines[: lines.index("") if "" in lines else None]]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_settings_and_losses_stand_side_by_side(runs, show):
+    printed = show("slow", "fast")
+    assert "A slow" in printed and "B fast" in printed and "interrupted" in printed
+    differing = rows_below(printed, "Settings that differ")
+    assert differing == {"learning_rate": ["0.001", "0.002"]}
+    losses = rows_below(printed, "Held-out loss, nats per token, at equal steps")
+    assert losses == {
+        "10": ["0.5000", "*0.4000"],
+        "20": ["0.2500", "*0.2000"],
+        "30": ["0.1667", "*0.1333"],
+    }
+    times = rows_below(printed, "at equal times")
+    assert list(times) == ["1.0", "1.4", "1.8", "2.2", "2.6", "3.0"]
+    assert times["3.0"] == ["s", "0.1667", "*0.1333"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_tables_that_are_too_wide_come_in_parts(runs, show, columns):
+    write(runs / "long", step(1), tokenizer="byte", text="a-very-long-name-" * 3)
+    printed = show("slow", "fast", "other", "long", columns=columns)
+    assert max(map(len, printed.splitlines())) <= columns
+    settings = printed[printed.index("Settings that differ") :].split("\n\n")[0]
+    assert settings.count("setting ") == {40: 2, 80: 1, 200: 1}[columns]
+    for words in ("0.002", "0.004", "a-very-lon", "byte", "D"):
+        assert words in settings
+
+
+def test_equal_runs_and_runs_without_losses_are_said(runs, show):
+    write(runs / "begun")
+    assert "All settings are the same" in show("begun", "begun/../begun")
+    printed = flat(show("begun", "slow"))
+    assert "Training loss, smoothed, nats per token: the runs have no steps in common" in printed
+
+
+def test_other_texts_and_other_tokens_are_said(runs, show):
+    write(runs / "text", evaluation(10, 1.0), evaluation(30, 1.0), saved={"text_sha256": "1"})
+    assert "The texts differ" in show("slow", "text")
+    write(runs / "bytes", evaluation(10, 1.0), evaluation(30, 1.0), tokenizer="byte")
+    printed = show("slow", "bytes")
+    assert "Held-out loss, bits per byte, at equal steps" in printed and "texts" not in printed
+
+
+def test_every_encoding_will_do(runs, monkeypatch):
+    write(runs / "größe", step(1), text="größe.txt")
+    stream = Recorded("ascii")
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stream)
+        assert main(["compare", "slow", "größe"]) == 0
+    assert "gr??e" in stream.shown()
+
+
+def test_what_cannot_be_compared_is_refused(runs, capsys):
+    few = "name two runs or more: smallmind compare RUN RUN"
+    for arguments, message in [
+        ([], few),
+        (["slow"], few),
+        (["slow", "slow"], few),
+        (["slow", "none"], "none is not a directory"),
+        (["slow", "."], ". is not a run"),
+        ([f"r{i}" for i in range(53)], "53 runs are too many to tell apart: name at most 52"),
+    ]:
+        assert_refused(capsys, ["compare", *arguments], message)

@@ -1,0 +1,82 @@
+"""The curve of the loss in the closing lines of `smallmind train`."""
+
+import re
+
+import pytest
+
+from smallmind.cli import main
+from smallmind.cli.console import Console
+from smallmind.cli.display import show_losses
+from smallmind.cli.text_plot import ASCII_BLOCKS, BLOCKS
+from smallmind.training.training import Training
+from tests.cli.test_cli import SMALL, TEXT
+from tests.faults.test_consoles import Recorded
+from tests.views.written import append, rollback, step, write
+
+LINE = re.compile(r"^Training loss: (\d\.\d{4}) (\S+) (\d\.\d{4})$", re.MULTILINE)
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
+    return str(tmp_path / "cats.txt")
+
+
+@pytest.mark.parametrize(
+    ("columns", "encoding"), [(40, "utf-8"), (40, "ascii"), (80, "utf-8"), (200, "cp437")]
+)
+def test_a_run_ends_with_its_losses_before_its_results(
+    text, tmp_path, monkeypatch, columns, encoding
+):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Recorded(encoding)
+    flags = ["--recipe", "gpt2", "--log-every", "2", "--out", str(tmp_path / "run")]
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stream)
+        assert main(["train", text, *SMALL, *flags]) == 0
+    shown = stream.shown()
+    first, curve, last = LINE.search(shown).groups()
+    assert float(first) > float(last)
+    blocks = BLOCKS if encoding == "utf-8" else ASCII_BLOCKS
+    assert curve[0] == blocks[7] and curve[-1] == blocks[0] and set(curve) <= set(blocks)
+    line = LINE.search(shown)[0]
+    assert len(line) <= columns and len(curve) == min(16, min(columns, 80) - 29)
+    after = shown[shown.index(line) :]
+    assert "step 30/30" not in after and "held-out text" in " ".join(after.split())
+
+
+def shown_losses(run):
+    stream = Recorded("utf-8")
+    show_losses(Console(stream), run)
+    return stream.shown()
+
+
+def test_the_losses_are_those_of_the_whole_run(tmp_path):
+    write(tmp_path / "run", *(step(n, loss=10.0 - n) for n in range(1, 7)))
+    run = type("Run", (), {"path": tmp_path / "run"})
+    assert shown_losses(run) == "Training loss: 9.0000 █▇▅▄▂▁ 4.0000\n"
+    append(tmp_path / "run", rollback(5, 8), step(6, loss=3.0), end='{"step": 7, "lo')
+    assert shown_losses(run) == "Training loss: 9.0000 █▇▆▅▃▁ 3.0000\n"
+
+
+def test_a_run_of_few_records_or_without_metrics_has_no_curve(tmp_path):
+    write(tmp_path / "run", *(step(n) for n in (1, 10, 20)))
+    run = type("Run", (), {"path": tmp_path / "run"})
+    assert shown_losses(run) == ""
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    assert shown_losses(run) == ""
+
+
+def test_an_interrupted_run_shows_what_it_has(text, tmp_path, monkeypatch, capsys):
+    original = Training.evaluate
+
+    def evaluate(training, step, batches):
+        if step == 20:
+            training.stop()
+        return original(training, step, batches)
+
+    monkeypatch.setattr(Training, "evaluate", evaluate)
+    out = str(tmp_path / "run")
+    assert main(["train", text, *SMALL, "--log-every", "2", "--out", out]) == 0
+    printed = capsys.readouterr().out
+    assert LINE.search(printed) and "step 30/30" not in printed

@@ -1,0 +1,179 @@
+"""The table of `smallmind runs`: what it says, its order, its width, and JSON."""
+
+import json
+import os
+
+import pytest
+
+from smallmind.cli import main
+from smallmind.cli.runs import COLUMNS, format_count
+from smallmind.lock import RunLock
+from tests.cli.test_cli import assert_refused, flat
+from tests.faults.test_consoles import Recorded
+from tests.test_old_runs import OLD_RUNS
+from tests.views.written import evaluation, final, finish, step, write
+
+NAMES = ["done", "going", "killed", "broken", "young"]
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Runs in every state, each created a second after the one before it."""
+    parent = tmp_path / "runs"
+    finish(write(parent / "done", step(100), evaluation(50, 2.0), final(100, 1.9)), 100)
+    write(parent / "going", evaluation(1000, 1.5, bits=1.25), step(1250), steps=2000)
+    write(parent / "killed", step(10), end='{"step": 2', n_layer=2)
+    write(parent / "broken", step(7), {"step": 7, "failure": "the loss diverged"})
+    (parent / "young").mkdir()
+    (parent / "young" / "metrics.jsonl").touch()
+    (parent / "notes").mkdir()
+    (parent / "file").touch()
+    for seconds, name in enumerate(NAMES[:-1]):
+        os.utime(parent / name / "config.json", (10**9 + seconds, 10**9 + seconds))
+    return parent
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+    """What `smallmind runs` prints, in so many columns."""
+
+    def show(*arguments, columns=120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        capsys.readouterr()
+        assert main(["runs", *map(str, arguments)]) == 0
+        return capsys.readouterr().out
+
+    return show
+
+
+def test_the_table_has_a_row_for_each_run(runs, show):
+    with RunLock(runs / "going"):
+        lines = show(runs).splitlines()
+    heads = lines[0].split()
+    assert heads == [column.head for column in COLUMNS]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
+    assert list(rows) == NAMES  # the newest last, then what has no config yet
+    assert rows["done"] == [
+        "stories",
+        "GPT-2",
+        "123K",
+        "100",
+        "2.0000",
+        "1.500",
+        "0:10",
+        "finished",
+    ]
+    assert rows["going"][3:] == ["1,250/2,000", "1.5000", "1.250", "2:05", "running"]
+    assert rows["killed"][3:] == ["10/100", "-", "-", "0:01", "interrupted"]
+    assert rows["broken"][-1] == "failed"
+    assert rows["young"] == ["-", "-", "-", "0", "-", "-", "0:00", "interrupted"]
+    notes = flat(" ".join(lines[7:]))
+    assert "broken: the loss diverged" in notes and "young: config.json cannot be read" in notes
+
+
+@pytest.mark.parametrize(
+    ("column", "order"),
+    [
+        ("loss", ["going", "done", "broken", "killed", "young"]),
+        ("steps", ["young", "broken", "killed", "done", "going"]),
+        ("name", sorted(NAMES)),
+        ("state", ["broken", "done", "going", "killed", "young"]),
+    ],
+)
+def test_runs_are_sorted_by_a_column_and_those_without_a_value_come_last(runs, show, column, order):
+    def names(*flags):
+        return [row["name"] for row in json.loads(show(runs, "--json", "--sort", column, *flags))]
+
+    assert set(names()) == set(NAMES)
+    if column == "loss":
+        assert names()[:2] == order[:2] and names("--reverse")[:2] == order[1::-1]
+        assert set(names()[2:]) == set(names("--reverse")[2:])
+    else:
+        assert names() == order and names("--reverse") == order[::-1]
+
+
+def test_json_has_the_numbers_themselves(runs, show):
+    done, _, _, broken, young = json.loads(show(runs, "--json"))
+    assert done == {
+        "name": "done",
+        "path": str(runs / "done"),
+        "created": "2001-09-09T01:46:40+00:00",
+        "state": "finished",
+        "text": "stories",
+        "architecture": "GPT-2",
+        "parameters": 123456,
+        "step": 100,
+        "steps": 100,
+        "best_loss": 2.0,
+        "best_step": 50,
+        "bits_per_byte": 1.5,
+        "seconds": 10.0,
+        "failure": None,
+        "problem": None,
+    }
+    assert broken["failure"] == "the loss diverged"
+    assert young["created"] is None and young["best_loss"] is None
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_columns_go_where_the_terminal_is_too_narrow(runs, show, columns):
+    printed = show(runs, columns=columns)
+    assert max(map(len, printed.splitlines())) <= columns
+    heads = printed.splitlines()[0].split()
+    assert {"name", "loss", "state"} <= set(heads)
+    left_out = [column.head for column in COLUMNS if column.head not in heads]
+    said = f"Left out, for a wider terminal: {', '.join(left_out)}"
+    assert (said in flat(printed)) == bool(left_out) == (columns < 100)
+
+
+def test_a_long_name_is_shortened_only_if_nothing_else_helps(tmp_path, show):
+    write(tmp_path / "runs" / ("2026-01-01-" + "long-" * 20 + "end"), step(1))
+    assert "2026-01-01-" + "long-" * 20 + "end" in show(tmp_path / "runs", columns=200)
+    row = show(tmp_path / "runs", columns=40).splitlines()[2]
+    assert len(row) <= 40 and row.split()[0].startswith("2026-") and "...", row
+
+
+@pytest.mark.parametrize(("encoding", "is_terminal"), [("ascii", False), ("utf-8", True)])
+def test_the_table_prints_in_every_encoding(runs, monkeypatch, encoding, is_terminal):
+    write(runs / "größe-漢", step(1))
+    stream = Recorded(encoding, is_terminal)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stream)
+        assert main(["runs", str(runs)]) == 0
+    assert "finished" in stream.shown() and "interrupted" in stream.shown()
+
+
+def test_a_run_itself_may_be_named(runs, show):
+    assert [row["name"] for row in json.loads(show(runs / "done", "--json"))] == ["done"]
+
+
+def test_old_runs_are_listed(show):
+    rows = {row["name"]: row for row in json.loads(show(OLD_RUNS, "--json"))}
+    assert rows["float32"]["state"] == "finished" and rows["float32"]["bits_per_byte"] is None
+    assert rows["float32"]["best_loss"] == pytest.approx(3.7005671709775925)
+
+
+def test_no_run_is_said_and_no_directory_is_refused(tmp_path, show, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert flat(show("empty")) == "empty holds no run yet; `smallmind train` makes one"
+    assert json.loads(show("empty", "--json")) == []
+    assert_refused(capsys, ["runs"], "runs does not exist; `smallmind train` makes runs in runs/")
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (999, "999"),
+        (1000, "1K"),
+        (113_344, "113K"),
+        (999_900, "1M"),
+        (4_846_592, "4.85M"),
+        (124_000_000, "124M"),
+        (1_500_000_000, "1.5B"),
+    ],
+)
+def test_counts_are_brief(count, shown):
+    assert format_count(count) == shown

@@ -1,0 +1,414 @@
+"""Lessons 1, 3 and 6: right solutions of the exercises are accepted, typical wrong ones refused.
+
+A refusal must help: each wrong solution comes with words that its verdict contains.
+"""
+
+import math
+import runpy
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from smallmind.lessons import judge, lessons
+from smallmind.nn.parameters import ONES, ZEROS, Constant, Role
+
+
+def source_of(number):
+    (path,) = (path for path in lessons() if path.stem.startswith(f"lesson{number}_"))
+    return path.read_text(encoding="utf-8")
+
+
+def run_lesson(number, directory, *shortened):
+    """What a lesson defines, with pairs of old and new code: slow parts, made quick."""
+    source = source_of(number)
+    for old, new in shortened:
+        assert source.count(old) == 1, f"lesson {number} has to have {old!r} once"
+        source = source.replace(old, new)
+    script = directory / f"lesson{number}.py"
+    script.write_text(source, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        # Otherwise both would stay with the tests that follow.
+        patch.setattr("smallmind.runs.threads.set_threads", lambda *_: None)
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        return SimpleNamespace(**runpy.run_path(str(script)))
+
+
+@pytest.fixture(scope="module")
+def lesson1(tmp_path_factory):
+    return run_lesson(
+        1, tmp_path_factory.mktemp("lesson"), ("STEPS, RATE = 200,", "STEPS, RATE = 5,")
+    )
+
+
+@pytest.fixture(scope="module")
+def lesson3(tmp_path_factory):
+    return run_lesson(3, tmp_path_factory.mktemp("lesson"), ("repeats=5", "repeats=1"))
+
+
+@pytest.fixture(scope="module")
+def lesson6(tmp_path_factory):
+    return run_lesson(6, tmp_path_factory.mktemp("lesson"), ("STEPS = 100", "STEPS = 5"))
+
+
+def assert_refused(check, wrong):
+    """wrong: pairs of a solution and words that the verdict on it must contain."""
+    for solution, words in wrong:
+        verdict = judge(lambda solution=solution: check(solution))
+        assert verdict.startswith("not right yet") and words in verdict, (solution, verdict)
+
+
+def assert_solved(check, *solutions):
+    for solution in solutions:
+        assert judge(lambda solution=solution: check(solution)) == "solved"
+
+
+# Lesson 1
+
+
+def test_the_algorithm_has_at_most_100_lines():
+    """Sections 2 to 8, without comments and blank lines."""
+    source = source_of(1)
+    start, end = source.index("# ## 2. Tokens"), source.index("# That is the complete algorithm.")
+    lines = (line.strip() for line in source[start:end].splitlines())
+    assert sum(bool(line) and not line.startswith("#") for line in lines) <= 100
+
+
+def pair_counts(tokens, V):
+    counts = np.zeros((V, V))
+    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    return counts
+
+
+def pair_loss(tokens, V):
+    counts = pair_counts(tokens, V)
+    p = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    return -np.log(p[tokens[:-1], tokens[1:]]).mean()
+
+
+def test_pair_loss(lesson1):
+    def over_pairs(tokens, V):
+        counts = pair_counts(tokens, V)
+        p = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+        return -np.log(p[counts > 0]).mean()
+
+    def of_all_tokens(tokens, V):
+        p = pair_counts(tokens, V) / np.bincount(tokens, minlength=V)[:, None].clip(1)
+        return -np.log(p[tokens[:-1], tokens[1:]]).mean()
+
+    assert_solved(lesson1.check_pair_loss, pair_loss)
+    assert_refused(
+        lesson1.check_pair_loss,
+        [
+            (lambda *_: None, "returns None"),
+            (lambda tokens, V: pair_loss(tokens, V) / math.log(2), "natural logarithm"),
+            (over_pairs, "not over the different pairs"),
+            (of_all_tokens, "the loss is"),
+            (lambda _, V: math.log(V), "each token decides the next one"),
+        ],
+    )
+
+
+def test_tied_gradient(lesson1):
+    def once(token, ids, dx, a, dlogits):
+        gradient = head(token, ids, dx, a, dlogits)
+        gradient[ids] += dx
+        return gradient
+
+    def embedding(token, ids, dx, a, dlogits):
+        gradient = np.zeros_like(token)
+        np.add.at(gradient, ids, dx)
+        return gradient
+
+    def head(token, ids, dx, a, dlogits):
+        V, C = token.shape
+        return dlogits.reshape(-1, V).T @ a.reshape(-1, C)
+
+    assert_solved(lesson1.check_tied_gradient, lambda *given: head(*given) + embedding(*given))
+    assert_refused(
+        lesson1.check_tied_gradient,
+        [
+            (head, "from the embedding is missing"),
+            (embedding, "from the head is missing"),
+            (once, "occurs four times"),
+            (lambda *given: head(*given).T, "the shape is"),
+            (lambda *given: head(*given) - embedding(*given), "not the sum"),
+        ],
+    )
+
+
+def test_probabilities(lesson1):
+    softmax = lesson1.softmax
+
+    def probabilities(logits, temperature):
+        if temperature == 0:
+            return (logits == logits.max()).astype(float)
+        return softmax(logits / temperature)
+
+    def overflowing(logits, temperature):
+        if temperature == 0:
+            return probabilities(logits, 0)
+        p = np.exp(logits / temperature)
+        return p / p.sum()
+
+    def multiplied(logits, temperature):
+        return softmax(logits * temperature) if temperature else probabilities(logits, 0)
+
+    assert_solved(lesson1.check_probabilities, probabilities)
+    assert_refused(
+        lesson1.check_probabilities,
+        [
+            (lambda logits, temperature: softmax(logits / temperature), "do not divide by zero"),
+            (multiplied, "divide"),
+            (overflowing, "exp overflows"),
+            (lambda logits, _: softmax(logits), "favours"),
+            (lambda logits, t: np.exp(probabilities(logits, t)), "the sum is"),
+        ],
+    )
+
+
+# Lesson 3
+
+
+def test_llama_block_keeps(lesson3):
+    def keeps(C, H, G, W):
+        return 2 * (2 * C + 1) + C + 2 * G * (C // H) + C + H + 2 * W
+
+    assert_solved(lesson3.check_llama_block, keeps)
+    assert_refused(
+        lesson3.check_llama_block,
+        [
+            (lambda C, H, _, W: keeps(C, H, H, W), "keys and values have G heads"),
+            (lambda C, H, G, W: keeps(C, H, G, W) - W, "layer by layer"),
+            (lambda C, H, G, W: keeps(C, H, G, W) - H + 4, "each head of queries"),
+            (lambda C, H, *_: 12 * C + H + 4, "not 776"),
+        ],
+    )
+
+
+def test_best_segment(lesson3):
+    def best(N, K, X):
+        return min(range(1, N + 1), key=lambda k: (math.ceil(N / k) - 1) * X + k * K)
+
+    def last_of_the_best(N, K, X):
+        return min(range(N, 0, -1), key=lambda k: (math.ceil(N / k) - 1) * X + k * K)
+
+    assert_solved(lesson3.check_best_segment, best)
+    assert_refused(
+        lesson3.check_best_segment,
+        [
+            (lambda N, *_: round(math.sqrt(N)), "k=1 only"),
+            (lambda N, K, X: min(N, max(1, round(math.sqrt(N * X / K)))), "only"),
+            (lambda N, K, X: math.sqrt(N * X / K), "must be an int"),
+            (lambda *_: 0, "is not from 1 to"),
+            (last_of_the_best, "and is smaller"),
+        ],
+    )
+
+
+def new_scale(**changes):
+    """A right solution of the exercise, as a class, with other methods."""
+
+    def init(self, scope):
+        self.workspace = scope.workspace
+        self.gain = scope.declare("gain", (scope.config.n_embd,), ONES, Role.GAIN)
+
+    def forward(self, x):
+        self.x = x
+        y = self.workspace.rent(*x.shape)
+        np.multiply(x, self.gain.compute, out=y)
+        return y
+
+    def backward(self, dy):
+        dx = self.workspace.rent(*dy.shape)
+        np.multiply(dy, self.gain.compute, out=dx)
+        self.gain.grad += (dy * self.x).sum(axis=0)
+        self.workspace.release(self.x)
+        return dx
+
+    return type(
+        "Scale", (), {"__init__": init, "forward": forward, "backward": backward, **changes}
+    )
+
+
+def test_scale(lesson3):
+    right = new_scale()
+
+    def declaring(initialisation, role, size=None):
+        def init(self, scope):
+            self.workspace = scope.workspace
+            shape = (size or scope.config.n_embd,)
+            self.gain = scope.declare("gain", shape, initialisation, role)
+
+        return new_scale(__init__=init)
+
+    def not_rented(self, x):
+        self.x = x
+        return x * self.gain.compute
+
+    def in_place(self, dy):
+        self.gain.grad += (dy * self.x).sum(axis=0)
+        dy *= self.gain.compute
+        self.workspace.release(self.x)
+        return dy
+
+    def overwriting(self, dy):
+        dx = self.workspace.rent(*dy.shape)
+        np.multiply(dy, self.gain.compute, out=dx)
+        self.gain.grad[...] = (dy * self.x).sum(axis=0)
+        self.workspace.release(self.x)
+        return dx
+
+    def keeping(self, dy):
+        kept, self.workspace.release = self.workspace.release, lambda *_: None
+        dx = right.backward(self, dy)
+        self.workspace.release = kept
+        return dx
+
+    def greedy(self, dy):
+        dx = right.backward(self, dy)
+        self.workspace.release(dy)
+        return dx
+
+    def forgetful(self, dy):
+        self.workspace.rent(*dy.shape)
+        return right.backward(self, dy)
+
+    assert_solved(lesson3.check_scale, right, new_scale(backward=in_place))
+    assert_refused(
+        lesson3.check_scale,
+        [
+            (declaring(ZEROS, Role.GAIN), "starts at 1"),
+            (declaring(Constant(1.0), Role.MATRIX), "not gain"),
+            (declaring(ONES, Role.GAIN, size=1), "of shape (C,)"),
+            (new_scale(forward=not_rented), "rent y"),
+            (new_scale(forward=lambda self, x: right.forward(self, -x)), "x * gain"),
+            (new_scale(backward=overwriting), "added to what was there"),
+            (new_scale(backward=keeping), "must release x"),
+            (new_scale(backward=greedy), "belong to the caller"),
+            (new_scale(backward=forgetful), "still rented"),
+        ],
+    )
+
+
+def test_accumulate(lesson3):
+    def accumulating(share, total=np.dot):
+        def accumulate(model, ids, targets, sizes):
+            losses, begin = [], 0
+            for size in sizes:
+                part = slice(begin, begin + size)
+                scale = share(size, sizes)
+                losses.append(model.loss_and_gradients(ids[part], targets[part], scale=scale))
+                begin += size
+            return total(losses, [share(size, sizes) for size in sizes])
+
+        return accumulate
+
+    def by_size(size, sizes):
+        return size / sum(sizes)
+
+    assert_solved(lesson3.check_accumulate, accumulating(by_size))
+    assert_refused(
+        lesson3.check_accumulate,
+        [
+            (accumulating(lambda *_: 1.0), "about 2.00 times as large"),
+            (accumulating(lambda _, sizes: 1 / len(sizes)), "a part of b windows"),
+            (accumulating(by_size, lambda *_: None), "None instead of the loss"),
+            (accumulating(by_size, lambda losses, _: sum(losses)), "the loss is"),
+        ],
+    )
+
+
+# Lesson 6
+
+
+def test_rate_of(lesson6):
+    def rate_of(step, steps, peak, warmup):
+        if step < warmup:
+            return peak * (step + 1) / (warmup + 1)
+        return peak * (steps - step) / (steps - warmup)
+
+    def from_zero(step, steps, peak, warmup):
+        return peak * step / warmup if step < warmup else rate_of(step, steps, peak, warmup)
+
+    def to_the_last_step(step, steps, peak, warmup):
+        if step < warmup:
+            return rate_of(step, steps, peak, warmup)
+        return peak * (steps - 1 - step) / max(1, steps - 1 - warmup)
+
+    def from_the_start(step, steps, peak, warmup):
+        return rate_of(step, steps, peak, warmup) if step < warmup else peak * (1 - step / steps)
+
+    assert_solved(lesson6.check_rate, rate_of)
+    assert_refused(
+        lesson6.check_rate,
+        [
+            (from_zero, "in the warmup"),
+            (to_the_last_step, "in the decay"),
+            (from_the_start, "in the decay"),
+            (lambda *_: None, "returns None"),
+        ],
+    )
+
+
+def test_orthogonalise(lesson6):
+    def iterate(X, iterations, step=lambda X: 1.5 * X - 0.5 * X @ X.T @ X):
+        for _ in range(iterations):
+            X = step(X)
+        return X
+
+    def orthogonalise(G, iterations):
+        return iterate(G / np.linalg.norm(G), iterations)
+
+    def of_muon(G, iterations):
+        def step(X):
+            gram = X @ X.T
+            return 3.4445 * X + (-4.7750 * gram + 2.0315 * gram @ gram) @ X
+
+        return iterate(G / np.linalg.norm(G), iterations, step)
+
+    def transposed(G, iterations):
+        return orthogonalise(G, iterations).T
+
+    def by_decomposition(G, iterations):
+        U, _, Vt = np.linalg.svd(G, full_matrices=False)
+        return 0.9 * U @ Vt if iterations == 1 else U @ Vt
+
+    def by_spectral_norm(G, iterations):
+        return iterate(G / np.linalg.norm(G, 2), iterations)
+
+    assert_solved(lesson6.check_orthogonalise, orthogonalise, by_spectral_norm)
+    assert_refused(
+        lesson6.check_orthogonalise,
+        [
+            (iterate, "divide by its norm"),
+            (of_muon, "is off from U Vᵀ"),
+            (transposed, "the shape is"),
+            (by_decomposition, "one iteration"),
+        ],
+    )
+
+
+def test_paired_difference(lesson6):
+    def paired(before, after):
+        differences = after - before
+        return differences.mean(), differences.std(ddof=1) / math.sqrt(len(differences))
+
+    def unpaired(before, after):
+        error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
+        return after.mean() - before.mean(), error
+
+    assert_solved(lesson6.check_paired_difference, paired)
+    assert_refused(
+        lesson6.check_paired_difference,
+        [
+            (unpaired, "the deviation of the differences"),
+            (lambda before, after: paired(after, before), "negative"),
+            (
+                lambda before, after: (paired(before, after)[0], (after - before).std() / 2),
+                "ddof=1",
+            ),
+            (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
+            (lambda before, after: paired(before, after)[0], "return two numbers"),
+        ],
+    )
