@@ -326,8 +326,8 @@ assert difference(look_up_backward(dx, weight, ids), theirs) < 1e-6
 #     dx = dlogits W        dW = dlogitsᵀ x
 #
 # But `W` is used **twice**, at the start and at the end. By rule 2 its gradient is the sum of two:
-# the scatter of section 5 and this product. If one is missing, there is no error message: the other
-# one still points roughly downhill, and the model learns, less well than it could.
+# the scatter of section 5 and this product. If one is missing, there is no error message: the model
+# learns from the other one alone.
 #
 # To see both we need a loss. The cross-entropy of a row is
 #

@@ -91,7 +91,7 @@ class TanhNorm:
 print(gradient_check(TanhNorm))
 
 # %% [markdown]
-# A mistake is named. Here the slope is missing from $dx$:
+# A mistake is named. Here the slope is missing from `dx`:
 
 
 # %%
