@@ -26,6 +26,7 @@ COMMANDS = {
     "watch": ("watch", "watch a run from another window: curve, speed, samples"),
     "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
+    "lessons": ("lessons", "list the lessons, and copy one to work on"),
 }
 
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags

@@ -4,8 +4,12 @@ Each is a script in the percent format, which opens as a notebook in most editor
 cell of code, `# %% [markdown]` one of text, in comments. Its first text is its title.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+CELL, TEXT_CELL = "# %%", "# %% [markdown]"
 
 
 def lessons() -> list[Path]:
@@ -13,10 +17,62 @@ def lessons() -> list[Path]:
     return sorted(Path(__file__).parent.glob("lesson*.py"))
 
 
+def pages() -> list[Path]:
+    """The files of all lessons, and of pages that answer one question each."""
+    every = sorted(Path(__file__).parent.glob("*.py"))
+    known = {Path(__file__), *lessons()}
+    return [*lessons(), *(path for path in every if path not in known)]
+
+
+def short_name(path: Path) -> str:
+    """What a page is called in a command: the number of a lesson, or the name of another page."""
+    return path.stem.split("_")[0].removeprefix("lesson") if path in lessons() else path.stem
+
+
 def title(path: Path) -> str:
     """The title of a lesson: its first heading."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next(line.removeprefix("# # ") for line in lines if line.startswith("# # "))
+
+
+def summary(path: Path) -> str:
+    """The first sentence below the title."""
+    first = next(text for is_text, text in cells(path.read_text(encoding="utf-8")) if is_text)
+    paragraph = " ".join(first.split("\n\n")[1].split())
+    sentence, end, _ = paragraph.partition(". ")
+    return sentence + end.strip()
+
+
+def cells(source: str) -> list[tuple[bool, str]]:
+    """A page -> its cells: whether it is text, which is then without comment signs, and its source.
+
+    What comes before the first cell is left out.
+    """
+    found: list[tuple[bool, list[str]]] = []
+    for line in source.splitlines():
+        if line.startswith(CELL):
+            found.append((line.startswith(TEXT_CELL), []))
+        elif found:
+            is_text, lines = found[-1]
+            lines.append(line.removeprefix("#").removeprefix(" ") if is_text else line)
+    return [(is_text, "\n".join(lines).strip("\n")) for is_text, lines in found]
+
+
+def notebook(source: str) -> str:
+    """A page -> the same as a Jupyter notebook: JSON in the format nbformat 4.5."""
+    made = []
+    for number, (is_text, text) in enumerate(cells(source)):
+        cell: dict[str, Any] = {
+            "cell_type": "markdown" if is_text else "code",
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": text.splitlines(keepends=True),
+        }
+        made.append(cell if is_text else {**cell, "execution_count": None, "outputs": []})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    content = {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def judge(check: Callable[[], object]) -> str:

@@ -26,9 +26,8 @@ from smallmind.nn.parameters import Constant, Role
 # %% [markdown]
 # ## Derive
 #
-# Call what happens inside `u = slope x` and `t = tanh(u)`, so that `y = weight t`, and write `dx`
-# for the derivative of the loss with respect to `x`. The derivative of tanh is `1 - t²`, so from
-# the last step to the first
+# Name the steps: `u = slope x`, `t = tanh(u)`, `y = weight t`. Write `dx` for the derivative of the
+# loss with respect to `x`. The derivative of tanh is `1 - t²`, so from the last step to the first
 #
 #     dt = dy weight          dweight = sum of dy t over rows
 #     du = dt (1 - t²)
@@ -92,7 +91,7 @@ class TanhNorm:
 print(gradient_check(TanhNorm))
 
 # %% [markdown]
-# A mistake is named. Here the slope is missing from $dx$:
+# A mistake is named. Here the slope is missing from `dx`:
 
 
 # %%

@@ -52,6 +52,9 @@ class GradientCheck:
         """Whether all derivatives agree."""
         return not self.wrong
 
+    def __bool__(self) -> bool:
+        return self.ok  # so that `assert gradient_check(layer)` means what it says
+
     @property
     def wrong(self) -> list[str]:
         """The names of the parameters and inputs whose gradients are wrong."""

@@ -22,7 +22,7 @@ MOST_CELLS = 128  # of a heat map, in each direction
 SIDE = 420  # of a heat map, in pixels
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Inspection:
     """What `TransformerModel.inspect` found, all of it copies in float32 or float64.
 
@@ -78,7 +78,8 @@ class Inspection:
         for name, value in self.activations.items():
             row = [name, " x ".join(map(str, value.shape)), _root_mean_square(value)]
             if self.losses is not None:
-                row.append(_root_mean_square(self.activation_gradients[name]))
+                gradient = self.activation_gradients.get(name)  # a layer may use no kernels
+                row.append("" if gradient is None else _root_mean_square(gradient))
             rows.append(row)
         return rows
 
@@ -178,7 +179,7 @@ class Observer:
             if name in OBSERVED:
                 OBSERVED[name](self, given)
             elif not is_backward and name not in NOT_ACTIVATIONS:
-                self._keep(self.activations, "", given.get("out", given.get("y")), given)
+                self._keep(self.activations, given.get("out", given.get("y")), given)
             return result
 
         return observed
@@ -186,35 +187,30 @@ class Observer:
     def _before_backward(self, name: str, given: dict[str, Any]) -> None:
         """Keeps the gradient of what the layer wrote in the forward pass."""
         role = "a" if name in PRODUCTS else "dx" if name == "mix_backward" else "dy"
-        self._keep(self.gradients, "", given.get(role, given.get("dout")), given)
+        self._keep(self.gradients, given.get(role, given.get("dout")), given)
 
-    def _keep(
-        self, kept: dict[str, np.ndarray], suffix: str, rows: Any, given: dict[str, Any]
-    ) -> None:
+    def _keep(self, kept: dict[str, np.ndarray], rows: Any, given: dict[str, Any]) -> None:
         """rows (B T, W): a copy (B, T, W), or of the columns that the kernel is for."""
         if rows is None:
             return
         if "first" in given:
             rows = rows[:, given["first"] : given["first"] + given["x"].shape[1]]
         copy = np.array(to_float32(rows)).reshape(*self.shape, -1)
-        kept[self.workspace.layer + suffix] = copy
+        kept[self.workspace.layer] = copy
 
     def _keep_gelu(self, given: dict[str, Any]) -> None:
         """The product and the activation after it are one kernel."""
-        self._keep(self.activations, "", given["preactivation"], given)
+        self._keep(self.activations, given["preactivation"], given)
         layer = self.workspace.layer.rpartition(".")[0]
         self.activations[layer] = np.array(to_float32(given["activation"])).reshape(*self.shape, -1)
 
     def _keep_attention(self, given: dict[str, Any]) -> None:
-        shape, width, qkv = (
-            given["logsumexp"].shape,
-            given["out"].shape[1],
-            to_float32(given["qkv"]),
-        )
+        qkv = to_float32(given["qkv"])
+        shape, width = given["logsumexp"].shape, given["out"].shape[1]
         self._keep_heads(self.activations, qkv, shape, width)
         q, k, _ = split_heads(qkv, shape, width)
         self.attention.append(attention_probabilities(q, k, given.get("firsts"))[0])
-        self._keep(self.activations, "", given["out"], given)
+        self._keep(self.activations, given["out"], given)
 
     def _keep_attention_gradient(self, given: dict[str, Any]) -> None:
         shape, width = given["logsumexp"].shape, given["out"].shape[1]

@@ -80,6 +80,8 @@ def commands(root):
     yield ["schedule"]
     yield ["schedule", "--min-lr", "0", "--steps", "2000000"]
     yield ["verify", run]
+    yield ["lessons"]
+    yield ["lessons", "writing_a_layer"]
     yield ["export-metrics", run, "--out", "metrics.csv"]
 
 

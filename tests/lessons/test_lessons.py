@@ -1,21 +1,75 @@
-"""Every lesson runs as it is shipped, from any directory."""
+"""Every lesson runs as it is shipped, from any directory, and is a notebook too."""
+
+import json
 
 import pytest
 
-from smallmind.lessons import judge, lessons, title
+from smallmind.lessons import (
+    cells,
+    judge,
+    lessons,
+    notebook,
+    pages,
+    short_name,
+    summary,
+    title,
+)
 from tests.programs import output_of
 
 
 def test_lessons_are_numbered_and_have_titles():
     names = [path.stem for path in lessons()]
     assert [name.split("_")[0] for name in names] == [f"lesson{i + 1}" for i in range(len(names))]
-    assert all(title(path) for path in lessons())
 
 
-@pytest.mark.parametrize("path", lessons(), ids=lambda path: path.stem)
-def test_a_lesson_runs(path, tmp_path, monkeypatch):
+EVERY = pytest.mark.parametrize("path", pages(), ids=short_name)
+
+
+@EVERY
+def test_a_page_has_a_title_and_a_line_on_what_it_is_about(path):
+    assert path.read_text(encoding="utf-8").startswith("# %% [markdown]\n# # ")
+    assert len(title(path)) < 60
+    assert summary(path)[-1] in ".:" and len(summary(path)) < 300 and "\n" not in summary(path)
+
+
+@EVERY
+def test_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where it leaves what it writes
     output_of(path.read_text(encoding="utf-8"))
+
+
+def code(source):
+    """The lines of a page that are code."""
+    parts = ("\n" + source).split("\n# %%")[1:]
+    parts = [part.partition("\n")[2] for part in parts if not part.startswith(" [markdown]")]
+    return [line for part in parts for line in part.splitlines() if line]
+
+
+@EVERY
+def test_a_notebook_has_all_of_a_page(path):
+    source = path.read_text(encoding="utf-8")
+    made = json.loads(notebook(source))["cells"]
+    assert made[0]["source"][0] == f"# {title(path)}\n"
+    lines = [line for cell in made if cell["cell_type"] == "code" for line in cell["source"]]
+    assert [line.rstrip("\n") for line in lines if line.strip()] == code(source)
+    words = [word for cell in made for line in cell["source"] for word in line.split()]
+    commented = [word for word in source.split() if word not in ("#", "%%", "[markdown]")]
+    assert [word for word in words if word != "#"] == commented
+
+
+@EVERY
+def test_a_notebook_is_valid(path):
+    nbformat = pytest.importorskip("nbformat")
+    made = nbformat.reads(notebook(path.read_text(encoding="utf-8")), as_version=4)
+    nbformat.validate(made)
+    assert (made.nbformat, made.nbformat_minor) == (4, 5)
+
+
+def test_cells_are_texts_without_comment_signs_and_code():
+    source = (
+        "# a comment\n# %% [markdown]\n# # A\n#\n#     x\n\n# %%\nx = 1  # one\n\n\n# %%\n# y\ny\n"
+    )
+    assert cells(source) == [(True, "# A\n\n    x"), (False, "x = 1  # one"), (False, "# y\ny")]
 
 
 def test_exercises_are_judged():

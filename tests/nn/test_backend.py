@@ -52,6 +52,7 @@ def test_a_norm_of_ones_own_is_a_setting_and_its_kernel_is_seen(added, monkeypat
         mine = model.inspect(ids).activations["blocks.0.attention_norm"]
         theirs = plain.inspect(ids).activations["blocks.0.attention_norm"]
         np.testing.assert_array_equal(mine, 2 * theirs)
+        assert "blocks.0.attention_norm" in repr(model.inspect(ids, ids))
 
 
 def test_a_name_that_is_taken_or_other_arguments_are_refused():
