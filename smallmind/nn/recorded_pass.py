@@ -28,7 +28,9 @@ class RecordedPass:
         self._recording: Any = None
         self._ids = self._recorded_ids = np.empty((0, 0), np.int32)
         self._result = np.empty(0)
-        self._is_equal: bool | None = None  # to what the layers compute; None: not known
+        # Whether it is equal to what the layers compute, with the ids of the recording or with
+        # others; None: not known.
+        self._is_equal: dict[bool, bool | None] = {}
 
     def run(
         self,
@@ -41,23 +43,26 @@ class RecordedPass:
 
         A new key means other arrays or constants: then the pass is recorded anew.
         """
-        if workspace.new_recording is None or (self._is_equal is False and key == self._key):
+        is_wrong = key == self._key and False in self._is_equal.values()
+        if workspace.new_recording is None or is_wrong:
             return compute(ids)
         if key != self._key or not self._recording.is_current:
             self._ids, recording = ids.copy(), workspace.new_recording()
             with recording.recording(), workspace.keeping_arrays():
                 self._result = compute(self._ids)
             self._recorded_ids = ids.copy()
-            self._key, self._recording, self._is_equal = key, recording, None
+            self._key, self._recording = key, recording
+            self._is_equal = {True: None, False: None}
             return self._result
         np.copyto(self._ids, ids)
         self._recording.repeat()
-        if self._is_equal:
+        if self._is_equal[False]:
+            return self._result
+        # With the same ids, what a layer computed while recording fits by chance.
+        is_same = bool((ids == self._recorded_ids).all())
+        if is_same and self._is_equal[True]:
             return self._result
         # The layers last: what they write to the cache stays.
         computed = compute(ids)
-        if computed.tobytes() != self._result.tobytes():
-            self._is_equal = False
-        elif (ids != self._recorded_ids).any():  # else what is left of the recording fits too
-            self._is_equal = True
+        self._is_equal[is_same] = computed.tobytes() == self._result.tobytes()
         return computed
