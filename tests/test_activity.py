@@ -24,7 +24,7 @@ from smallmind.cli import main
 from smallmind.runs import source
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.ending import save_ending
-from smallmind.text import byte_tokenizer, char_tokenizer
+from smallmind.text import byte_tokenizer, char_tokenizer, tokenizer
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import evaluate_tokens
@@ -214,7 +214,7 @@ def test_only_large_files_are_announced_before_they_are_read(large, shown, tmp_p
 
 @pytest.mark.parametrize("kind", ["char", "byte"])
 def test_a_long_text_says_how_far_it_is(slow, shown, monkeypatch, kind):
-    for module in (source, byte_tokenizer, char_tokenizer):
+    for module in (source, byte_tokenizer, char_tokenizer, tokenizer):
         monkeypatch.setattr(module, "CHUNK", 100)
     Dataset.from_text(TEXT, Tokenizer(TEXT, kind), 8)
     source.digest(TEXT)

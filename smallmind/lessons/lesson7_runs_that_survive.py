@@ -324,6 +324,7 @@ VICTIM = """
 import json, sys, time
 import smallmind
 from smallmind import durable
+from smallmind.kernels.codegen.threads import max_threads
 
 class Slow(durable.Files):
     writes, checkpoint = 0, None
@@ -344,7 +345,8 @@ class Slow(durable.Files):
         return super().write(file, data)
 
 durable.files = Slow()
-smallmind.Run.create(out=sys.argv[1], threads=int(sys.argv[2]), **json.loads(sys.argv[3])).train()
+threads = min(int(sys.argv[2]), max_threads())  # of this process, which may have fewer cores
+smallmind.Run.create(out=sys.argv[1], threads=threads, **json.loads(sys.argv[3])).train()
 """
 print(kill_when_it_speaks(VICTIM, HERE / "killed", THREADS, json.dumps(SETTINGS)))
 for path in sorted((HERE / "killed" / "checkpoints").iterdir()):

@@ -112,6 +112,10 @@ class Recording:
             yield
         finally:
             active.recording = None
+        self._finish()
+
+    def _finish(self) -> None:
+        """Turns the calls into addresses."""
         self._tables = [_table(arguments) for _, arguments in self._calls]
         self._program = np.array(
             [
