@@ -36,6 +36,7 @@ def embedding(out, weight, ids, addend=None, start=None):
     addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
     token t of each sequence is at position start + t.
     """
+    assert addend is None or start is not None or len(addend) == ids.size
     period = 0 if addend is None else ids.size if start is None else ids.shape[1]
     addend = _NO_MATRIX if addend is None else addend
     start = _BEGINNING if start is None else start

@@ -12,6 +12,7 @@ from smallmind.kernels.codegen.simd import (
     lane_sum,
     load,
     load_first,
+    prefetch,
     store,
     store_first,
 )
@@ -22,6 +23,7 @@ FEW = 4  # up to this many rows a tile would leave most of its registers idle
 # Elements of K summed one after the other: the sums of blocks are added, so that the error does not
 # grow with all of K.
 BLOCK = 8192
+AHEAD = 16  # rows of b: parts of rows are too short for the CPU to fetch the next by itself
 CHUNK = 2048  # columns of b that `_add_rows` reads at a time: four rows of them stay in cache
 
 
@@ -141,6 +143,8 @@ def _add_block(sums, a, b, region):
             a2, a3 = broadcast(element(a, x + 2)), broadcast(element(a, x + 3))
             for j in range(0, whole, LANES):
                 y = k * N + left + j
+                for row_ahead in range(AHEAD, AHEAD + 4):
+                    prefetch(b, y + row_ahead * N)
                 s, t = fma(a0, load(b, y), load(row, j)), a1 * load(b, y + N)
                 s, t = fma(a2, load(b, y + 2 * N), s), fma(a3, load(b, y + 3 * N), t)
                 store(row, j, s + t)
