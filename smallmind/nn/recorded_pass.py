@@ -47,13 +47,13 @@ class RecordedPass:
         if workspace.new_recording is None or is_wrong:
             return compute(ids)
         if key != self._key or not self._recording.is_current:
-            self._ids, recording = ids.copy(), workspace.new_recording()
+            own, recording = ids.copy(), workspace.new_recording()
             with recording.recording(), workspace.keeping_arrays():
-                self._result = compute(self._ids)
-            self._recorded_ids = ids.copy()
-            self._key, self._recording = key, recording
-            self._is_equal = {True: None, False: None}
-            return self._result
+                result = compute(own)
+            # Together: an interrupt before this leaves the earlier recording whole.
+            self._key, self._recording, self._ids, self._result = key, recording, own, result
+            self._recorded_ids, self._is_equal = ids.copy(), {True: None, False: None}
+            return result
         np.copyto(self._ids, ids)
         self._recording.repeat()
         if self._is_equal[False]:

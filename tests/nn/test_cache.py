@@ -154,6 +154,27 @@ def test_what_a_recording_depends_on_may_change():
         set_threads(count)
 
 
+def test_an_interrupt_while_recording_leaves_the_earlier_recording_whole(monkeypatch):
+    models = [new_model("llama", "numba"), new_model("llama", "numba", seed=2)]
+    ids = tokens(1, 12)
+    recorded, plain = KeyValueCache(models[0]), KeyValueCache(models[0])
+    for i in range(8):
+        models[0].decode(ids[:, i : i + 1], recorded)
+        through_the_layers(models[0], ids[:, i : i + 1], plain)
+
+    def interrupted(self, x):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RMSNorm, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            models[1].decode(ids[:, 8:9], recorded)
+    for i in range(8, 12):
+        found = models[0].decode(ids[:, i : i + 1], recorded)
+        expected = through_the_layers(models[0], ids[:, i : i + 1], plain)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("part", [Embedding, RMSNorm, SwiGLU, UntiedHead])
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_layers_that_compute_without_kernels_are_not_skipped(part, repeats, monkeypatch):
