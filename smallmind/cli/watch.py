@@ -143,9 +143,10 @@ def _numbers(view: "RunView") -> str:
 
 def _sample(view: "RunView", width: int) -> list[str]:
     """The beginning of the latest text that the model wrote."""
-    if not (found := view.sample()):
+    samples = view.samples()
+    if not samples:
         return []
-    step, text = found
+    step, text = samples[-1]
     lines = [line for part in text.strip().split("\n") for line in wrap(part, width).split("\n")]
     shown = lines[:SAMPLE_LINES]
     return ["", f"Sample after step {step:,}:", *(line[:width] for line in shown)]

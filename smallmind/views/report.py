@@ -6,20 +6,21 @@ The page needs nothing else: no script, and no file from elsewhere.
 import dataclasses
 import html
 import json
+import shlex
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
+from os import PathLike
+from typing import Any
 
 from smallmind import durable
 from smallmind.activity import duration
 from smallmind.checks import InputError
-from smallmind.nn.network import declare_parameters
-from smallmind.runs.files import CONFIG, PROFILE, SAMPLES, name_of
-from smallmind.runs.metrics import read_metrics
-from smallmind.settings import SECTIONS, Settings
+from smallmind.runs.files import PROFILE
+from smallmind.settings import SECTIONS
 from smallmind.views import svg
 from smallmind.views.curve import Curve
+from smallmind.views.run_view import PLOTTED, RunView, open_view
 
+FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")
 SHOWN = 12  # evaluations in the table
 DOTS = 40  # evaluations up to which each is a dot
 SAMPLES_SHOWN = 40
@@ -75,84 +76,68 @@ summary {{ cursor: pointer; }}
 """
 
 
-class _Run(NamedTuple):
-    """What a report is about."""
-
-    path: Path
-    settings: Settings
-    saved: dict[str, Any]  # config.json
-    rows: list[dict[str, Any]]  # of the metrics, one per step
-
-
-def report(path: Path) -> str:
-    """The directory of a run -> the page. InputError if it is no run, or has no metrics yet."""
-    try:
-        with durable.open_regular(path / CONFIG) as file:
-            saved = json.loads(file.read())
-        settings = Settings.from_dict(saved)
-    except OSError as error:
-        raise InputError(f"{path} is not a run: {CONFIG}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not a run: {CONFIG}: {error}") from None
-    run = _Run(path, settings, saved, read_metrics(path).rows)
+def report(path: str | PathLike[str]) -> str:
+    """The directory of a run -> the page. InputError if it is no run, or a newer version's."""
+    view = open_view(path, FIELDS)
+    if view.settings is None:
+        raise InputError(f"{path} cannot be shown: {view.problem}")
     parts = (
-        _head(run),
-        _figures(run),
-        _loss(run),
-        _evaluations(run),
-        _course(run),
-        _samples(run),
-        _profile(run),
-        _health(run),
-        _use(run),
-        _settings(run),
+        _head(view),
+        _figures(view),
+        _loss(view),
+        _evaluations(view),
+        _course(view),
+        _samples(view),
+        _profile(view),
+        _health(view),
+        _use(view),
+        _settings(view),
     )
-    title = f"{path.resolve().name}: training report"
+    title = f"{view.path.resolve().name}: training report"
     return PAGE.format(title=_text(title), style=svg.STYLE, body="\n".join(filter(None, parts)))
 
 
-def _head(run: _Run) -> str:
-    model, training = run.settings.model, run.settings.training
-    tokens = model.block_size * run.settings.run.batch_size * training.grad_accum_steps
+def _head(view: RunView) -> str:
+    assert view.settings
+    model, training = view.settings.model, view.settings.training
+    tokens = model.block_size * view.settings.run.batch_size * training.grad_accum_steps
     parts = [model.norm, model.position, model.mlp]
+    count = "" if view.parameters is None else f" of {view.parameters:,} parameters"
+    trained = f", trained on <b>{_text(view.text)}</b>" if view.text else ""
+    steps = (
+        f" {training.steps:,} steps of {tokens:,} tokens with {_text(training.optimizer)}, at a "
+        f"learning rate of {training.learning_rate:g}."
+    )
     return (
-        f"<h1>{_text(run.path.resolve().name)}</h1>"
-        f"<p>A language model of {_parameters(run):,} parameters, trained on "
-        f"<b>{_text(name_of(run.settings.run.text))}</b>: {model.n_layer} layers of "
-        f"{model.n_embd} channels, {model.n_head} heads, windows of {model.block_size:,} tokens, "
-        f"a vocabulary of {model.vocab_size:,}; its parts are {_text(', '.join(parts))}. "
-        f"{training.steps:,} steps of {tokens:,} tokens with {_text(training.optimizer)}, at a "
-        f"learning rate of {training.learning_rate:g}.</p>"
+        f"<h1>{_text(view.path.resolve().name)}</h1>"
+        f'<p class="quiet">{view.state.value.capitalize()}</p>'
+        f"<p>A language model{count}{trained}: {model.n_layer} layers of {model.n_embd} channels, "
+        f"{model.n_head} heads, windows of {model.block_size:,} tokens, a vocabulary of "
+        f"{model.vocab_size:,}; its parts are {_text(', '.join(parts))}.{steps * bool(view.steps)}"
+        "</p>"
     )
 
 
-def _figures(run: _Run) -> str:
+def _figures(view: RunView) -> str:
     """The figures that people look for first."""
-    steps = [row for row in run.rows if "loss" in row]
-    evaluated = [row for row in run.rows if _is_number(row.get("val_loss"))]
-    ends = [row for row in run.rows if _is_number(row.get("final_loss"))]
-    final: dict[str, Any] = ends[-1] if ends else {}
     figures = []
-    if final:
-        figures.append(("Whole held-out text", f"{final['final_loss']:.4f}", "nats per token"))
-    if _is_number(final.get("final_bits_per_byte")):
-        figures.append(("Bits per byte", f"{final['final_bits_per_byte']:.3f}", "held-out"))
-    if evaluated:
-        best = min(evaluated, key=lambda row: row["val_loss"])
+    best, end = view.best or {}, view.final or {}
+    if _is_number(end.get("final_loss")):
+        figures.append(("Whole held-out text", f"{end['final_loss']:.4f}", "nats per token"))
+    if best:
         where = f"after step {best['step']:,}"
         figures.append(("Best evaluation", f"{best['val_loss']:.4f}", where))
-        if not final and _is_number(best.get("bits_per_byte")):
-            figures.append(("Bits per byte", f"{best['bits_per_byte']:.3f}", "held-out"))
-    if steps:
-        last, planned = steps[-1], run.settings.training.steps
-        figures.append(("Steps", f"{run.rows[-1]['step']:,}", f"of {planned:,}"))
-        if _is_number(last.get("elapsed_seconds")):
-            figures.append(("Time", duration(last["elapsed_seconds"]), "of training"))
-        rates = sorted(_column(run.rows, "tokens_per_second")[1])
-        if rates:
-            figures.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens per second"))
-        if _is_number(last.get("peak_memory")):
-            figures.append(("Memory", f"{last['peak_memory'] / 1e6:,.0f} MB", "at the peak"))
+    bits = end.get("final_bits_per_byte", best.get("bits_per_byte"))
+    if _is_number(bits):
+        figures.append(("Bits per byte", f"{bits:.3f}", "held-out"))
+    if view.steps is not None:
+        figures.append(("Steps", f"{view.step:,}", f"of {view.steps:,}"))
+    if view.seconds:
+        figures.append(("Time", duration(view.seconds), "of training"))
+    if rates := sorted(_curve(view, "tokens_per_second").values):
+        figures.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens per second"))
+    if peaks := _curve(view, "peak_memory").values:
+        figures.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "at the peak"))
     boxes = "".join(
         f'<div class="figure"><span class="quiet">{name}</span><b>{_text(value)}</b>'
         f'<span class="quiet">{_text(unit)}</span></div>'
@@ -161,21 +146,20 @@ def _figures(run: _Run) -> str:
     return f'<div class="figures">{boxes}</div>' if boxes else ""
 
 
-def _loss(run: _Run) -> str:
+def _loss(view: RunView) -> str:
     """Training and held-out loss over the steps."""
-    x, y = _column(run.rows, "loss")
-    evaluated_x, evaluated_y = _column(run.rows, "val_loss")
-    curves = [
-        svg.Line("every step", x, y, 0, faint=True),
-        svg.Line("training loss, smoothed", x, _smoothed(y), 0),
-        svg.Line("held-out loss", evaluated_x, evaluated_y, 1, dots=len(evaluated_x) <= DOTS),
+    loss, held_out = _curve(view, "loss"), _curve(view, "val_loss")
+    lines = [
+        svg.Line("every step", loss, 0, faint=True),
+        svg.Line("training loss, smoothed", _smoothed(loss), 0),
+        svg.Line("held-out loss", held_out, 1, dots=len(held_out) <= DOTS),
     ]
-    drawing = svg.chart(curves, "step", "nats per token", "Training and held-out loss by step")
-    return _section("Loss", drawing and _legend(curves) + drawing)
+    drawing = svg.chart(lines, "step", "nats per token", "Training and held-out loss by step")
+    return _section("Loss", drawing and _legend(lines) + drawing)
 
 
-def _evaluations(run: _Run) -> str:
-    rows = [row for row in run.rows if _is_number(row.get("val_loss"))]
+def _evaluations(view: RunView) -> str:
+    rows = [row for row in view.evaluations if _is_number(row.get("val_loss"))]
     if not rows:
         return ""
     best = min(rows, key=lambda row: row["val_loss"])
@@ -204,7 +188,7 @@ def _evaluations(run: _Run) -> str:
     return _section("Evaluations", f"<p>On held-out text; the best one is bold.</p>{table}")
 
 
-def _course(run: _Run) -> str:
+def _course(view: RunView) -> str:
     """What else changed over the steps."""
     parts = []
     for name, title, unit in (
@@ -213,36 +197,30 @@ def _course(run: _Run) -> str:
         ("tokens_per_second", "Speed", "tokens per second"),
         ("memory", "Memory of the process", "MB"),
     ):
-        x, y = _column(run.rows, name)
-        y = [value / 1e6 for value in y] if name == "memory" else y
-        curves = [svg.Line(title, x, y, 0, faint=name == "grad_norm")]
+        curve = _curve(view, name)
+        if name == "memory":
+            megabytes = [value / 1e6 for value in curve.values]
+            curve = Curve(curve.steps, curve.seconds, megabytes)
+        lines = [svg.Line(title, curve, 0, faint=name == "grad_norm")]
         if name == "grad_norm":
-            curves.append(svg.Line(title, x, _smoothed(y), 0))
+            lines.append(svg.Line(title, _smoothed(curve), 0))
         from_zero = name not in ("lr", "grad_norm")
-        if drawing := svg.chart(curves, "step", unit, f"{title} by step", from_zero):
+        if drawing := svg.chart(lines, "step", unit, f"{title} by step", from_zero):
             parts.append(f"<h3>{title}</h3>{drawing}")
     return _section("Course of the run", "".join(parts))
 
 
-def _samples(run: _Run) -> str:
+def _samples(view: RunView) -> str:
     """Texts that the model wrote, the last one first."""
-    try:
-        with durable.open_regular(run.path / SAMPLES) as file:
-            content = file.read().decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return ""
-    samples = []
-    for part in ("\n" + content).split("\n--- step ")[1:]:
-        step, _, text = part.partition("\n")
-        samples.append((step.strip(), text.strip("\n")))
+    samples = view.samples()
     if not samples:
         return ""
     step, text = samples[-1]
-    body = f"<p>After step {_text(step)}:</p><pre>{_text(text)}</pre>"
+    body = f"<p>After step {step:,}:</p><pre>{_text(text)}</pre>"
     earlier = _spread(samples[:-1], SAMPLES_SHOWN)
     if earlier:
         texts = "".join(
-            f"<p>After step {_text(step)}:</p><pre>{_text(text)}</pre>"
+            f"<p>After step {step:,}:</p><pre>{_text(text)}</pre>"
             for step, text in reversed(earlier)
         )
         count = "1 earlier one" if len(earlier) == 1 else f"{len(earlier)} earlier ones"
@@ -250,10 +228,10 @@ def _samples(run: _Run) -> str:
     return _section("What the model writes", body)
 
 
-def _profile(run: _Run) -> str:
+def _profile(view: RunView) -> str:
     """Where the time went, if the run was profiled: each operation without those inside it."""
     try:
-        with durable.open_regular(run.path / PROFILE) as file:
+        with durable.open_regular(view.path / PROFILE) as file:
             rows = json.loads(file.read())["rows"]
         own: dict[str, float] = {}
         for row in rows:
@@ -274,25 +252,9 @@ def _profile(run: _Run) -> str:
     )
 
 
-def _health(run: _Run) -> str:
+def _health(view: RunView) -> str:
     """Problems: findings, rollbacks, warnings, failures."""
-    problems: list[str] = []
-    checks = 0
-    for row in run.rows:
-        step = f"Step {row['step']:,}: "
-        if isinstance(findings := row.get("findings"), list):
-            checks += 1
-            problems += [
-                step + f"{finding.get('name')}: {finding.get('message')}"
-                for finding in findings
-                if isinstance(finding, dict)
-            ]
-        if _is_number(row.get("spike_step")):
-            problems.append(
-                step + f"the loss of step {row['spike_step']:,} was a spike; the run went back to "
-                "this step, without that batch"
-            )
-        problems += [step + str(row[name]) for name in ("warning", "failure") if name in row]
+    problems, checks = view.notes, view.health_checks
     if not problems:
         count = "1 check" if checks == 1 else f"{checks} checks"
         return _section("Health", f"<p>{count}, no problems.</p>") if checks else ""
@@ -303,33 +265,35 @@ def _health(run: _Run) -> str:
     return _section("Health", lines + note)
 
 
-def _use(run: _Run) -> str:
-    name = run.path.resolve().name
+def _use(view: RunView) -> str:
+    assert view.settings
+    name = view.path.resolve().name
+    run, file = shlex.quote(name), shlex.quote(f"{name}.gguf")
     lines = [
-        f'smallmind generate {name} --prompt "..."',
-        f"smallmind evaluate {name}",
-        f"smallmind train --resume {name} --steps {2 * run.settings.training.steps}",
-        f"smallmind export {name} --to gguf {name}.gguf",
-        "",
-        f'model, tokenizer = smallmind.load("{name}")  # in Python',
+        f'smallmind generate {run} --prompt "..."',
+        f"smallmind evaluate {run}",
+        f"smallmind export {run} --to gguf {file}",
+        f"model, tokenizer = smallmind.load({name!r})  # in Python",
     ]
+    if view.steps is not None:
+        lines.insert(2, f"smallmind train --resume {run} --steps {2 * view.steps}")
     body = "<p>In the directory that holds the run:</p>"
     return _section("How to use it", f"{body}<pre>{_text(chr(10).join(lines))}</pre>")
 
 
-def _settings(run: _Run) -> str:
+def _settings(view: RunView) -> str:
     """What was chosen, then everything."""
     chosen, everything = [], []
     for name, kind in SECTIONS.items():
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-        for field, value in dataclasses.asdict(getattr(run.settings, name)).items():
+        for field, value in dataclasses.asdict(getattr(view.settings, name)).items():
             everything.append((f"{name}.{field}", value))
             if value != defaults[field]:
                 chosen.append((f"{name}.{field}", value))
     versions = [
-        (name, run.saved[name])
+        (name, view.saved[name])
         for name in ("smallmind", "python", "numpy", "text_sha256")
-        if name in run.saved
+        if name in view.saved
     ]
     return (
         _section("Settings that differ from the defaults", _table(chosen))
@@ -338,18 +302,12 @@ def _settings(run: _Run) -> str:
     )
 
 
-def _column(rows: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """The steps with a value in a column, and the values."""
-    found = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
-    return [step for step, _ in found], [value for _, value in found]
+def _curve(view: RunView, name: str) -> Curve:
+    return view.curves[name].finite()
 
 
-def _smoothed(values: list[float]) -> list[float]:
-    return Curve(range(len(values)), values, values).smoothed(len(values) // 100).values
-
-
-def _parameters(run: _Run) -> int:
-    return declare_parameters(run.settings.model).count
+def _smoothed(curve: Curve) -> Curve:
+    return curve.smoothed(len(curve) // 100)
 
 
 def _is_number(value: Any) -> bool:
@@ -363,11 +321,11 @@ def _spread(items: list[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def _legend(curves: Iterable[svg.Line]) -> str:
+def _legend(lines: Iterable[svg.Line]) -> str:
     keys = "".join(
-        f'<span><span class="key c{curve.colour}"></span>{_text(curve.name)}</span>'
-        for curve in curves
-        if not curve.faint and curve.x
+        f'<span><span class="key c{line.colour}"></span>{_text(line.name)}</span>'
+        for line in lines
+        if not line.faint and len(line.points)
     )
     return f'<div class="legend">{keys}</div>'
 

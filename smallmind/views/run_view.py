@@ -24,7 +24,7 @@ from smallmind.views.curve import Curve
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
 SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)
-NOTES = 50
+NOTES = 1000  # kept: the last ones
 RECENT = 600.0  # seconds: a run on another host that wrote something since is running
 PLOTTED = ("loss", "val_loss", "lr", "grad_norm")  # fields of records that are shown as curves
 
@@ -71,7 +71,8 @@ class RunView:
         self.evaluations: list[dict[str, Any]] = []
         self.final: dict[str, Any] | None = None  # the evaluation at the end
         self.failure: str | None = None
-        self.notes: list[str] = []  # problems, the last ones: of health, rollbacks, files
+        self.health_checks = 0
+        self.notes: list[str] = []  # problems: of health, rollbacks, files
         self.seconds = 0.0  # of training
         self._seconds_per_step = 0.0
         self._logged = 0  # the last step in the metrics
@@ -231,25 +232,25 @@ class RunView:
         """Keeps what is wrong, in a line each."""
         step = f"Step {record['step']:,}: "
         if isinstance(findings := record.get("findings"), list):
+            self.health_checks += 1
             named = [finding for finding in findings if isinstance(finding, dict)]
             self.notes += [f"{step}{x.get('name')}: {x.get('message')}" for x in named]
         if "spike_step" in record:
-            self.notes.append(f"{step}back here after the loss of step {record['spike_step']}")
+            self.notes.append(
+                f"{step}rolled back to here, as the loss of step {record['spike_step']} was a spike"
+            )
         self.notes += [f"{step}{record[name]}" for name in ("warning", "failure") if name in record]
         del self.notes[:-NOTES]
 
-    def sample(self) -> tuple[int, str] | None:
-        """The step and the text of the latest sample; None if there is none."""
+    def samples(self) -> list[tuple[int, str]]:
+        """The texts that the model wrote, each with its step, as they are on disk now."""
         try:
             with durable.open_regular(self.path / SAMPLES) as file:
-                content = file.read()
+                _, *parts = SAMPLE.split(file.read())
         except (OSError, ValueError):
-            return None
-        found = list(SAMPLE.finditer(content))
-        if not found:
-            return None
-        text = content[found[-1].end() :].decode("utf-8", "replace")
-        return int(found[-1].group(1)), text.strip("\n")
+            return []
+        texts = [part.decode("utf-8", "replace").strip("\n") for part in parts[1::2]]
+        return [(int(step), text) for step, text in zip(parts[::2], texts, strict=True)]
 
     def _cut_evaluations(self, step: int) -> None:
         """Removes those after a step."""

@@ -14,13 +14,13 @@ POINTS = 500  # of a curve at most: more are not seen
 COLOURS = 6
 LARGEST = 1e30  # larger numbers are left out
 
-# Light and dark; a curve has the class c0 ... c5.
+# Light and dark, but light on paper; a line has the class c0 ... c5.
 STYLE = """
 :root { --ink: #1d2433; --quiet: #5d6779; --line: #d8dde6; --page: #ffffff; --panel: #f5f7fa;
   --c0: #1f6feb; --c1: #d1480f; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6eaf2; --quiet: #9aa5b8; --line: #343c4a;
-  --page: #12161d; --panel: #1b212b; --c0: #6cb0ff; --c1: #ff9d5c; --c2: #5fd07a; --c3: #c4a1ff;
-  --c4: #e6c35c; --c5: #ff8cc6; } }
+@media screen and (prefers-color-scheme: dark) { :root { --ink: #e6eaf2; --quiet: #9aa5b8;
+  --line: #343c4a; --page: #12161d; --panel: #1b212b; --c0: #6cb0ff; --c1: #ff9d5c; --c2: #5fd07a;
+  --c3: #c4a1ff; --c4: #e6c35c; --c5: #ff8cc6; } }
 svg.chart { display: block; width: 100%; height: auto; }
 svg.chart text { fill: var(--quiet); font: 13px system-ui, sans-serif; }
 svg.chart .grid { stroke: var(--line); stroke-width: 1; }
@@ -36,26 +36,25 @@ svg.chart .faint { stroke-width: 1; opacity: 0.35; }
 
 @dataclass(frozen=True)
 class Line:
-    """y over x, both of one length; values that are not finite are left out."""
+    """A curve over its steps."""
 
     name: str
-    x: Sequence[int]
-    y: Sequence[float]
+    points: Curve
     colour: int = 0
     faint: bool = False  # behind the others, and not in the legend
     dots: bool = False
 
 
 def chart(
-    curves: Sequence[Line], x_label: str, y_label: str, title: str, from_zero: bool = False
+    lines: Sequence[Line], x_label: str, y_label: str, title: str, from_zero: bool = False
 ) -> str:
-    """The SVG of curves over one axis, "" if there is nothing to draw; title is read aloud."""
-    drawn = [(curve, x, y) for curve in curves for x, y in [_finite(curve)] if x]
+    """The SVG of lines over one axis, "" if there is nothing to draw; title is read aloud."""
+    drawn = [(line, points) for line in lines if len(points := _drawable(line.points))]
     if not drawn:
         return ""
-    left: float = min(min(x) for _, x, _ in drawn)
-    right: float = max(max(x) for _, x, _ in drawn)
-    low, high = _range([value for _, _, y in drawn for value in y])
+    left: float = min(points.steps[0] for _, points in drawn)
+    right: float = max(points.steps[-1] for _, points in drawn)
+    low, high = _range([value for _, points in drawn for value in points.values])
     low = 0.0 if from_zero else low
     high = high if high > low else low + 1
     if left == right:
@@ -84,28 +83,23 @@ def chart(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
         f'{html.escape(x_label)}</text><text x="2" y="{HEIGHT - 4}">{html.escape(y_label)}</text>'
     )
-    for curve, xs, ys in sorted(drawn, key=lambda item: not item[0].faint):
-        colour = f"c{curve.colour % COLOURS}"
-        thin = Curve(xs, xs, ys).thinned(POINTS)
-        points = [place(*point) for point in zip(thin.steps, thin.values, strict=True)]
-        kind = f"curve {'faint ' * curve.faint}{colour}"
-        parts.append(f'<polyline class="{kind}" points="{" ".join(points)}"/>')
-        if curve.dots or len(points) == 1:
-            parts += [
-                f'<circle class="dot {colour}" r="3" cx="{point.split(",")[0]}" '
-                f'cy="{point.split(",")[1]}"/>'
-                for point in points
-            ]
+    for line, points in sorted(drawn, key=lambda item: not item[0].faint):
+        colour = f"c{line.colour % COLOURS}"
+        thin = points.thinned(POINTS)
+        places = [place(*point) for point in zip(thin.steps, thin.values, strict=True)]
+        kind = f"curve {'faint ' * line.faint}{colour}"
+        parts.append(f'<polyline class="{kind}" points="{" ".join(places)}"/>')
+        if line.dots or len(places) == 1:
+            dots = [spot.split(",") for spot in places]
+            parts += [f'<circle class="dot {colour}" r="3" cx="{x}" cy="{y}"/>' for x, y in dots]
     return "".join([*parts, "</svg>"])
 
 
-def _finite(curve: Line) -> tuple[list[int], list[float]]:
-    pairs = [
-        (x, y)
-        for x, y in zip(curve.x, curve.y, strict=True)
-        if abs(x) < LARGEST and abs(y) < LARGEST  # not of NaN
-    ]
-    return [x for x, _ in pairs], [y for _, y in pairs]
+def _drawable(curve: Curve) -> Curve:
+    """Without points that no axis can show: NaN, Inf, and numbers beyond LARGEST."""
+    triples = zip(curve.steps, curve.seconds, curve.values, strict=True)
+    kept = [point for point in triples if abs(point[0]) < LARGEST and abs(point[2]) < LARGEST]
+    return Curve([p[0] for p in kept], [p[1] for p in kept], [p[2] for p in kept])
 
 
 def _range(values: list[float]) -> tuple[float, float]:

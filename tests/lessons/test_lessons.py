@@ -32,15 +32,7 @@ def test_a_page_has_a_title_and_a_line_on_what_it_is_about(path):
     assert summary(path)[-1] in ".:" and len(summary(path)) < 300 and "\n" not in summary(path)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        # The lesson on recipes trains 25 models, which takes half as long as all the others.
-        pytest.param(path, marks=pytest.mark.slow if "recipe" in path.stem else ())
-        for path in pages()
-    ],
-    ids=short_name,
-)
+@EVERY
 def test_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where it leaves what it writes
     output_of(path.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ import html.parser
 import itertools
 import json
 import re
+import shlex
 import shutil
 
 import pytest
@@ -12,6 +13,7 @@ from smallmind import InputError, Run
 from smallmind.cli import main
 from smallmind.views import svg
 from smallmind.views.axis import format_tick, ticks
+from smallmind.views.curve import Curve
 from smallmind.views.report import report
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
@@ -129,6 +131,23 @@ def test_what_is_missing_is_left_out(copy, missing):
     Page(report(copy))
 
 
+def test_a_run_that_has_logged_nothing_has_a_page_too(copy):
+    for name in ("metrics.jsonl", "samples.txt", "profile.json"):
+        (copy / name).unlink()
+    page = Page(report(copy))
+    assert "Interrupted" in page.text and "model.n_embd" in page.text
+    assert not [tag for tag, _ in page.elements if tag == "svg"]
+
+
+def test_its_commands_can_be_pasted(finished):
+    commands = [
+        line for line in Page(report(finished.path)).text.split("\n") if "smallmind " in line
+    ]
+    assert len(commands) >= 4 and all(
+        "'cats & dogs" in shlex.join(shlex.split(c)) for c in commands
+    )
+
+
 @pytest.mark.parametrize("broken", ["", "{", "[]", '{"model": 3}', '{"format": 99}'])
 def test_a_directory_that_is_no_run_is_refused(copy, broken):
     (copy / "config.json").write_text(broken)
@@ -164,14 +183,16 @@ def test_ticks_are_round_numbers_inside_the_axis(low, high):
 
 def test_a_curve_of_any_length_stays_within_the_picture():
     for count in (1, 2, 7, 100_000):
-        curve = svg.Line("x", range(count), [(-1) ** i * i for i in range(count)])
-        drawing = svg.chart([curve], "step", "loss", "title")
+        points = Curve(range(count), range(count), [(-1) ** i * i for i in range(count)])
+        drawing = svg.chart([svg.Line("x", points)], "step", "loss", "title")
         assert len(drawing) < 20_000
         (points,) = re.findall('points="([^"]*)"', drawing)
         for point in points.split():
             x, y = map(float, point.split(","))
             assert 0 <= x <= svg.WIDTH and 0 <= y <= svg.HEIGHT
     nan = float("nan")
-    assert svg.chart([svg.Line("x", [1, 2], [nan, nan])], "", "", "") == ""
+    nothing = svg.Line("x", Curve([1, 2], [1, 2], [nan, nan]))
+    assert svg.chart([nothing], "", "", "") == ""
     assert svg.chart([], "", "", "") == ""
-    assert "stroke" not in svg.chart([svg.Line("x", [1, 2], [nan, 3.0])], "", "", "")
+    one = svg.Line("x", Curve([1, 2], [1, 2], [nan, 3.0]))
+    assert svg.chart([one], "", "", "").count("<circle") == 1
