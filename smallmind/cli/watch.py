@@ -21,7 +21,7 @@ EVERY = 0.5  # seconds between two looks at the files
 REDRAWN = 0.1  # seconds between two drawings at least
 PLAIN_EVERY = 10.0  # seconds between two lines where there is no terminal
 SAMPLE_LINES = 6
-FIELDS = ("loss", "val_loss", "lr", "grad_norm", "tokens_per_second", "peak_memory")
+FIELDS = ("loss", "val_loss", "lr", "tokens_per_second", "peak_memory")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,8 +88,6 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
     lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]
     lines.append(fit((f"{_bar(view, console)}  {_place(view)}", _place(view)), width))
     lines += wrap(_numbers(view), width).split("\n")
-    if view.failure:
-        lines += wrap(f"Failed: {view.failure}", width).split("\n")
     for note in view.notes[-2:]:
         lines += wrap(note, width).split("\n")
     sample = _sample(view, width)
@@ -124,7 +122,8 @@ def _place(view: "RunView") -> str:
 
 def _numbers(view: "RunView") -> str:
     """The latest numbers of the run."""
-    latest = {name: curve.values[-1] for name, curve in view.curves.items() if len(curve)}
+    curves = {name: curve.finite() for name, curve in view.curves.items()}
+    latest = {name: curve.values[-1] for name, curve in curves.items() if len(curve)}
     parts = []
     if "loss" in latest:
         parts.append(f"loss {latest['loss']:.4f}")

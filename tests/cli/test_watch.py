@@ -43,6 +43,18 @@ def test_once_shows_everything_within_the_width(run, columns, encoding, monkeypa
     assert "the disk is nearly full" in together and "Sample after step 150: It was a" in together
 
 
+def test_numbers_that_no_run_writes_are_left_out(run, capsys):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("\n")
+        for value in ("high", None, [1], float("nan"), float("inf"), -1e308, 10**400):
+            names = "loss", "lr", "tokens_per_second", "peak_memory", "val_loss", "elapsed_seconds"
+            file.write(json.dumps({"step": 300, **dict.fromkeys(names, value)}) + "\n")
+        file.write(json.dumps({"step": 301, "failure": "the loss diverged"}) + "\n")
+    assert main(["watch", str(run), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("the loss diverged") == 1 and "novel: failed" in shown
+
+
 def test_the_newest_run_is_watched_and_a_run_without_metrics_too(run, monkeypatch, capsys):
     monkeypatch.chdir(run.parents[1])
     (run / "config.json").write_text("{}")
