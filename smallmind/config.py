@@ -45,6 +45,7 @@ def segment_length(strategy: str, n_layer: int, interval: int) -> int:
 MAX_LAYERS = 1024
 SHARD_TOKENS = 100_000_000  # in a file: 200 MB, or 400 MB if the vocabulary is large
 MAX_BATCH = 2**16
+MAX_SHARDS = 2**10
 MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a block
 SCHEDULES = tuple(parts.SCHEDULES)
 
@@ -200,6 +201,9 @@ NEUTRAL = (
     "check_gradient_health",
     "diagnostic_interval",
     "detect_anomaly",
+    "shard_optimizer",
+    "allow_mixed_cpus",
+    "rank_timeout",
 )
 PREFETCH = 2  # batches, for data on a disk: one may be slow, the next is there already
 
@@ -277,6 +281,26 @@ class TrainingConfig:
         0.0, "then clip each element of the gradient to this; 0: never", low=0.0
     )
     grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
+    data_shards: int | None = setting(
+        None,
+        "parts of every batch whose gradients are added; a multiple of the number of ranks; "
+        "default: 1, or 8 with mpiexec",
+        low=1,
+        high=MAX_SHARDS,
+        before=1,
+    )
+    reduce_precision: str = setting(
+        "float32",
+        "gradients of shards as they are added; bfloat16 halves what ranks send",
+        choices=("float32", "bfloat16"),
+    )
+    shard_optimizer: bool = setting(False, "keep only a part of the optimizer's state in each rank")
+    allow_mixed_cpus: bool = setting(
+        False, "let ranks have different instruction sets; bits then depend on their number"
+    )
+    rank_timeout: float = setting(
+        600.0, "seconds after which a rank that does not answer is given up", above=0.0, high=1e6
+    )
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
     sample_every: int = setting(0, "steps between sample texts; 0: only at the end", low=0)
@@ -374,6 +398,16 @@ class TrainingConfig:
     def with_min_lr(self) -> "TrainingConfig":
         """The same config with min_lr as a number, as it is saved with a run."""
         return dataclasses.replace(self, min_lr=self.resolved_min_lr)
+
+    @property
+    def shards(self) -> int:
+        """data_shards, or 1 if it is None."""
+        return self.data_shards or 1
+
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether the gradients of shards are rounded as they are added."""
+        return self.reduce_precision != Precision.FLOAT32
 
     @property
     def requested_precision(self) -> Precision:

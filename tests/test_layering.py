@@ -22,6 +22,7 @@ LAYERS = [
     {"nn", "linalg"},
     {"optim", "generation", "sampling"},
     {"exchange"},
+    {"parallel"},
     {"training"},
     {"runs"},
     {"views"},

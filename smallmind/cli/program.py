@@ -42,27 +42,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if "run" not in options:
         parser.error(f"give a command: {', '.join(COMMANDS)}")
-    from smallmind.checks import InputError
     from smallmind.cli.console import error_line
+    from smallmind.cli.errors import EXPECTED, message_of, status_of
     from smallmind.cli.signals import ending_on_signals
 
     try:
         with warnings.catch_warnings(), ending_on_signals():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             return int(options.run(options))
-    except InputError as error:
-        # A name from a file may contain a line break.
-        error_line("smallmind: " + " ".join(str(error).split("\n")))
-        return 2
-    except (FloatingPointError, OSError) as error:
-        error_line(f"smallmind: {error}")
-        return 1
-    except MemoryError as error:
-        error_line(f"smallmind: not enough memory: {error}")
-        return 1
-    except KeyboardInterrupt:
-        error_line("\nsmallmind: interrupted")
-        return 130
+    except EXPECTED as error:
+        line_break = "\n" if isinstance(error, KeyboardInterrupt) else ""  # after ^C
+        error_line(f"{line_break}smallmind: {message_of(error)}")
+        return status_of(error)
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
@@ -134,9 +125,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         from smallmind.cli.console import error_line
+        from smallmind.parallel.environment import rank
 
-        self.print_usage(sys.stderr)
-        error_line(f"{self.prog}: error: {message}")
+        if not rank():  # all ranks have the same command line
+            self.print_usage(sys.stderr)
+            error_line(f"{self.prog}: error: {message}")
         self.exit(2)
 
 

@@ -1,6 +1,7 @@
 """Train a model on a text, or resume a run."""
 
 import argparse
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,11 +14,14 @@ from smallmind.checks import InputError
 from smallmind.cli import check
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, check_writable, neutral_of, settings_of
+from smallmind.cli.ranks import on_ranks
 from smallmind.config import NEUTRAL
+from smallmind.parallel.environment import launched
 from smallmind.sources import FIELDS
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.parallel.ranks import Ranks
     from smallmind.runs.session import Run
 
 OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
@@ -37,23 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Trains and shows the progress -> exit status."""
-    start = activity.clock()
+    return on_ranks(options, functools.partial(_run, options, activity.clock()))
+
+
+def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
     for flag in ("profile_json", "profile_speedscope"):
         if file := getattr(options, flag):
             check_writable(f"--{flag.replace('_', '-')}", Path(file))
     if options.resume:
-        return _resume(options)
+        return _resume(options, ranks)
     if options.dry_run:
         return check.run(options)
+    from smallmind.parallel.shards import default_shards
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
         settings = settings_of(options)
+        if launched() and settings.training.data_shards is None:
+            settings = settings.replace(data_shards=default_shards(ranks.size))
         cache = settings.distillation.teacher_cache
         if cache and not os.path.lexists(cache):
             check_writable("--teacher-cache", Path(cache))
         created = Run.create(settings)
+        created.ranks = ranks
         try:
             _build(console, created)
             if settings.run.minutes:
@@ -63,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             created.discard_untrained()
 
 
-def _resume(options: argparse.Namespace) -> int:
+def _resume(options: argparse.Namespace, ranks: "Ranks") -> int:
     """Continues a run; only its length and what does not affect the result may change."""
     changeable = ("text", "threads", "steps", "epochs", *NEUTRAL)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
@@ -79,6 +90,7 @@ def _resume(options: argparse.Namespace) -> int:
     opened = Run.unfinished() if options.resume == "auto" else Run.open(options.resume)
     for reason in opened.passed_over:
         console.line(f"Passing over a newer run: {reason}")
+    opened.ranks = ranks
     opened.lock()
     try:
         return _continue(console, opened, options)

@@ -21,15 +21,18 @@ from smallmind.kernels.rmsnorm import rmsnorm, rmsnorm_backward
 from smallmind.kernels.rope import rope
 from smallmind.kernels.softcap import softcap, softcap_backward
 from smallmind.kernels.swiglu import swiglu, swiglu_backward
+from smallmind.kernels.vectors import add_vectors, copy_vector
 
 __all__ = [
     "adamw",
+    "add_vectors",
     "attention",
     "attention_backward",
     "bigrams",
     "cached_attention",
     "column_sum",
     "copy_columns",
+    "copy_vector",
     "cross_entropy",
     "distillation",
     "document_starts",

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from smallmind.kernels.half import to_float32
+from smallmind.kernels.half import round_to, to_float32
 from smallmind.kernels.reference_optimizers import adamw, muon, sum_of_squares  # noqa: F401
 from smallmind.randomness import hash_words
 
@@ -198,6 +198,16 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
 def copy_columns(out, x, first):
     """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
     out[...] = x[:, first : first + out.shape[1]]
+
+
+def add_vectors(out, x, y):
+    """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
+    copy_vector(out, to_float32(x) + to_float32(y))
+
+
+def copy_vector(out, x):
+    """x (n,) -> out (n,), rounded to the dtype of out."""
+    out[...] = round_to(to_float32(x), out.dtype)
 
 
 def mix(out, x, other, weights, first=0):

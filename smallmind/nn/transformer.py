@@ -143,6 +143,7 @@ class TransformerModel:
         # Of the tokenizer that it was trained with; None: not known.
         self.tokenizer_state: dict[str, Any] | None = None
         self.passes = 0  # batches trained on so far: dropout masks depend on it
+        self.first_window = 0  # of the next batch in a larger one: they depend on that too
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
@@ -332,7 +333,8 @@ class TransformerModel:
         self.passes += 1
         for windows in micro_batches(ids, self.micro_batch_size):
             one_pass = functools.partial(compute, windows)
-            total += self.workspace.one_pass(one_pass, number, windows.start * ids.shape[1])
+            first_row = (self.first_window + windows.start) * ids.shape[1]
+            total += self.workspace.one_pass(one_pass, number, first_row)
         return total / targets.size
 
     def inspect(self, ids: np.ndarray, targets: np.ndarray | None = None) -> Inspection:

@@ -12,6 +12,8 @@ from smallmind.checks import InputError
 from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.corpus.preparation import Encoding
 from smallmind.nn.transformer import TransformerModel, resolve_precision
+from smallmind.parallel.environment import launched
+from smallmind.parallel.ranks import ALONE, Ranks
 from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
@@ -185,7 +187,8 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
     return Settings(
         model=with_vocabulary(settings, tokenizer),
         training=training.with_min_lr(),
-        run=dataclasses.replace(run, threads=choose_threads(run)),
+        # Ranks choose their own, each on its machine.
+        run=run if launched() else dataclasses.replace(run, threads=choose_threads(run)),
         distillation=settings.distillation,
     )
 
@@ -232,7 +235,11 @@ def _file_of_tokenizer(run: RunConfig) -> str | None:
 
 
 def build_training(
-    settings: Settings, data: Dataset, tokenizer: Tokenizer, initial: Initial | None = None
+    settings: Settings,
+    data: Dataset,
+    tokenizer: Tokenizer,
+    initial: Initial | None = None,
+    ranks: Ranks = ALONE,
 ) -> Training:
     """The training that resolved settings describe; kernels run on its threads from now on.
 
@@ -250,7 +257,7 @@ def build_training(
     if initial:
         model.flat.data[:] = initial.weights
     model.use_precision(settings.training.requested_precision)
-    return Training(model, data=data, distillation=distillation)
+    return Training(model, data=data, distillation=distillation, ranks=ranks)
 
 
 def load_distillation(

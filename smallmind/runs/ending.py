@@ -1,12 +1,9 @@
 """What is saved once training has stopped: the model, the final evaluation and a sample."""
 
-from contextlib import suppress
 from typing import NamedTuple
 
 from smallmind.runs.directory import RunDirectory
-from smallmind.training import evaluation
 from smallmind.training.evaluation import Evaluation
-from smallmind.training.loop import Stopped
 from smallmind.training.records import FinalRecord
 from smallmind.training.training import Training
 
@@ -29,11 +26,7 @@ def save_ending(training: Training, directory: RunDirectory) -> Ending:
         directory.save_model(training.model, training.tokenizer, step)
     final = None
     if has_ended:
-        with suppress(Stopped):
-            # In batches of the run, for which there are arrays in the pool already.
-            final = evaluation.evaluate_held_out(
-                training.model, training.data, training.data.batch_size, training.check_stop
-            )
+        final = training.evaluate_held_out()
     if final:
         directory.log(_final_record(step, final))
     directory.flush()

@@ -64,20 +64,23 @@ def measure(
     training: Training,
     config: TrainingConfig,
     seconds: float,
-    directory: Path,
+    directory: Path | None = None,
     sample_tokens: int = 0,
 ) -> Pace:
     """The pace of a run of about `seconds` that saves to directory.
 
     The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
-    tokens. Trains some steps, and restores model and training afterwards.
+    tokens. Trains some steps, and restores model and training afterwards. Only rank 0 has a
+    directory, and only its measurement counts.
     """
-    with training.preserved():
+    with training.leading("measure", config, seconds), training.preserved():
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
-        with tempfile.TemporaryDirectory(dir=directory) as scratch, _timed() as saving:
-            save(scratch, training.state(), best=True)
+        saving = [0.0]
+        if directory:
+            with tempfile.TemporaryDirectory(dir=directory) as scratch, _timed() as saving:
+                save(scratch, training.state(), best=True)
         batches = config.val_batches if config.val_every else 1
         training.evaluate(0, 1)
         with _timed() as evaluating:
@@ -175,15 +178,14 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
         check_gradient_health=False,
     )
     ends: list[float] = []
-    records = training.steps(config)
-    for record in records:
+    for record in training.steps(config):
         if isinstance(record, StepRecord):
             ends.append(clock())
         steps = len(ends) - COLD_STEPS
-        if steps >= MIN_STEPS and ends[-1] - ends[COLD_STEPS - 1] >= seconds:
-            break
-    records.close()
-    return (ends[-1] - ends[COLD_STEPS - 1]) / steps
+        is_enough = steps >= MIN_STEPS and ends[-1] - ends[COLD_STEPS - 1] >= seconds
+        if is_enough and not training.ranks.rank:
+            training.stop()  # on all ranks, before the next step
+    return (ends[-1] - ends[COLD_STEPS - 1]) / (len(ends) - COLD_STEPS)
 
 
 def _fastest(run: Callable[[], object]) -> float:

@@ -24,6 +24,7 @@ from smallmind.config import NEUTRAL, RunConfig
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export
 from smallmind.nn.transformer import TransformerModel
+from smallmind.parallel.ranks import ALONE, Ranks
 from smallmind.runs import assembly, importing, loading, pace
 from smallmind.runs.budget import fit_recipe
 from smallmind.runs.directory import RunDirectory, SavedConfig
@@ -41,6 +42,7 @@ from smallmind.runs.files import (
 from smallmind.runs.history import history_of
 from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.metrics import MetricsTable, read_metrics
+from smallmind.runs.ranks import lead
 from smallmind.runs.source import (
     TOKENS,
     Source,
@@ -90,6 +92,7 @@ class Run:
         self.path = directory.path
         self.settings = config.settings.replace(out=str(directory.path))
         self.directory = directory
+        self.ranks: Ranks = ALONE  # that train it; this one is rank 0
         self.final: Evaluation | None = None
         self.sample: str | None = None
         self.passed_over: list[str] = []  # newer runs, and why `unfinished` did not choose them
@@ -357,8 +360,11 @@ class Run:
         InputError if the text or the teacher has changed, or the run could not be saved.
         """
         data, tokenizer = self.data, self._tokenizer()
-        training = assembly.build_training(self.settings, data, tokenizer, self._initial())
+        training = assembly.build_training(
+            self.settings, data, tokenizer, self._initial(), self.ranks
+        )
         checkpoint.check_size(training.state())
+        lead(self.ranks, self.settings, self.source, training)
         if training.distillation:
             self._check_teacher(training.distillation.digest)
         return training

@@ -28,6 +28,9 @@ class Sampler(Protocol):
     def starts(self, number: int) -> np.ndarray:
         """Batch number, from 0 -> where its windows begin, (b,); b may be 0."""
 
+    def windows_in_batch(self, number: int) -> int:
+        """Batch number, from 0 -> the number of its windows."""
+
     def windows_in_step(self, step: int) -> int:
         """Update, from 1 -> the number of windows in all its batches together."""
 
@@ -48,6 +51,9 @@ class RandomWindows(Sampler):
         data = self.dataset
         limit = len(data.train) - data.block_size
         return random_starts((data.seed, 0, number), data.batch_size, limit, self.stride)
+
+    def windows_in_batch(self, number: int) -> int:
+        return self.dataset.batch_size
 
     def windows_in_step(self, step: int) -> int:
         return self.batches * self.dataset.batch_size
@@ -73,9 +79,10 @@ class Epochs(Sampler):
         return min(self.dataset.batch_size, self.windows)
 
     def starts(self, number: int) -> np.ndarray:
-        epoch, place = divmod(number, self.steps * self.batches)
+        epoch = number // (self.steps * self.batches)
         B, T = self.dataset.batch_size, self.dataset.block_size
-        first, last = place * B, min((place + 1) * B, self.windows)
+        first = self._place(number) * B
+        last = first + self.windows_in_batch(number)
         if self.windows > MOST_SHUFFLED:
             key = hash64(self.dataset.seed, 3, epoch)
             return permuted(np.arange(first, last), self.windows, key) * T + self._offset(epoch)
@@ -83,6 +90,14 @@ class Epochs(Sampler):
         if shuffled[0] != epoch:
             self._shuffled = shuffled = epoch, self._shuffle(epoch)
         return shuffled[1][first:last]
+
+    def windows_in_batch(self, number: int) -> int:
+        B = self.dataset.batch_size
+        return max(0, min(B, self.windows - self._place(number) * B))
+
+    def _place(self, number: int) -> int:
+        """The number of a batch within its epoch."""
+        return number % (self.steps * self.batches)
 
     def windows_in_step(self, step: int) -> int:
         full = self.batches * self.dataset.batch_size

@@ -121,6 +121,16 @@ class Distillation:
 
         return model.loss_and_gradients(batch.ids, batch.targets, scale, objective)
 
+    def take_gradient(self) -> float:
+        """The temperature's gradient so far, which is then cleared."""
+        gradient = float(self.temperature_parameter.dx[0])
+        self.zero_gradient()
+        return gradient
+
+    def add_gradient(self, gradient: float) -> None:
+        """Adds to the temperature's gradient."""
+        self.temperature_parameter.dx += gradient
+
     def zero_gradient(self) -> None:
         """Clears the temperature's gradient, as model.zero_gradients does the model's."""
         self.temperature_parameter.zero_gradient()

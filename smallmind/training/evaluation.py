@@ -1,8 +1,11 @@
 """How well a model predicts a text, or some windows of it; when a run evaluates and stops."""
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +13,7 @@ from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig
 from smallmind.nn.transformer import TransformerModel
+from smallmind.parallel.ranks import ALONE, Ranks, divided
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
@@ -62,23 +66,49 @@ def _continue() -> None:
     """Called before each batch of an evaluation that nothing can stop."""
 
 
+class _Counts(NamedTuple):
+    """What one batch of an evaluation adds to it."""
+
+    losses: list[float]  # to be added one by one: their sum does not depend on who computed them
+    tokens: int
+    characters: int
+    bytes: int
+    correct: int
+
+
+def _summed(counts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
+    """Counts of batches, in order -> the mean of their losses, by default per token."""
+    total = 0.0
+    for loss in itertools.chain.from_iterable(part.losses for part in counts):
+        total += loss
+    tokens, characters, nbytes, correct = (
+        sum(getattr(part, name) for part in counts) for name in _Counts._fields[1:]
+    )
+    return Evaluation(
+        total / (divisor or tokens), tokens, max(1, characters), max(1, nbytes), correct
+    )
+
+
 def evaluate_batches(
     model: TransformerModel,
-    batches: Iterable[Batch],
+    get_batch: Callable[[int], Batch],
+    count: int,
     spells: Spells = Spelled.as_bytes,
     before_batch: Callable[[], object] = _continue,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Batches of one shape -> the mean over all their tokens."""
-    total, count, tokens, characters, nbytes, correct = 0.0, 0, 0, 0, 0, 0
-    for batch in batches:
+    """`count` batches of one shape, by number -> the mean over all their tokens."""
+
+    def compute(number: int) -> _Counts:
         before_batch()
+        batch = get_batch(number)
         right = np.empty(batch.targets.shape, np.bool_)
-        total += float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
-        correct += int(right.sum())
+        loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
         spelled = spells(batch.targets)
-        characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
-        tokens, count = tokens + batch.targets.size, count + 1
-    return Evaluation(total / count, tokens, max(1, characters), max(1, nbytes), correct)
+        size, hits = batch.targets.size, int(right.sum())
+        return _Counts([loss], size, spelled.characters, spelled.bytes, hits)
+
+    return _summed(divided(ranks, range(count), compute), count)
 
 
 def evaluate(
@@ -88,6 +118,7 @@ def evaluate(
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
     most: int | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
 
@@ -99,29 +130,43 @@ def evaluate(
     if n < 1:
         raise InputError(f"an evaluation needs at least 2 tokens; the text has {len(tokens)}")
     T = min(model.config.block_size, n)
-    stride = max(1, T // 2)
-    windows_in_all = math.ceil((n - T) / stride) + 1
-    count = windows_in_all if most is None else min(windows_in_all, max(1, most // stride))
-    total, scored, correct, counted, characters, nbytes = 0.0, 0, 0, 0, 0, 0
-    for first in activity.parts(range(0, count, batch_size)):
+    batches = list(_overlapping(n, T, batch_size, most))
+
+    def compute(windows: list[tuple[int, slice]]) -> _Counts:
         before_batch()
-        # The last batch is as large as the others: arrays of its own size would take more memory.
-        first = max(0, min(first, count - batch_size))
-        numbers = range(first, min(first + batch_size, count))
-        places = [min(i * windows_in_all // count * stride, n - T) for i in numbers]
-        windows = np.stack([tokens[start : start + T + 1] for start in places])
-        targets = windows[:, 1:]
+        rows = np.stack([tokens[start : start + T + 1] for start, _ in windows])
+        targets = rows[:, 1:]
         right = np.empty(targets.shape, np.bool_)
-        losses = model.losses(windows[:, :-1], targets, right)
-        for start, row, ids, hits in zip(places, losses, targets, right, strict=True):
-            new = slice(max(scored - start, T - stride) if scored else 0, None)
-            total += float(row[new].sum(dtype=np.float64))
+        losses, counted, characters, nbytes, correct = [], 0, 0, 0, 0
+        rows_of_losses = model.losses(rows[:, :-1], targets, right)
+        for (_, new), row, ids, hits in zip(windows, rows_of_losses, targets, right, strict=True):
+            losses.append(float(row[new].sum(dtype=np.float64)))
             correct += int(hits[new].sum())
             spelled = spells(ids[new])
             characters, nbytes = characters + spelled.characters, nbytes + spelled.bytes
             counted += len(row[new])
+        return _Counts(losses, counted, characters, nbytes, correct)
+
+    return _summed(divided(ranks, batches, compute))
+
+
+def _overlapping(
+    n: int, T: int, batch_size: int, most: int | None
+) -> Iterator[list[tuple[int, slice]]]:
+    """Batches of windows of T of n tokens: where each begins, and its targets that are new."""
+    stride = max(1, T // 2)
+    windows_in_all = math.ceil((n - T) / stride) + 1
+    count = windows_in_all if most is None else min(windows_in_all, max(1, most // stride))
+    scored = 0
+    for first in range(0, count, batch_size):
+        # The last batch is as large as the others: arrays of its own size would take more memory.
+        first = max(0, min(first, count - batch_size))
+        windows = []
+        for i in range(first, min(first + batch_size, count)):
+            start = min(i * windows_in_all // count * stride, n - T)
+            windows.append((start, slice(max(scored - start, T - stride) if scored else 0, None)))
             scored = max(scored, start + T)
-    return Evaluation(total / counted, counted, max(1, characters), max(1, nbytes), correct)
+        yield windows
 
 
 def evaluate_held_out(
@@ -129,11 +174,14 @@ def evaluate_held_out(
     dataset: Dataset,
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """How well a model predicts the held-out part of a text: all of it, or about MOST_HELD_OUT."""
     spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
-        return evaluate(model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT)
+        return evaluate(
+            model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT, ranks
+        )
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
@@ -148,6 +196,7 @@ def evaluate_parts(
     dataset: Dataset,
     batches: int,
     before_batch: Callable[[], object] = _continue,
+    ranks: Ranks = ALONE,
 ) -> EvaluationRecord:
     """`batches` batches of the training and of the held-out part: the same ones at every step.
 
@@ -157,10 +206,17 @@ def evaluate_parts(
     def evaluate_part(part: str) -> Evaluation:
         batch_size = dataset.batch_size
         if part == "held_out" and not batches:
-            return evaluate(model, dataset.held_out, dataset.spelled, batch_size, before_batch)
-        numbers = activity.parts(range(batches or dataset.held_out_batches))
-        chosen = (dataset.evaluation_batch(part, i) for i in numbers)
-        return evaluate_batches(model, chosen, dataset.spelled, before_batch)
+            return evaluate(
+                model, dataset.held_out, dataset.spelled, batch_size, before_batch, ranks=ranks
+            )
+        return evaluate_batches(
+            model,
+            functools.partial(dataset.evaluation_batch, part),
+            batches or dataset.held_out_batches,
+            dataset.spelled,
+            before_batch,
+            ranks,
+        )
 
     train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))
     return EvaluationRecord(

@@ -9,12 +9,13 @@ from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
+from smallmind.parallel.ranks import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
 from smallmind.training.evaluation import count_evaluation, evaluation_is_due
+from smallmind.training.gradients import Gradients
 from smallmind.training.health import checked_update
 from smallmind.training.live_state import LiveState
-from smallmind.training.prefetch import Batches
 from smallmind.training.records import (
     EvaluationRecord,
     OverflowRecord,
@@ -25,51 +26,43 @@ from smallmind.training.records import (
     StepRecord,
 )
 from smallmind.training.state import Snapshot
-from smallmind.training.step import accumulate_gradients, fatal_reason, make_objective, update
+from smallmind.training.step import fatal_reason, update
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
-
-
-class Stopped(Exception):
-    """Raised to end the run before its next batch."""
 
 
 class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
-    `batches` are those of its steps; `saver` gets the state when a save is due. `evaluate`
+    `gradients` computes those of its steps; `saver` gets the state when a save is due. `evaluate`
     takes a step and a number of batches -> the record, or None if it was stopped; `sample` returns
-    a text that the model writes; `check_stop` raises Stopped to end the run; `on_step` is called
-    about once a second with the number of the step, and how far it is if it takes long: "17%, 0:12
-    left".
+    a text that the model writes; `on_step` is called about once a second with the number of the
+    step, and how far it is if it takes long: "17%, 0:12 left".
     """
 
     def __init__(
         self,
         run: LiveState,
-        batches: Batches,
+        gradients: Gradients,
         saver: Saver | None,
         snapshot_every: int,
         evaluate: Callable[[int, int], EvaluationRecord | None],
         sample: Callable[[], str],
-        check_stop: Callable[[], object],
         on_step: Callable[[int, str], object] | None,
     ) -> None:
         self.run = run
-        self.batches = batches
+        self.gradients = gradients
         self.saver = saver
         self.snapshot_every = snapshot_every
         self.evaluate = evaluate
         self.sample = sample
-        self.check_stop = check_stop
         self.on_step = on_step
         self._saved = run.progress.step  # the step of the last save
 
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
         run, config, model = self.run, self.run.config, self.run.model
-        sampler = self.batches.sampler
-        objective = make_objective(model, run.distillation)
+        gradients = self.gradients
         clock = StepClock(run.progress)
         if evaluation_is_due(config, run.progress):  # the run was stopped during it
             yield from self._after_step(clock)
@@ -83,29 +76,22 @@ class Loop:
                 continue
             try:
                 with self._showing(step):
-                    loss = accumulate_gradients(
-                        model,
-                        sampler,
-                        step,
-                        objective,
-                        self.batches.get,
-                        run.loss_scale,
-                        self.check_stop,
-                    )
-            except (Stopped, InputError, OSError, MemoryError) as error:
-                run.clear_gradients()
+                    loss = gradients.compute(step, run.loss_scale)
+            except Stopped:
+                gradients.discard()
                 model.passes = passes
-                if isinstance(error, Stopped):
-                    break
+                break
+            except (InputError, OSError, MemoryError):
                 # Perhaps its batch could not be read. The steps before it are as good as ever.
+                gradients.discard()
+                model.passes = passes
                 yield from self._finish()
                 raise
             if self._is_broken(loss):
                 yield self._roll_back(step, loss)
                 clock.restart(run.progress)
                 continue
-            # To train on several processes, sum model.flat.grad over them here.
-            yield from self._update(step, loss, sampler.windows_in_step(step), clock)
+            yield from self._update(step, loss, gradients.windows_in_step(step), clock)
             yield from self._after_step(clock)
         yield from self._finish()
 
@@ -119,7 +105,7 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        ids_targets = self.batches.latest.ids, self.batches.latest.targets
+        ids_targets = self.gradients.latest.ids, self.gradients.latest.targets
         optimizer = run.optimizer
         with checked_update(run.model, config, step, optimizer, ids_targets, run.scaler) as health:
             norm = update(run)

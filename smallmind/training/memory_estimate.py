@@ -4,6 +4,7 @@ Kernels do nothing, and arrays have a shape but no memory: the pool only counts 
 NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,8 @@ from smallmind.nn.network import declare_parameters
 from smallmind.nn.rope import table_bytes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import Optimizer, make_optimizer
+from smallmind.parallel.gradient_sum import adding
+from smallmind.parallel.ranks import ALONE, bounds
 from smallmind.safetensors import StoredTensor
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
@@ -221,13 +224,27 @@ class _DryRun:
         Updates the parameters once.
         """
         T = self.model.config.block_size
-        with borrow_batches(self.pool, (windows, T), self.ahead) as ((ids, targets, _), *_):
-            for batch_size in (windows, rest) if rest else (windows,):
-                sizes = micro_batch_sizes(batch_size, T, self.training.micro_batch_size)
+        shards = self.training.shards
+        parts = {
+            end - start
+            for batch_size in (windows, rest)
+            for start, end in itertools.pairwise(bounds(batch_size, shards))
+        }
+        with (
+            borrow_batches(self.pool, (windows, T), self.ahead) as (batch, *_),
+            adding(self.model, ALONE, shards, self.training.rounds_sums) as gradient_sum,
+        ):
+            for part in parts - {0}:
+                sizes = micro_batch_sizes(part, T, self.training.micro_batch_size)
                 # A pass returns everything it rents: another one of the same size adds nothing.
                 for size in set(sizes):
                     self.model.micro_batch_size = size
-                    self._pass(Batch(ids[:size], targets[:size], np.zeros(size, np.int64)))
+                    self._pass(
+                        Batch(batch.ids[:size], batch.targets[:size], np.zeros(size, np.int64))
+                    )
+            for shard in gradient_sum.own:
+                gradient_sum.add(shard)
+            gradient_sum.total()
             self.optimizer.step()
         self.model.micro_batch_size = self.training.micro_batch_size
 

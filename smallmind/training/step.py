@@ -55,17 +55,22 @@ def accumulate_gradients(
 ) -> float:
     """Adds loss_scale times the gradients of a step's batches -> mean loss.
 
-    get_batch takes the number of a batch. Every window counts the same, as in one large batch.
+    get_batch takes the number of a batch, and may return some of its windows: the result is then
+    their part of the sum. Every window counts the same, as in one large batch.
     """
-    windows = sampler.windows_in_step(step)
+    windows, passes = sampler.windows_in_step(step), model.passes
     total = 0.0
     for number in activity.parts(range((step - 1) * sampler.batches, step * sampler.batches)):
         before_batch()
         with model.workspace.profile("GetBatch"):
             batch = get_batch(number)
+        # Dropout depends on the number of the batch, whichever of its windows are here.
+        model.passes = passes
+        passes += sampler.windows_in_batch(number) > 0
         if len(batch.ids):  # the last update of an epoch may need fewer batches
             share = len(batch.ids) / windows
             total += share * objective(batch, loss_scale * share, share)
+    model.passes = passes
     return total
 
 

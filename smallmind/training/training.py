@@ -17,16 +17,18 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
+from smallmind.parallel.ranks import ALONE, Ranks, Stopped, together
+from smallmind.parallel.shards import divisors
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import BackgroundSaver, Saver, check_unused, newest
 from smallmind.training.distillation import Distillation
-from smallmind.training.evaluation import evaluate_parts
+from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_parts
+from smallmind.training.gradients import computing
 from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
-from smallmind.training.loop import Loop, Stopped
-from smallmind.training.prefetch import drawing
+from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.progress import progress_line
 from smallmind.training.records import (
@@ -36,10 +38,8 @@ from smallmind.training.records import (
     RunProgress,
 )
 from smallmind.training.spikes import Spikes
-from smallmind.training.state import RunState, StateCopy
-from smallmind.training.step import (
-    set_up,
-)
+from smallmind.training.state import RunState, StateCopy, receive_state, send_state
+from smallmind.training.step import set_up
 
 SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
@@ -69,6 +69,7 @@ class Training:
         *,
         data: Dataset | None = None,
         snapshot_every: int = SNAPSHOT_EVERY,
+        ranks: Ranks = ALONE,
     ) -> None:
         check_type("model", model, TransformerModel)
         check_type("tokenizer", tokenizer, Tokenizer, None)
@@ -95,6 +96,8 @@ class Training:
         if distillation:
             distillation.prepare(model, data)
         self.snapshot_every = snapshot_every
+        self.ranks = ranks
+        self._is_leading = False
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
@@ -162,31 +165,62 @@ class Training:
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
-        self._begin(config, state)
+        with self.leading("steps", config, until, state is not None):
+            if state:
+                send_state(self.ranks, state)
+            yield from self._begin_together(config, state)
+            state = None  # its arrays are not needed during the run
+            yield from self._steps(until, saver)
+
+    def follow(
+        self, config: TrainingConfig, until: int | None, has_state: bool
+    ) -> Generator[Record, None, None]:
+        """What the other ranks do while rank 0 takes `steps`."""
+        state = receive_state(self.ranks) if has_state else None
+        yield from self._begin_together(config, state)
+        state = None
+        yield from self._steps(until, None)
+
+    def _begin_together(self, config: TrainingConfig, state: RunState | None) -> Iterator[Record]:
+        """Begins or resumes a run, on all ranks or on none."""
+        together(self.ranks, lambda: self._begin(config, state))
         if state:
-            self.load_state(state)
             saved, here = state.state.get("instruction_set"), self.model.instruction_set
             if isinstance(saved, str) and saved != here:
                 yield InstructionSetRecord(state.step, saved, here)
-            state = None  # its arrays are not needed during the run
-        sampler, pool = self._sampler(), self.model.workspace.pool
+
+    def _steps(self, until: int | None, saver: Saver | None) -> Generator[Record, None, None]:
         last = self.config.steps if until is None else min(until, self.config.steps)
-        ahead = self.config.batches_ahead(self.data.is_on_disk)
         with (
-            drawing(sampler, pool, ahead, last * sampler.batches) as batches,
+            computing(self._run, self._sampler(), self.ranks, last, self.check_stop) as gradients,
             instrument(self.model, self.config, self.profiler),
         ):
             loop = Loop(
                 self._run,
-                batches,
+                gradients,
                 saver,
                 self.snapshot_every,
                 self.evaluate,
                 self.sample,
-                self.check_stop,
                 self.on_step,
             )
             yield from loop.records(last)
+
+    @contextmanager
+    def leading(self, name: str, *arguments: Any) -> Iterator[None]:
+        """Within the block, on rank 0, all others call this method too: most need each other.
+
+        A call within another one that they follow already is not announced.
+        """
+        if self.ranks.size == 1 or self.ranks.rank or self._is_leading:
+            yield
+            return
+        self.ranks.share((name, arguments))
+        self._is_leading = True
+        try:
+            yield
+        finally:
+            self._is_leading = False
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""
@@ -235,11 +269,22 @@ class Training:
         profile = self.model.workspace.profile
         phrase = f"Evaluating after step {step}"
         with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
-            return evaluate_parts(step, self.model, self.data, batches, self.check_stop)
+            return evaluate_parts(step, self.model, self.data, batches, self.check_stop, self.ranks)
+        return None
+
+    def evaluate_held_out(self) -> Evaluation | None:
+        """Evaluates the whole held-out part, as at the end of a run; None if it was stopped."""
+        with self.leading("evaluate_held_out"), suppress(Stopped):
+            # In batches of the run, for which there are arrays in the pool already.
+            return evaluate_held_out(
+                self.model, self.data, self.data.batch_size, self.check_stop, self.ranks
+            )
         return None
 
     def sample(self) -> str:
-        """A text that the model writes; the same for the same weights."""
+        """A text that the model writes; the same for the same weights. Empty except on rank 0."""
+        if self.ranks.rank:
+            return ""
         with activity.doing("Writing a sample", usual=True):
             return generate(
                 self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
@@ -343,7 +388,14 @@ class Training:
         set_up(self.model, config, precision)
         self._run = self._new_run(config)
         self._stopping = False
+        if config.shards % self.ranks.size:
+            raise InputError(
+                f"data_shards={config.shards} cannot be divided among {self.ranks.size} ranks: "
+                f"start {', '.join(map(str, divisors(config.shards)))} of them"
+            )
         self._run.clear_gradients()
+        if state:
+            self.load_state(state)
 
     def _sampler(self) -> Sampler:
         stride = self.distillation.stride if self.distillation else 1

@@ -1,0 +1,104 @@
+"""A command on several ranks: the first one runs it, the others follow."""
+
+import argparse
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from smallmind import activity
+from smallmind.checks import InputError
+from smallmind.cli.console import error_line
+from smallmind.cli.errors import EXPECTED, message_of, status_of
+from smallmind.config import TrainingConfig, __version__
+from smallmind.signals import handling
+
+if TYPE_CHECKING:
+    from smallmind.parallel.ranks import Ranks  # which imports NumPy
+
+
+def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int:
+    """Calls lead on rank 0, or on the only one -> exit status, which is that of all ranks."""
+    from smallmind.parallel.launch import join
+
+    threads = getattr(options, "threads", None)
+    ranks = join(getattr(options, "rank_timeout", TrainingConfig.rank_timeout), threads)
+    if ranks.size == 1:
+        return lead(ranks)
+    if ranks.rank:
+        _follow(ranks, options, threads)
+    try:
+        _check_equal(ranks, options)
+        status = lead(ranks)
+    except BaseException as error:
+        if not ranks.end(status_of(error)):
+            _abort(ranks, error)
+        raise
+    if not ranks.end(status):
+        ranks.abort(status)
+    return status
+
+
+def _follow(ranks: "Ranks", options: argparse.Namespace, threads: int | None) -> NoReturn:
+    """Takes part in what rank 0 does, and prints only errors that it alone has met."""
+    from smallmind.parallel.ranks import ORDERLY
+    from smallmind.runs.ranks import follow
+
+    stops: list[Callable[[], None]] = []
+
+    def stop(_number: int, _frame: Any) -> None:
+        for stop_training in stops:
+            stop_training()
+
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    try:
+        with warnings.catch_warnings(), activity.showing_on(_silent), handling(stop, *numbers):
+            warnings.simplefilter("ignore")
+            try:
+                _check_equal(ranks, options)
+            except ORDERLY as error:
+                if error is not ranks.agreed:
+                    raise
+            follow(ranks, threads, stops.append)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _abort(ranks, error)
+
+
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # rank 0 decides what they mean
+
+
+def _abort(ranks: "Ranks", error: BaseException) -> NoReturn:
+    """Ends all ranks because of an error that only this one knows."""
+    if isinstance(error, EXPECTED):
+        error_line(f"smallmind: {ranks.names[ranks.rank]}: {message_of(error)}")
+    else:
+        error_line(f"smallmind: {ranks.names[ranks.rank]}:")
+        traceback.print_exception(error)
+    ranks.abort(status_of(error))
+    raise SystemExit(status_of(error))
+
+
+def _silent(_phrase: str | None, _usual: bool) -> None:
+    """Rank 0 shows what is being done."""
+
+
+def _check_equal(ranks: "Ranks", options: argparse.Namespace) -> None:
+    """InputError naming the first rank that was started differently from rank 0."""
+    from smallmind.parallel.ranks import together
+
+    here = {name: value for name, value in vars(options).items() if name != "run"}
+    here = {"version": __version__, **here}
+    first = ranks.share(here)[0]
+
+    def check() -> None:
+        for name in sorted(first.keys() | here.keys()):
+            if first.get(name) != here.get(name):
+                raise InputError(
+                    f"it has {name}={here.get(name)!r}, rank 0 {first.get(name)!r}: start all "
+                    "ranks with the same command and version"
+                )
+
+    together(ranks, check)

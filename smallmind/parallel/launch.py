@@ -1,0 +1,94 @@
+"""Joins the ranks that mpiexec has started, and divides the machine's cores among them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from smallmind.checks import InputError
+from smallmind.parallel.environment import SIZES, launched
+from smallmind.parallel.ranks import ALONE, Ranks
+
+INSTALL = "python -m pip install mpi4py mpich"
+
+
+def join(patience: float, threads: int | None = None) -> Ranks:
+    """The ranks that mpiexec has started, of which this process is one; else ALONE.
+
+    Unless a number of threads is given, the ranks on a machine divide its cores: this process and
+    its threads then stay on their own. InputError if MPI cannot be used.
+    """
+    if not launched():
+        return ALONE
+    expected = next((int(os.environ[name]) for name in SIZES if name in os.environ), None)
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        if expected == 1:
+            return ALONE
+        raise InputError(f"several ranks need mpi4py and an MPI ({error}): {INSTALL}") from None
+    except RuntimeError as error:  # there is no MPI that it could load
+        raise InputError(f"mpi4py found no MPI ({_first_line(error)}): {INSTALL}") from None
+    world = MPI.COMM_WORLD
+    if expected not in (None, world.size):
+        raise InputError(
+            f"mpiexec has started {expected} ranks, but the MPI of mpi4py sees {world.size}: they "
+            "are of different kinds. Use the mpiexec that is beside python in this environment, or "
+            "build mpi4py for the other one: python -m pip install --no-binary mpi4py mpi4py"
+        )
+    from smallmind.parallel.mpi import MPIRanks
+
+    ranks = MPIRanks(world, patience)
+    neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
+    if threads is None:
+        use_cores(share_of_cores(neighbours.rank, neighbours.allgather(usable_cpus())))
+    neighbours.Free()
+    return ranks
+
+
+def usable_cpus() -> list[int]:
+    """The logical CPUs that this process may use; empty where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
+    """What each rank on a machine may use -> the logical CPUs of rank `place`, one per core.
+
+    Ranks that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
+    stay where they are. More ranks than cores take turns.
+    """
+    mine = list(cpus[place])
+    rivals = [i for i, others in enumerate(cpus) if list(others) == mine]
+    cores = _one_per_core(mine)
+    if not cores:
+        return []
+    if len(rivals) >= len(cores):
+        return [cores[rivals.index(place) % len(cores)]]
+    first, last = (len(cores) * (rivals.index(place) + i) // len(rivals) for i in range(2))
+    return cores[first:last]
+
+
+def _one_per_core(cpus: Sequence[int]) -> list[int]:
+    """Of logical CPUs, the first one of every core."""
+    chosen, seen = [], set()
+    for cpu in cpus:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            core = siblings.read_text()
+        except OSError:
+            core = str(cpu)
+        if core not in seen:
+            seen.add(core)
+            chosen.append(cpu)
+    return chosen
+
+
+def use_cores(cpus: Sequence[int]) -> None:
+    """Keeps this process on these logical CPUs, a thread on each; with none, on a single thread."""
+    # Numba reads it when it is imported.
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(max(1, len(cpus))))
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,148 @@
+"""Ranks that are processes of MPI, on one machine or on several, through mpi4py."""
+
+import itertools
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from smallmind import activity
+from smallmind.kernels.half import BFLOAT16
+from smallmind.parallel.ranks import Ended
+
+SHARE = 1  # the tag of messages with small values
+MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
+TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(BFLOAT16): MPI.INT16_T}
+SPINNING = 1e-3  # seconds of a wait in which a rank only lets others run; then it sleeps
+NAP = 1e-4  # seconds
+ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
+
+
+class MPIRanks:
+    """The processes that `mpiexec` has started.
+
+    `patience` is the number of seconds after which a rank that does not answer is given up.
+    """
+
+    def __init__(self, communicator: MPI.Intracomm, patience: float) -> None:
+        self.rank, self.size = communicator.rank, communicator.size
+        self.patience = patience
+        self.agreed: Exception | None = None
+        self._communicator = communicator
+        hosts = communicator.allgather(MPI.Get_processor_name())
+        several = len(set(hosts)) > 1
+        self.names: Sequence[str] = [
+            f"rank {i} on {host}" if several else f"rank {i}" for i, host in enumerate(hosts)
+        ]
+
+    def share(self, value: Any) -> list[Any]:
+        """As in Ranks. Values are sent in pairs, so that an error can name who has not answered."""
+        values: dict[int, Any] = {self.rank: value}
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        data = pickle.dumps(value)
+        sending = [self._communicator.Isend([data, MPI.BYTE], rank, SHARE) for rank in others]
+        status = MPI.Status()
+
+        def receive() -> bool:
+            for rank in others:
+                if rank in values:
+                    continue
+                message = self._communicator.Improbe(rank, SHARE, status)
+                if message:
+                    received = bytearray(status.Get_count(MPI.BYTE))
+                    message.Recv([received, MPI.BYTE])
+                    values[rank] = pickle.loads(received)
+            return len(values) == self.size
+
+        self._wait(receive, lambda: [rank for rank in others if rank not in values])
+        self._wait(lambda: MPI.Request.Testall(sending), lambda: others)
+        if isinstance(values[0], Ended) and self.rank:
+            raise SystemExit(values[0].status)
+        return [values[rank] for rank in range(self.size)]
+
+    def send(self, array: np.ndarray) -> None:
+        data = array.reshape(-1).view(np.uint8)
+        for start in range(0, data.size, MOST):
+            request = self._communicator.Ibcast([data[start : start + MOST], MPI.BYTE], 0)
+            self._wait(request.Test, lambda: [0])
+
+    def spread(
+        self,
+        vector: np.ndarray | None,
+        ends: Sequence[int],
+        senders: Sequence[bool],
+        room: np.ndarray,
+    ) -> "_Pending":
+        lengths = [b - a for a, b in itertools.pairwise(ends)]
+        counts = [0 if vector is None or r == self.rank else n for r, n in enumerate(lengths)]
+        own = lengths[self.rank]
+        arriving = [own if sends and r != self.rank else 0 for r, sends in enumerate(senders)]
+        places = np.cumsum([0, *arriving]).tolist()
+        kind = TYPES[room.dtype]
+        request = self._communicator.Ialltoallv(
+            [room[:0] if vector is None else vector, (counts, ends[:-1]), kind],
+            [room, (arriving, places[:-1]), kind],
+        )
+        pieces = [
+            room[place : place + count] if count else None
+            for place, count in zip(places, arriving, strict=False)
+        ]
+        return _Pending(self, request, pieces)
+
+    def collect(self, vector: np.ndarray, ends: Sequence[int]) -> "_Pending":
+        lengths = [b - a for a, b in itertools.pairwise(ends)]
+        whole = [vector, (lengths, ends[:-1]), TYPES[vector.dtype]]
+        request = self._communicator.Iallgatherv(MPI.IN_PLACE, whole)
+        return _Pending(self, request, [None] * self.size)
+
+    def end(self, status: int) -> bool:
+        """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
+        self.patience = min(self.patience, ENDING)
+        try:
+            self.share(Ended(status))
+        except TimeoutError:
+            return False
+        return True
+
+    def abort(self, status: int) -> None:
+        """Ends all ranks at once: this one cannot continue."""
+        self._communicator.Abort(status)
+
+    def _wait(self, is_done: Callable[[], bool], missing: Callable[[], list[int]]) -> None:
+        """Waits until is_done(). TimeoutError names the missing ranks if that takes too long."""
+        if is_done():
+            return
+        begun = time.monotonic()
+        with activity.doing("Waiting for other ranks", usual=True):
+            while not is_done():
+                waited = time.monotonic() - begun
+                if waited < SPINNING:
+                    os.sched_yield()  # ranks may share a core
+                    continue
+                time.sleep(NAP)
+                activity.tick()
+                if waited > self.patience:
+                    names = ", ".join(self.names[rank] for rank in missing())
+                    raise TimeoutError(
+                        f"{self.names[self.rank]} has waited {self.patience:g} seconds for {names}"
+                    )
+
+
+class _Pending:
+    """A request of MPI and the arrays that it fills."""
+
+    def __init__(
+        self, ranks: MPIRanks, request: MPI.Request, pieces: list[np.ndarray | None]
+    ) -> None:
+        self._ranks = ranks
+        self._request = request
+        self._pieces = pieces
+
+    def wait(self) -> list[np.ndarray | None]:
+        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
+        self._ranks._wait(self._request.Test, lambda: others)
+        return self._pieces

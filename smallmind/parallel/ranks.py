@@ -1,0 +1,150 @@
+"""The ranks of a run: what they tell each other, through one interface for one and for many."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.checks import InputError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """Raised to end a run before its next batch."""
+
+
+# Errors that end a run in order, on all ranks. Any other is a bug and ends the program.
+ORDERLY = (Stopped, InputError, FloatingPointError, MemoryError, OSError)
+
+
+class Ended(NamedTuple):
+    """What rank 0 shares last: the others exit with this status."""
+
+    status: int
+
+
+class Pending(Protocol):
+    """Data on its way between ranks."""
+
+    def wait(self) -> list[np.ndarray | None]:
+        """Waits until it has arrived -> what each rank sent, by rank, None for this one."""
+
+
+class Ranks(Protocol):
+    """All ranks of a run, seen from one of them: number `rank` of `size`.
+
+    All ranks call the same methods in the same order. Every wait has a bound: TimeoutError names
+    the ranks that have not answered.
+    """
+
+    rank: int
+    size: int
+    names: Sequence[str]  # of each, for messages: "rank 1", or "rank 1 on HOST"
+    agreed: Exception | None  # the last error that `together` raised on all ranks
+
+    def share(self, value: Any) -> list[Any]:
+        """A small value of each rank -> those of all, by rank.
+
+        SystemExit if rank 0 shares Ended.
+        """
+
+    def end(self, status: int) -> bool:
+        """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
+
+    def abort(self, status: int) -> None:
+        """Ends all ranks at once: this one cannot continue."""
+
+    def send(self, array: np.ndarray) -> None:
+        """Writes rank 0's array into that of every other rank."""
+
+    def spread(
+        self,
+        vector: np.ndarray | None,
+        ends: Sequence[int],
+        senders: Sequence[bool],
+        room: np.ndarray,
+    ) -> Pending:
+        """Sends vector[ends[r] : ends[r + 1]] to each other rank r; None sends nothing.
+
+        senders: which of the ranks send something. What arrives is written to room.
+        """
+
+    def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
+        """Writes vector[ends[r] : ends[r + 1]] of each rank r into that of all others."""
+
+
+class Alone:
+    """The only rank."""
+
+    rank, size = 0, 1
+    names: Sequence[str] = ("rank 0",)
+    agreed: Exception | None = None
+
+    def share(self, value: Any) -> list[Any]:
+        return [value]
+
+    def end(self, status: int) -> bool:
+        return True
+
+    def abort(self, status: int) -> None:
+        raise SystemExit(status)
+
+    def send(self, array: np.ndarray) -> None:
+        """There is nobody to send it to."""
+
+    def spread(
+        self,
+        vector: np.ndarray | None,
+        ends: Sequence[int],
+        senders: Sequence[bool],
+        room: np.ndarray,
+    ) -> Pending:
+        raise AssertionError("one rank has everything")
+
+    def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
+        raise AssertionError("one rank has everything")
+
+
+ALONE = Alone()
+
+
+def bounds(count: int, parts: int) -> list[int]:
+    """Where each of the parts of `count` things begins, and the end; they differ by at most one."""
+    return [count * i // parts for i in range(parts + 1)]
+
+
+def together(ranks: Ranks, compute: Callable[[], Result]) -> list[Result]:
+    """Every rank computes something -> the results of all, by rank.
+
+    If that raises one of the errors that end a run in order, all ranks raise it, with the name of
+    the rank that met it: none waits for another that has given up.
+    """
+    if ranks.size == 1:
+        return [compute()]
+    error: Exception | None = None
+    outcome: tuple[type[Exception] | None, Any]
+    try:
+        outcome = None, compute()
+    except ORDERLY as raised:
+        error, outcome = raised, (type(raised), str(raised))
+    outcomes = ranks.share(outcome)
+    failed = [rank for rank, (kind, _) in enumerate(outcomes) if kind]
+    if not failed:
+        return [result for _, result in outcomes]
+    # Whoever was told to stop may still learn why another rank cannot continue.
+    first = next((rank for rank in failed if outcomes[rank][0] is not Stopped), failed[0])
+    kind, message = outcomes[first]
+    assert kind
+    ranks.agreed = kind() if kind is Stopped else kind(f"{ranks.names[first]}: {message}")
+    raise ranks.agreed from error
+
+
+def divided(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Result]) -> list[Result]:
+    """compute(item) for all items, in order. Every rank computes a part; errors as `together`."""
+    ends = bounds(len(items), ranks.size)
+    own = items[ends[ranks.rank] : ends[ranks.rank + 1]]
+    parts = together(ranks, lambda: [compute(item) for item in activity.parts(own)])
+    return [result for part in parts for result in part]

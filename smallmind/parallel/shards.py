@@ -1,0 +1,119 @@
+"""How batches are divided into shards, and the fixed order in which shards are added.
+
+The gradient of a step is the sum over the shards of its batches. Floating-point sums depend on
+their order, so shards are added pair by pair, in a binary tree that depends on their number alone:
+((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)). Whichever rank computes which shard, the sum has the same
+bits, and a rank that computes several keeps only a few vectors.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from smallmind.parallel.ranks import bounds
+from smallmind.text.dataset import Batch, Dataset
+from smallmind.text.samplers import Sampler
+
+Value = TypeVar("Value")
+
+USUAL = 8  # shards of a run that begins on several ranks
+
+
+def own_shards(rank: int, size: int, shards: int) -> range:
+    """The shards that a rank computes."""
+    each = shards // size
+    return range(rank * each, (rank + 1) * each)
+
+
+def divisors(shards: int) -> list[int]:
+    """The numbers of ranks that can divide so many shards among them."""
+    return [size for size in range(1, shards + 1) if shards % size == 0]
+
+
+def default_shards(size: int) -> int:
+    """The number of shards of a run that begins on so many ranks: 8 if they can be divided."""
+    return math.ceil(USUAL / size) * size
+
+
+class ShardSampler(Sampler):
+    """The windows of consecutive shards, of those that another sampler chooses."""
+
+    def __init__(self, sampler: Sampler, shards: int, own: range) -> None:
+        self.whole = sampler
+        self.shards = shards
+        self.own = own
+        self.dataset: Dataset = sampler.dataset
+        self.batches: int = sampler.batches
+
+    @property
+    def max_batch_size(self) -> int:
+        return math.ceil(self.whole.max_batch_size * len(self.own) / self.shards)
+
+    def starts(self, number: int) -> np.ndarray:
+        begin = bounds(self.windows_in_batch(number), self.shards)
+        return self.whole.starts(number)[begin[self.own.start] : begin[self.own.stop]]
+
+    def windows_in_batch(self, number: int) -> int:
+        return self.whole.windows_in_batch(number)
+
+    def windows_in_step(self, step: int) -> int:
+        return self.whole.windows_in_step(step)
+
+    def shard(self, number: int, batch: Batch, shard: int) -> Batch:
+        """Of batch `number`, as drawn by this sampler, the windows of one of its shards."""
+        begin = bounds(self.windows_in_batch(number), self.shards)
+        first = begin[self.own.start]
+        part = slice(begin[shard] - first, begin[shard + 1] - first)
+        return Batch(batch.ids[part], batch.targets[part], batch.starts[part])
+
+    def first_window(self, number: int, shard: int) -> int:
+        """The place of a shard's first window in batch `number`."""
+        return bounds(self.windows_in_batch(number), self.shards)[shard]
+
+
+class Node(NamedTuple, Generic[Value]):
+    """The sum over the shards first..first + size."""
+
+    first: int
+    size: int
+    value: Value
+
+
+class TreeSum(Generic[Value]):
+    """The sum over shards that are pushed in order, each added by `add(left, right)`.
+
+    Pushing the nodes of another sum gives the same tree as pushing its shards.
+    """
+
+    def __init__(self, add: Callable[[Value, Value], Value]) -> None:
+        self._add = add
+        self.nodes: list[Node[Value]] = []  # from left to right, none of which can be added yet
+
+    def push(self, node: Node[Value]) -> None:
+        """Adds the next shards, or the node of their sum."""
+        while self.nodes and self.joins(node):
+            left = self.nodes.pop()
+            node = Node(left.first, 2 * left.size, self._add(left.value, node.value))
+        self.nodes.append(node)
+
+    def joins(self, node: Node[Value]) -> bool:
+        """Whether the last node and this one are the two halves of a larger one."""
+        last = self.nodes[-1]
+        return last.size == node.size and last.first % (2 * last.size) == 0
+
+    def total(self) -> Value:
+        """The sum of all that was pushed; if their number is no power of two, from the right."""
+        value = self.nodes.pop().value
+        while self.nodes:
+            value = self._add(self.nodes.pop().value, value)
+        return value
+
+
+def left_over(own: range) -> list[Node[None]]:
+    """The nodes that remain of consecutive shards once they have been added, without values."""
+    tree: TreeSum[None] = TreeSum(lambda _left, _right: None)
+    for shard in own:
+        tree.push(Node(shard, 1, None))
+    return tree.nodes

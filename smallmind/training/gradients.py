@@ -1,0 +1,117 @@
+"""The gradient of each step of a run: shard by shard, added up over all ranks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from smallmind.parallel.gradient_sum import GradientSum, adding
+from smallmind.parallel.ranks import Ranks, together
+from smallmind.parallel.shards import ShardSampler
+from smallmind.text.dataset import Batch
+from smallmind.text.samplers import Sampler
+from smallmind.training.live_state import LiveState
+from smallmind.training.prefetch import Batches, drawing
+from smallmind.training.step import accumulate_gradients, make_objective
+
+
+class Gradients:
+    """Computes the gradients of a run's steps, with the other ranks. See `computing`."""
+
+    def __init__(
+        self,
+        run: LiveState,
+        sampler: ShardSampler,
+        batches: Batches,
+        gradient_sum: GradientSum,
+        check_stop: Callable[[], object],
+    ) -> None:
+        self.run = run
+        self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
+        self._sampler = sampler
+        self._batches = batches
+        self._sum = gradient_sum
+        self._check_stop = check_stop
+        self._objective = make_objective(run.model, run.distillation)
+
+    def compute(self, step: int, loss_scale: float) -> float:
+        """Adds loss_scale times the gradient of a step to the model's -> its mean loss.
+
+        All ranks have the same sum then. Errors, Stopped included, are raised on all of them.
+        """
+        ranks = self._sum.ranks
+        computed = together(ranks, lambda: self._own_shards(step, loss_scale))
+        self.losses = [loss for part in computed for loss, _ in part]
+        if self.run.distillation:
+            for part in computed:
+                for _, dtemperature in part:
+                    self.run.distillation.add_gradient(dtemperature)
+        with self.run.model.workspace.profile("ReduceGradients"):
+            self._sum.total()
+        return sum(self.losses)
+
+    def discard(self) -> None:
+        """Clears what has been computed of a step."""
+        self.run.model.first_window = 0
+        self._sum.discard()
+        self.run.clear_gradients()
+
+    def windows_in_step(self, step: int) -> int:
+        """Update, from 1 -> the number of windows in all its batches together, of all ranks."""
+        return self._sampler.windows_in_step(step)
+
+    @property
+    def latest(self) -> Batch:
+        """The last batch of this rank that had windows."""
+        return self._batches.latest
+
+    def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
+        """Adds up the gradients of this rank's shards -> loss and temperature's gradient of each.
+
+        The loss is the shard's part of the mean.
+        """
+        run, model, passes = self.run, self.run.model, self.run.model.passes
+        get_batch: Callable[[int], Batch] = self._batches.get
+        if len(self._sum.own) > 1 and self._sampler.batches > 1:
+            get_batch = self._copies(step).__getitem__
+        computed = []
+        for shard in self._sum.own:
+            model.passes = passes
+
+            def windows(number: int, shard: int = shard) -> Batch:
+                model.first_window = self._sampler.first_window(number, shard)
+                return self._sampler.shard(number, get_batch(number), shard)
+
+            loss = accumulate_gradients(
+                model, self._sampler, step, self._objective, windows, loss_scale, self._check_stop
+            )
+            computed.append((loss, run.distillation.take_gradient() if run.distillation else 0.0))
+            self._sum.add(shard)
+        model.first_window = 0
+        return computed
+
+    def _copies(self, step: int) -> dict[int, Batch]:
+        """The batches of a step, by number: each shard has windows of all of them."""
+        batches, copies = self._sampler.batches, {}
+        for number in range((step - 1) * batches, step * batches):
+            batch = self._batches.get(number)
+            copies[number] = batch._replace(ids=batch.ids.copy(), targets=batch.targets.copy())
+        return copies
+
+
+@contextmanager
+def computing(
+    run: LiveState,
+    sampler: Sampler,
+    ranks: Ranks,
+    steps: int,
+    check_stop: Callable[[], object],
+) -> Iterator[Gradients]:
+    """Within the block, computes the gradients of a run up to a step.
+
+    check_stop raises Stopped to end the run before its next batch.
+    """
+    config, data, pool = run.config, run.data, run.model.workspace.pool
+    shards, ahead = config.shards, config.batches_ahead(data.is_on_disk)
+    with adding(run.model, ranks, shards, config.rounds_sums) as gradient_sum:
+        own = ShardSampler(sampler, shards, gradient_sum.own)
+        with drawing(own, pool, ahead, steps * sampler.batches) as batches:
+            yield Gradients(run, own, batches, gradient_sum, check_stop)
