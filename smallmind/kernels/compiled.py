@@ -14,7 +14,7 @@ from smallmind.kernels.gelu import gelu, gelu_backward
 from smallmind.kernels.layernorm import layernorm, layernorm_backward
 from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
 from smallmind.kernels.mix import copy_columns, mix, mix_backward
-from smallmind.kernels.muon import muon
+from smallmind.kernels.muon import average_gradient, muon
 from smallmind.kernels.reduce import column_sum, sum_of_squares
 from smallmind.kernels.relu2 import relu2, relu2_backward
 from smallmind.kernels.rmsnorm import rmsnorm, rmsnorm_backward
@@ -28,6 +28,7 @@ __all__ = [
     "add_vectors",
     "attention",
     "attention_backward",
+    "average_gradient",
     "bigrams",
     "cached_attention",
     "column_sum",

@@ -20,6 +20,7 @@ from smallmind.kernels.codegen.simd import (
     maximum,
     minimum,
     no_doubles,
+    share,
     store_up_to,
     sum_of_doubles,
 )
@@ -117,6 +118,36 @@ def _add_gradient(x, gradients, m, start, stride, coefficients):
             store_up_to(m, k, mean, count)
             store_up_to(gradients, k, broadcast(np.float32(0)), count)
     return sum_of_doubles(total, no_doubles())
+
+
+def average_gradient(m, gradients, coefficients):
+    """m (n,) = beta m + (1 - beta) g, as `muon` does it, for matrices that others update.
+
+    g and beta as in `muon`. gradients (n,) become zeros. coefficients: MuonCoefficients.
+    """
+    coefficients = MuonCoefficients(*map(float, coefficients))
+    _average_gradient(m, gradients, coefficients, threads())
+
+
+@parallel_jit
+def _average_gradient(m, gradients, coefficients, workers):
+    for worker in prange(workers):
+        first, last = share(m.size, np.int64(worker), workers)
+        _average_part(m, gradients, coefficients, first, last)
+
+
+@jit
+def _average_part(m, gradients, coefficients, first, last):
+    c = coefficients
+    beta, rest = broadcast(np.float32(c.momentum)), np.float32(1 - c.momentum)
+    scale, limit = np.float32(c.gradient_scale), np.float32(c.max_gradient)
+    max_gradient, min_gradient = broadcast(limit), broadcast(-limit)
+    for i in range(first, last, LANES):
+        count = min(LANES, last - i)
+        g = load_up_to(gradients, i, count)
+        g = minimum(max_gradient, maximum(min_gradient, g * scale)) * rest
+        store_up_to(m, i, fma(load_up_to(m, i, count), beta, g), count)
+        store_up_to(gradients, i, broadcast(np.float32(0)), count)
 
 
 @jit

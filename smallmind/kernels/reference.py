@@ -10,7 +10,12 @@ import math
 import numpy as np
 
 from smallmind.kernels.half import round_to, to_float32
-from smallmind.kernels.reference_optimizers import adamw, muon, sum_of_squares  # noqa: F401
+from smallmind.kernels.reference_optimizers import (  # noqa: F401
+    adamw,
+    average_gradient,
+    muon,
+    sum_of_squares,
+)
 from smallmind.randomness import hash_words
 
 

@@ -111,6 +111,17 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
         working[...] = round_to(parameters, working.dtype)
 
 
+def average_gradient(m, gradients, coefficients):
+    """m (n,) = beta m + (1 - beta) g, as `muon` does it, for matrices that others update.
+
+    g and beta as in `muon`. gradients (n,) become zeros. coefficients: MuonCoefficients.
+    """
+    c = coefficients
+    g = np.clip(gradients * c.gradient_scale, -c.max_gradient, c.max_gradient)
+    m[...] = c.momentum * m + (1 - c.momentum) * g
+    gradients[...] = 0
+
+
 def newton_schulz(x):
     """x (M, N) -> about u v^T of its singular value decomposition u s v^T (Jordan et al. 2024).
 

@@ -9,10 +9,11 @@ import numpy as np
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
-from smallmind.nn.parameters import Role
+from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
+from smallmind.parallel.ranks import ALONE, Ranks, bounds
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
@@ -22,7 +23,8 @@ class AdamW(Optimizer):
 
     Matrices decay, embeddings included; biases and norms do not. `learning_rate` may be set before
     each step. Updates the parameters with these roles; their moments `m` and `v` are flat vectors
-    like the model's. InputError if a setting is out of range.
+    like the model's. With several ranks each has a part of the moments, and updates the parameters
+    that belong to it. InputError if a setting is out of range.
     """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]] = dict.fromkeys(
@@ -37,6 +39,7 @@ class AdamW(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.1,
         roles: tuple[Role, ...] = tuple(Role),
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__(model, learning_rate)
         if len(check_type("betas", betas, tuple, list)) != 2:
@@ -55,8 +58,14 @@ class AdamW(Optimizer):
         self._decayed = flat.ranges(*DECAYED)[0].stop
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
-        self.m = flat.zeros(size, flat.data.dtype)
-        self.v = flat.zeros(size, flat.data.dtype)
+        self.ranks = ranks
+        ends = [ALIGNED * line for line in bounds(size // ALIGNED, ranks.size)]
+        self._ends = ends
+        if ranks.size > 1:
+            self.ends = {"m": ends, "v": ends}
+        self._first, self._last = ends[ranks.rank : ranks.rank + 2]
+        self.m = flat.zeros(self._last - self._first, flat.data.dtype)
+        self.v = flat.zeros(self._last - self._first, flat.data.dtype)
 
     def __repr__(self) -> str:
         return (
@@ -65,10 +74,17 @@ class AdamW(Optimizer):
         )
 
     @classmethod
-    def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "AdamW":
+    def from_config(
+        cls, model: TransformerModel, config: TrainingConfig, ranks: Ranks = ALONE
+    ) -> "AdamW":
         """The optimizer that a run with this config uses."""
-        betas = config.beta1, config.beta2
-        return cls(model, config.learning_rate, betas, weight_decay=config.weight_decay)
+        return cls(
+            model,
+            config.learning_rate,
+            (config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+            ranks=ranks if config.shard_optimizer else ALONE,
+        )
 
     def update(self, clipping: Clipping) -> None:
         """Updates the parameters with its roles and clears their gradients."""
@@ -88,12 +104,18 @@ class AdamW(Optimizer):
         end = 0
         for part in self._ranges:
             start, end = end, end + part.stop - part.start
-            moments = self.m[start:end], self.v[start:end]
-            decayed = max(0, min(part.stop, self._decayed) - part.start)
-            working = None if flat.working is None else flat.working[part]
-            kernels.adamw(
-                flat.data[part], flat.grad[part], *moments, decayed, coefficients, working
-            )
+            first, last = max(start, self._first), min(end, self._last)
+            if first < last:
+                moments = (x[first - self._first : last - self._first] for x in (self.m, self.v))
+                own = slice(part.start + first - start, part.start + last - start)
+                decayed = max(0, min(own.stop, self._decayed) - own.start)
+                working = None if flat.working is None else flat.working[own]
+                kernels.adamw(
+                    flat.data[own], flat.grad[own], *moments, decayed, coefficients, working
+                )
+            if self.ranks.size > 1:
+                ends = [min(max(place, start), end) - start for place in self._ends]
+                share_parameters(self.model, self.ranks, part, ends)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The moments, by name."""

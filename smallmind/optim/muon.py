@@ -1,17 +1,18 @@
 """Muon: momentum whose update is made orthogonal, for the hidden matrices; AdamW for the rest."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from smallmind.checks import InputError, check_field
 from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients
-from smallmind.nn.parameters import Parameters, Role
+from smallmind.nn.parameters import Parameters, ParameterSpec, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.clipping import Clipping
-from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
+from smallmind.parallel.ranks import ALONE, Ranks
 
 # The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
 # and length are those of modded-nanogpt and nanochat.
@@ -25,7 +26,9 @@ class Muon(Optimizer):
     The update of a matrix is its momentum with all singular values made about 1. Matrices that are
     stored side by side, like those of queries, keys and values, are updated apart. Their rate is
     matrix_learning_rate, their weight decay that of AdamW. `learning_rate` may be set before each
-    step; `matrix_learning_rate` follows it in proportion. InputError if a setting is out of range.
+    step; `matrix_learning_rate` follows it in proportion. With several ranks each updates some of
+    the matrices; if `is_sharded`, it keeps only the means of these. InputError if a setting is out
+    of range.
     """
 
     # Whatever the gradient, an update has the norm that the rate gives it: beside small initial
@@ -46,6 +49,8 @@ class Muon(Optimizer):
         betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.1,
+        ranks: Ranks = ALONE,
+        is_sharded: bool = False,
     ) -> None:
         super().__init__(model, learning_rate)
         if not self.learning_rate:
@@ -53,7 +58,9 @@ class Muon(Optimizer):
                 "learning_rate=0 must be above 0 with Muon, whose matrix_learning_rate follows it"
             )
         rate = check_field(TrainingConfig, "matrix_learning_rate", matrix_learning_rate)
-        self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHERS)
+        self.ranks = ranks
+        of_others = ranks if is_sharded else ALONE
+        self.others = AdamW(model, learning_rate, betas, eps, weight_decay, OTHERS, of_others)
         self._peak_rates = self.learning_rate, rate
         self.momentum: float = check_field(TrainingConfig, "momentum", momentum)
         self.momentum_warmup_steps: int = check_field(
@@ -61,9 +68,17 @@ class Muon(Optimizer):
         )
         flat = model.flat
         (self._matrices,) = flat.ranges(Role.MATRIX)
-        self._blocks = matrix_blocks(flat, self._matrices.start)
-        self.scratch_size = self._blocks.scratch_size
-        self.matrix_mean = flat.zeros(self._matrices.stop - self._matrices.start, flat.data.dtype)
+        self._ends = divided_matrices(flat, self._matrices, ranks.size)
+        first, last = self._ends[ranks.rank : ranks.rank + 2]
+        self._own = slice(first, last)  # of the matrices
+        self._is_sharded = is_sharded and ranks.size > 1
+        if self._is_sharded:
+            self.ends = {**self.others.ends, "matrix_mean": self._ends}
+        start = self._matrices.start
+        self._blocks = matrix_blocks(flat, slice(start + first, start + last))
+        self.scratch_size = self._blocks.scratch_size if last > first else 0
+        size = last - first if self._is_sharded else self._ends[-1]
+        self.matrix_mean = flat.zeros(size, flat.data.dtype)
 
     def __repr__(self) -> str:
         others = self.others
@@ -74,7 +89,9 @@ class Muon(Optimizer):
         )
 
     @classmethod
-    def from_config(cls, model: TransformerModel, config: TrainingConfig) -> "Muon":
+    def from_config(
+        cls, model: TransformerModel, config: TrainingConfig, ranks: Ranks = ALONE
+    ) -> "Muon":
         """The optimizer that a run with this config uses."""
         return cls(
             model,
@@ -84,6 +101,8 @@ class Muon(Optimizer):
             config.momentum_warmup_steps,
             (config.beta1, config.beta2),
             weight_decay=config.weight_decay,
+            ranks=ranks,
+            is_sharded=config.shard_optimizer,
         )
 
     @property
@@ -104,9 +123,18 @@ class Muon(Optimizer):
             gradient_scale=clipping.scale,
             max_gradient=clipping.max_gradient,
         )
-        vectors = flat.data[part], flat.grad[part], self.matrix_mean
-        working = None if flat.working is None else flat.working[part]
-        self.model.workspace.kernels.muon(*vectors, self._blocks, coefficients, working)
+        kernels, own = self.model.workspace.kernels, self._own
+        parameters, gradients = flat.data[part], flat.grad[part]
+        working = None if flat.working is None else flat.working[part][own]
+        mean = self.matrix_mean if self._is_sharded else self.matrix_mean[own]
+        if mean.size:
+            kernels.muon(parameters[own], gradients[own], mean, self._blocks, coefficients, working)
+        if self.ranks.size == 1:
+            return
+        if not self._is_sharded:
+            for other in (slice(0, own.start), slice(own.stop, None)):
+                kernels.average_gradient(self.matrix_mean[other], gradients[other], coefficients)
+        share_parameters(self.model, self.ranks, part, self._ends)
 
     def _momentum(self, step: int) -> float:
         """step (from 0) -> the momentum of its update."""
@@ -120,20 +148,42 @@ class Muon(Optimizer):
         return {**self.others.tensors(), "matrix_mean": self.matrix_mean}
 
 
-def matrix_blocks(flat: Parameters, origin: int) -> MatrixBlocks:
-    """The hidden matrices, with their places in a vector that begins at `origin`.
+def divided_matrices(flat: Parameters, part: slice, size: int) -> list[int]:
+    """Where in a part of the vector the matrices of each of `size` ranks begin, and the end.
+
+    Every rank has consecutive matrices, about as much work as the others.
+    """
+    ends, done = [0], 0.0
+    places = [(p, spec) for p, spec in flat.places() if part.start <= p < part.stop]
+    costs = [_work(spec) for _, spec in places]
+    for (place, _), cost in zip(places, costs, strict=True):
+        # A matrix belongs to the rank in whose share of the work its middle lies.
+        while (done + cost / 2) * size >= len(ends) * sum(costs):
+            ends.append(place - part.start)
+        done += cost
+    return ends + [part.stop - part.start] * (size + 1 - len(ends))
+
+
+def _work(spec: ParameterSpec) -> float:
+    """Multiplications that the update of a parameter's matrices takes, in proportion."""
+    rows, columns = spec.shape
+    return float(sum(rows * width * min(rows, width) for width in spec.widths or (columns,)))
+
+
+def matrix_blocks(flat: Parameters, part: slice) -> MatrixBlocks:
+    """The hidden matrices in a part of the vector, with their places in it.
 
     Those that stand side by side in one parameter are apart. From the largest to the smallest, so
     that threads that take turns have equal work.
     """
     blocks: list[tuple[int, ...]] = []
     for place, spec in flat.places():
-        if spec.role == Role.MATRIX:
+        if spec.role == Role.MATRIX and part.start <= place < part.stop:
             rows, stride = spec.shape
-            start = place - origin
+            start = place - part.start
             for columns in spec.widths or (stride,):
                 blocks.append((start, rows, columns, stride))
                 start += columns
     blocks.sort(key=lambda block: block[1] * block[2], reverse=True)
-    fields: list[Any] = [np.array(field, np.int64) for field in zip(*blocks, strict=True)]
-    return MatrixBlocks(*fields)
+    fields = np.array(blocks, np.int64).reshape(-1, len(MatrixBlocks._fields)).T
+    return MatrixBlocks(*map(np.ascontiguousarray, fields))

@@ -1,7 +1,8 @@
 """What all optimizers have in common, and the one that a run uses."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from smallmind.config import TrainingConfig
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping, clip
+from smallmind.parallel.ranks import ALONE, Ranks
 
 
 class UpdateSize(NamedTuple):
@@ -26,6 +28,9 @@ class Optimizer:
     """Updates a model's parameters from its gradients. Subclasses say how, in `update`."""
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]]  # of matrices
+    ranks: Ranks = ALONE  # that divide the update, if that pays
+    # Tensor -> where the part of each rank begins, and the end; empty if all ranks have all.
+    ends: Mapping[str, Sequence[int]] = MappingProxyType({})
     scratch_size: int = 0  # elements per thread that its kernels need, besides those of a product
 
     def __init__(self, model: TransformerModel, learning_rate: float) -> None:
@@ -61,8 +66,27 @@ class Optimizer:
         raise NotImplementedError
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays that a resumed run needs, by name; `step` updates them in place."""
+        """The arrays that a resumed run needs, by name; `step` updates them in place.
+
+        If ranks share them, only the part of this one.
+        """
         raise NotImplementedError
+
+    def own_part(self, name: str, tensor: np.ndarray) -> np.ndarray:
+        """A whole tensor -> the part that `tensors` has of it here."""
+        if name not in self.ends:
+            return tensor
+        rank, ends = self.ranks.rank, self.ends[name]
+        return tensor[ends[rank] : ends[rank + 1]]
+
+    def whole(self, name: str, part: np.ndarray) -> np.ndarray:
+        """The parts of a tensor that all ranks have -> the whole one; on others than 0, the part.
+
+        All ranks call it.
+        """
+        if name not in self.ends:
+            return part
+        return self.ranks.gather(part, self.ends[name])
 
     def state(self) -> dict[str, Any]:
         """The rest of what a resumed run needs, JSON-able."""
@@ -79,8 +103,24 @@ def rate_settings(config: TrainingConfig) -> list[str]:
     return sorted({size.setting for size in kind.update_sizes.values()})
 
 
-def make_optimizer(model: TransformerModel, config: TrainingConfig) -> Optimizer:
+def make_optimizer(
+    model: TransformerModel, config: TrainingConfig, ranks: Ranks = ALONE
+) -> Optimizer:
     """The optimizer of a run, as it is before the first step."""
     kind = parts.load(parts.OPTIMIZERS, config.optimizer)
-    optimizer: Optimizer = kind.from_config(model, config)
+    optimizer: Optimizer = kind.from_config(model, config, ranks)
     return optimizer
+
+
+def share_parameters(
+    model: TransformerModel, ranks: Ranks, part: slice, ends: Sequence[int]
+) -> None:
+    """Gives all ranks the parameters in a part of the vector that each has updated.
+
+    ends: where in the part those of each rank begin, and the end. Clears all of its gradients.
+    """
+    flat = model.flat
+    ranks.collect(flat.data[part], ends).wait()
+    flat.grad[part] = 0
+    if flat.working is not None:
+        model.workspace.kernels.copy_vector(flat.working[part], flat.data[part])

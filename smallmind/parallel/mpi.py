@@ -99,6 +99,18 @@ class MPIRanks:
         request = self._communicator.Iallgatherv(MPI.IN_PLACE, whole)
         return _Pending(self, request, [None] * self.size)
 
+    def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
+        lengths = [b - a for a, b in itertools.pairwise(ends)]
+        kind = TYPES[array.dtype]
+        if self.rank:
+            request = self._communicator.Igatherv([array, kind], None, 0)
+            self._wait(request.Test, lambda: [0])
+            return array
+        whole = np.empty(ends[-1], array.dtype)
+        request = self._communicator.Igatherv([array, kind], [whole, (lengths, ends[:-1]), kind], 0)
+        self._wait(request.Test, lambda: list(range(1, self.size)))
+        return whole
+
     def end(self, status: int) -> bool:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
         self.patience = min(self.patience, ENDING)

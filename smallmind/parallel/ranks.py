@@ -75,6 +75,12 @@ class Ranks(Protocol):
     def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
         """Writes vector[ends[r] : ends[r + 1]] of each rank r into that of all others."""
 
+    def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
+        """The parts [ends[r] : ends[r + 1]] of an array that ranks r have -> all of it on rank 0.
+
+        On the others, their part.
+        """
+
 
 class Alone:
     """The only rank."""
@@ -106,6 +112,9 @@ class Alone:
 
     def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
         raise AssertionError("one rank has everything")
+
+    def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
+        return array
 
 
 ALONE = Alone()

@@ -163,6 +163,19 @@ class Saver(Protocol):
         """Waits, and raises the exception of the last save if it failed."""
 
 
+class NoSaver:
+    """Saves nothing: rank 0 does, and this rank only gives it what it lacks."""
+
+    def save(self, state: RunState, best: bool) -> Exception | None:
+        return None
+
+    def wait(self) -> Exception | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
 class BackgroundSaver:
     """Saves checkpoints of the run in `directory` while the run continues.
 

@@ -1,8 +1,10 @@
 """Everything that the steps of a run change: captured as a RunState, and restored from one."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from smallmind import safetensors
 from smallmind.checks import InputError
@@ -11,15 +13,18 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
+from smallmind.parallel.ranks import ALONE, Ranks
 from smallmind.settings import from_saved
 from smallmind.text.dataset import Dataset
 from smallmind.training.distillation import Distillation
 from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
-from smallmind.training.state import RunState, split_snapshot, with_snapshot
+from smallmind.training.state import SNAPSHOT, RunState, split_snapshot, with_snapshot
 
 # Settings that say how numbers are stored; a state records what that was on its CPU.
 STORAGE = ("precision", "use_mixed_precision")
+
+MOMENTS = "optimizer"  # the prefix of the names of its tensors
 
 # Parts of a state that never change during a run, and what an error calls a different one.
 FIXED = {
@@ -40,13 +45,14 @@ class LiveState:
         model: TransformerModel,
         data: Dataset,
         distillation: Distillation | None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
         self.model = model
         self.data = data
         self.distillation = distillation
         self.progress = RunProgress()
-        self.optimizer: Optimizer = make_optimizer(model, config)
+        self.optimizer: Optimizer = make_optimizer(model, config, ranks)
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -91,12 +97,36 @@ class LiveState:
             "precision": self.model.precision.value,
             "instruction_set": self.model.instruction_set,
         }
-        tensors = {f"optimizer.{name}": value for name, value in moments.items()}
+        tensors = {f"{MOMENTS}.{name}": value for name, value in moments.items()}
         return RunState(model.step, {**model.tensors, **tensors}, state)
 
     def capture_all(self) -> RunState:
         """The whole state, including the snapshot if that is of an earlier step."""
         return with_snapshot(self.capture(), self.spikes.good)
+
+    def gathered(self, state: RunState) -> RunState:
+        """A state to be saved, with the parts of it that other ranks have, on rank 0.
+
+        All ranks call it.
+        """
+        return self._with_moments(state, self.optimizer.whole)
+
+    def own_part(self, state: RunState) -> RunState:
+        """A state that has been saved, as far as this rank needs it."""
+        return self._with_moments(state, self.optimizer.own_part)
+
+    def _with_moments(
+        self, state: RunState, change: Callable[[str, np.ndarray], np.ndarray]
+    ) -> RunState:
+        """A state whose tensors of the optimizer, also those of its snapshot, are changed."""
+        if not self.optimizer.ends:
+            return state
+        tensors = dict(state.tensors)
+        for name in tensors:
+            parts = name.removeprefix(SNAPSHOT).split(".", 1)
+            if parts[0] == MOMENTS:
+                tensors[name] = change(parts[1], tensors[name])
+        return RunState(state.step, tensors, state.state)
 
     def load_model(self, state: RunState) -> None:
         """Restores what capture_model returned."""
@@ -111,7 +141,7 @@ class LiveState:
         """Restores what capture returned, except what is known about spikes."""
         self.load_model(state)
         for name, value in self.optimizer.tensors().items():
-            value[...] = state.tensors[f"optimizer.{name}"]
+            value[...] = state.tensors[f"{MOMENTS}.{name}"]
         self.optimizer.load_state(state.state["optimizer"])
         self.schedule.load_state(state.state["schedule"])
         if self.scaler:
@@ -123,6 +153,7 @@ class LiveState:
     def resume(self, state: RunState) -> None:
         """Restores a state and its snapshot. InputError if it belongs to another run."""
         place, here = f"the checkpoint of step {state.step}", self.capture()
+        state = self.own_part(state)
         now, good = split_snapshot(state)
         saved_parts = _fixed_parts(now.state)
         for part, value in _fixed_parts(here.state).items():

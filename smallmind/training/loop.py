@@ -224,6 +224,7 @@ class Loop:
         step, good = self.run.progress.step, self.run.spikes.good
         self._saved = step
         state = good if good and good.step == step else self.run.capture_all()
+        state = self.run.gathered(state)
         if failure := saver.save(state, best):
             yield SaveFailedRecord(step, str(failure))
 
@@ -235,7 +236,7 @@ class Loop:
         if is_end and not is_kept and (broken := self._keep_state()):
             raise FloatingPointError(f"{broken} has NaN or Inf after step {progress.step}")
         if saver and progress.step > self._saved:
-            state = self.run.capture_all()
+            state = self.run.gathered(self.run.capture_all())
             self._saved = state.step
             # Nothing changes the state while this waits, so it is saved without a copy.
             failure = saver.save(Snapshot(state.step, state.tensors, state.state), False)

@@ -22,7 +22,7 @@ from smallmind.parallel.shards import divisors
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.checkpoint import BackgroundSaver, Saver, check_unused, newest
+from smallmind.training.checkpoint import BackgroundSaver, NoSaver, Saver, check_unused, newest
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_parts
 from smallmind.training.gradients import computing
@@ -165,7 +165,7 @@ class Training:
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
-        with self.leading("steps", config, until, state is not None):
+        with self.leading("steps", config, until, state is not None, saver is not None):
             if state:
                 send_state(self.ranks, state)
             yield from self._begin_together(config, state)
@@ -173,13 +173,13 @@ class Training:
             yield from self._steps(until, saver)
 
     def follow(
-        self, config: TrainingConfig, until: int | None, has_state: bool
+        self, config: TrainingConfig, until: int | None, has_state: bool, is_saved: bool
     ) -> Generator[Record, None, None]:
         """What the other ranks do while rank 0 takes `steps`."""
         state = receive_state(self.ranks) if has_state else None
         yield from self._begin_together(config, state)
         state = None
-        yield from self._steps(until, None)
+        yield from self._steps(until, NoSaver() if is_saved else None)
 
     def _begin_together(self, config: TrainingConfig, state: RunState | None) -> Iterator[Record]:
         """Begins or resumes a run, on all ranks or on none."""
@@ -374,7 +374,7 @@ class Training:
         return state
 
     def _new_run(self, config: TrainingConfig) -> LiveState:
-        return LiveState(config, self.model, self.data, self.distillation)
+        return LiveState(config, self.model, self.data, self.distillation, self.ranks)
 
     def _begin(self, config: TrainingConfig, state: RunState | None = None) -> None:
         """Sets up the model and a new run for a config, and resolves its open settings.
