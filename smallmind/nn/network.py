@@ -1,6 +1,6 @@
 """The layers of a model in order: embedding, blocks, final norm, head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -29,13 +29,18 @@ class Network:
         self.embedding = build_embedding(scope.inner("embedding"))
         self.x0 = Source(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Source(workspace, "first_values") if config.value_residual else None
-        self.blocks = [
-            Block(scope.inner(f"blocks.{i}"), self.documents, self.x0, first_values, i)
-            for i in range(config.n_layer)
-        ]
+        self.blocks = []
+        self.specs_of_blocks: list[range] = []  # numbers of the parameters that each declares
+        for i in range(config.n_layer):
+            first = len(parameters.specs)
+            inner = scope.inner(f"blocks.{i}")
+            self.blocks.append(Block(inner, self.documents, self.x0, first_values, i))
+            self.specs_of_blocks.append(range(first, len(parameters.specs)))
         self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
         self.head = build_head(scope.inner("head"), self.embedding)
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
+        # Called after the backward pass of each block, whose gradients are complete then.
+        self.after_block: Callable[[], object] | None = None
         self.use_recompute(RecomputePlan(enabled=False))
 
     def use_recompute(self, plan: RecomputePlan) -> None:
@@ -101,7 +106,7 @@ class Network:
         workspace.release(dnormed)
         # forward: x = blocks(embedding(ids))
         for segment in reversed(self.segments):
-            segment.backward(dx)
+            segment.backward(dx, self.after_block)
         if self.x0:
             self.x0.add_gradient(dx, 0)
         self.embedding.backward(dx)

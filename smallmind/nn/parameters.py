@@ -194,6 +194,15 @@ class Parameters:
                 ranges.append(slice(start, stop))
         return ranges
 
+    def matrices(self, numbers: range) -> slice:
+        """The part of the vectors with the matrices among consecutive parameters, by number."""
+        places = [
+            (self._offsets[i], self._offsets[i] + _padded(self.specs[i].size))
+            for i in numbers
+            if self.specs[i].role == Role.MATRIX
+        ]
+        return slice(min(start for start, _ in places), max(stop for _, stop in places))
+
     def store_working_copy(self, dtype: Any) -> None:
         """Makes layers read a copy in dtype, initially zeros, or for None the values themselves.
 

@@ -5,7 +5,7 @@ backward pass first runs the segment forward once more, keeping what backward ne
 depend only on counters and are the same both times, so the gradients are the same to the bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -72,8 +72,11 @@ class Segment:
             workspace.release_all_but(rented | {id(x)})
         return x
 
-    def backward(self, dx: np.ndarray) -> None:
-        """dx (B T, C), the gradient of y -> the gradient of x, in place."""
+    def backward(self, dx: np.ndarray, after_block: Callable[[], object] | None = None) -> None:
+        """dx (B T, C), the gradient of y -> the gradient of x, in place.
+
+        Calls after_block after each block.
+        """
         if not self.last:
             with self.workspace.profile("Recompute"):
                 x = self.x
@@ -82,3 +85,5 @@ class Segment:
                 self.blocks[-1].recompute(x, self.T)
         for block in reversed(self.blocks):
             block.backward(dx)
+            if after_block:
+                after_block()

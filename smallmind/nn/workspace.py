@@ -22,6 +22,10 @@ _NOTHING = nullcontext()
 _BEGINNING = np.zeros((), np.int64)
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 def no_profile(_name: str) -> AbstractContextManager[None]:
     """The scope of a profiler that measures nothing."""
     return _NOTHING
@@ -48,6 +52,7 @@ class Workspace:
         self.first_row = 0  # of this pass, among the rows of the whole batch
         self._sites = 0
         self._drops = True
+        self.poll: Callable[[], object] = nothing  # called every now and then during a pass
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
@@ -59,6 +64,7 @@ class Workspace:
     def kernels_for(self, layer: str) -> Any:
         """The kernels. Sets `layer`, for what profiles or checks them."""
         activity.tick()
+        self.poll()
         self.layer = layer
         return self.kernels
 

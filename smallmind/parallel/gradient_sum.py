@@ -1,13 +1,16 @@
 """The gradient of a step as the sum of its shards', in the same bits at any number of ranks.
 
-Each rank adds its own shards as far as the tree of all shards joins them. Then the vector is cut
-into blocks, and each block into a piece for every rank. A rank receives its piece from all others,
-adds these along the tree, and sends the sum to all. So a rank sends and receives about twice the
-vector, however many ranks there are, and the order of the sum is that of the tree.
+Each rank adds its own shards as far as the tree of all shards joins them. Then every part of the
+vector is cut into a piece for each rank. A rank receives its piece from all others, adds these
+along the tree, and sends the sum to all. So a rank sends and receives about twice the vector,
+however many ranks there are, and the order of the sum is that of the tree.
+
+The parts of the vector that a backward pass finishes first can be on their way while it continues.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +19,14 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import Pending, Ranks, bounds
 from smallmind.parallel.shards import Node, TreeSum, left_over, own_shards
 
-BLOCK = 1 << 20  # elements on their way at the same time: what arrives stays in the cache
+BLOCK = 1 << 20  # elements that are exchanged at a time: what arrives stays in the cache
+
+
+class _Exchange(NamedTuple):
+    """A part of the vector that is on its way."""
+
+    vectors: list[np.ndarray]  # what this rank has left of it; the last one gets the total
+    arriving: list[Pending]
 
 
 class GradientSum:
@@ -31,53 +41,71 @@ class GradientSum:
     ) -> None:
         self.ranks = ranks
         self.own = own_shards(ranks.rank, ranks.size, shards)
+        self.early: Sequence[slice] = ()  # parts that `send_next` may send before `total`
         self._model = model
         self._grad = model.flat.grad
         self._rounds = rounds and shards > 1
         self._dtype = np.dtype(BFLOAT16) if self._rounds else self._grad.dtype
-        self._is_last = False
-        self._tree: TreeSum[np.ndarray] = TreeSum(self._join)
+        self._tree: TreeSum[np.ndarray] = TreeSum(self._join)  # of all own shards but the last
         # What each rank has left once it has added its own shards.
         self._left = [left_over(own_shards(r, ranks.size, shards)) for r in range(ranks.size)]
         self._unused: list[np.ndarray] = []
         self._rooms: dict[tuple[int, int], np.ndarray] = {}
+        self._rounded: np.ndarray | None = None  # the gradient of the last own shard
+        self._sent = 0  # parts of this step
+        self._on_its_way: _Exchange | None = None
+        self._sums: list[Pending] = []
 
     def add(self, shard: int) -> None:
         """Adds the gradient of a shard of this rank, which the model holds, and clears it.
 
-        Keeps that of the last one: `total` follows.
+        Leaves that of the last one for `total`.
         """
-        self._is_last = shard == self.own[-1]
+        if shard == self.own[-1]:
+            return
         value = self._copied() if self._rounds else self._grad
         self._tree.push(Node(shard, 1, value))
-        if self._is_last:
-            return
         node = self._tree.nodes[-1]
         if node.value is self._grad:
             self._tree.nodes[-1] = node._replace(value=self._copied())
         self._model.zero_gradients()
 
+    def send_next(self) -> None:
+        """Sends the next of the early parts: the gradient of the last own shard is complete there.
+
+        For as long as it is on its way, the part must not change.
+        """
+        self._send(self.early[self._sent])
+
     def total(self) -> None:
         """Writes the sum over the shards of all ranks to the model's gradient."""
-        total = self._exchanged() if self.ranks.size > 1 else self._tree.total()
-        if total is not self._grad:
-            self._model.workspace.kernels.copy_vector(self._grad, total)
-            self._unused.append(total)
+        for part in self.early[self._sent :]:
+            self._send(part)
+        for part in _others(self.early, self._grad.size):
+            self._send(part)
+        self._add_arrived()
+        for pending in self._sums:
+            pending.wait()
+        self._sums.clear()
+        self._sent = 0
+        self._unused += [node.value for node in self._tree.nodes]
+        self._tree.nodes.clear()
+        if self._rounded is not None:
+            self._model.workspace.kernels.copy_vector(self._grad, self._rounded)
 
     def discard(self) -> None:
-        """Drops the shards that have been added since the last total."""
-        self._unused += [node.value for node in self._tree.nodes if node.value is not self._grad]
+        """Ends a step that all ranks have given up. The gradients are anything then."""
+        if self.early and self.ranks.size > 1:  # others may have sent some of it already
+            self.total()
+        self._unused += [node.value for node in self._tree.nodes]
         self._tree.nodes.clear()
 
     def _join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """left + right, in one of the two; the other is not needed any more."""
-        sum_, unused = left, right
-        if right is self._grad and self._is_last:
-            sum_, unused = right, left
-        self._model.workspace.kernels.add_vectors(sum_, left, right)
-        if unused is not self._grad:
-            self._unused.append(unused)
-        return sum_
+        """left + right, in left; right is not needed any more."""
+        self._model.workspace.kernels.add_vectors(left, left, right)
+        if right is not self._grad:
+            self._unused.append(right)
+        return left
 
     def _copied(self) -> np.ndarray:
         """The model's gradient, in a vector of its own."""
@@ -85,42 +113,64 @@ class GradientSum:
         self._model.workspace.kernels.copy_vector(vector, self._grad)
         return vector
 
-    def _exchanged(self) -> np.ndarray:
-        """The sum over what all ranks have left, in one of the vectors of this one."""
-        vectors = [node.value for node in self._tree.nodes]
-        self._tree.nodes.clear()
-        total, sums = vectors[-1], []
-        size = total.size
-        blocks = [slice(i, min(i + BLOCK, size)) for i in range(0, size, BLOCK)]
-        # While one block is added up, the next one is on its way.
-        arriving = self._spread(vectors, blocks[0], 0)
-        for i, block in enumerate(blocks):
-            arrived = [pending.wait() for pending in arriving]
-            if i + 1 < len(blocks):
-                arriving = self._spread(vectors, blocks[i + 1], (i + 1) % 2)
-            ends = bounds(block.stop - block.start, self.ranks.size)
-            own = slice(ends[self.ranks.rank], ends[self.ranks.rank + 1])
-            self._add_pieces(total[block][own], [v[block][own] for v in vectors], arrived)
-            sums.append(self.ranks.collect(total[block], ends))
-        for pending in sums:
-            pending.wait()
-        self._unused += [v for v in vectors[:-1] if v is not self._grad]
-        return total
+    def _send(self, part: slice) -> None:
+        """Adds the own shards in a part of the vector, and exchanges it with the other ranks."""
+        vectors = [node.value for node in self._own_sum(part)]
+        if self.ranks.size == 1:
+            return
+        arriving = self._spread(vectors, self._sent % 2)
+        self._sent += 1
+        # While one part is added up, the next one is on its way.
+        self._add_arrived()
+        self._on_its_way = _Exchange(vectors, arriving)
 
-    def _spread(self, vectors: list[np.ndarray], block: slice, turn: int) -> list[Pending]:
-        """Sends a block of what this rank has left, a piece to each rank."""
-        ends = bounds(block.stop - block.start, self.ranks.size)
+    def _own_sum(self, part: slice) -> list[Node[np.ndarray]]:
+        """A part of what remains of the own shards. All of the last one is in the last node."""
+        kernels, last = self._model.workspace.kernels, self._grad[part]
+        if self._rounds:
+            if self._rounded is None:
+                self._rounded = self._rent(self._grad.size)
+            kernels.copy_vector(self._rounded[part], last)
+            last = self._rounded[part]
+
+        def join(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+            kernels.add_vectors(right, left, right)
+            return right
+
+        tree: TreeSum[np.ndarray] = TreeSum(join)
+        for node in self._tree.nodes:
+            tree.push(node._replace(value=node.value[part]))
+        tree.push(Node(self.own[-1], 1, last))
+        if self.ranks.size == 1:
+            tree.total()
+        return tree.nodes
+
+    def _spread(self, vectors: list[np.ndarray], turn: int) -> list[Pending]:
+        """Sends what this rank has left of a part, a piece to each rank."""
+        ends = bounds(vectors[0].size, self.ranks.size)
         length = ends[self.ranks.rank + 1] - ends[self.ranks.rank]
         sent = []
         for i in range(max(map(len, self._left))):
             senders = [len(left) > i for left in self._left]
             room = self._room(turn, i, length * (sum(senders) - (i < len(vectors))))
-            part = vectors[i][block] if i < len(vectors) else None
-            sent.append(self.ranks.spread(part, ends, senders, room))
+            vector = vectors[i] if i < len(vectors) else None
+            sent.append(self.ranks.spread(vector, ends, senders, room))
         return sent
 
+    def _add_arrived(self) -> None:
+        """Adds up the part that is on its way, and sends the sum of this rank's piece."""
+        if not self._on_its_way:
+            return
+        vectors, arriving = self._on_its_way
+        self._on_its_way = None
+        arrived = [pending.wait() for pending in arriving]
+        ends = bounds(vectors[0].size, self.ranks.size)
+        own = slice(ends[self.ranks.rank], ends[self.ranks.rank + 1])
+        self._add_pieces(vectors[-1][own], [vector[own] for vector in vectors], arrived)
+        self._sums.append(self.ranks.collect(vectors[-1], ends))
+
     def _room(self, turn: int, i: int, size: int) -> np.ndarray:
-        """An array for what arrives, reused for every other block."""
+        """An array for what arrives, reused for every other part."""
         room = self._rooms.get((turn, i))
         if room is None or room.size < size:
             room = self._rooms[turn, i] = self._rent(size)
@@ -152,6 +202,15 @@ class GradientSum:
         total = tree.total()
         if total is not out:
             out[...] = total
+
+
+def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
+    """What `parts` leave of a vector, in parts of at most BLOCK elements."""
+    end = 0
+    for part in [*sorted(parts, key=lambda part: part.start), slice(size, size)]:
+        for start in range(end, part.start, BLOCK):
+            yield slice(start, min(start + BLOCK, part.start))
+        end = part.stop
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class MPIRanks:
         self.rank, self.size = communicator.rank, communicator.size
         self.patience = patience
         self.agreed: Exception | None = None
+        self.pending: list[_Pending] = []  # what has not been waited for
         self._communicator = communicator
         hosts = communicator.allgather(MPI.Get_processor_name())
         several = len(set(hosts)) > 1
@@ -111,6 +112,10 @@ class MPIRanks:
         self._wait(request.Test, lambda: list(range(1, self.size)))
         return whole
 
+    def poll(self) -> None:
+        for pending in self.pending:
+            pending.has_arrived()
+
     def end(self, status: int) -> bool:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
         self.patience = min(self.patience, ENDING)
@@ -153,8 +158,14 @@ class _Pending:
         self._ranks = ranks
         self._request = request
         self._pieces = pieces
+        ranks.pending.append(self)
+
+    def has_arrived(self) -> bool:
+        """Whether it has; MPI makes progress while it is asked."""
+        return bool(self._request.Test())
 
     def wait(self) -> list[np.ndarray | None]:
         others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
-        self._ranks._wait(self._request.Test, lambda: others)
+        self._ranks._wait(self.has_arrived, lambda: others)
+        self._ranks.pending.remove(self)
         return self._pieces

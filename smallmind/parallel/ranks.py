@@ -75,6 +75,9 @@ class Ranks(Protocol):
     def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
         """Writes vector[ends[r] : ends[r + 1]] of each rank r into that of all others."""
 
+    def poll(self) -> None:
+        """Lets data on its way make progress; call it every now and then."""
+
     def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
         """The parts [ends[r] : ends[r + 1]] of an array that ranks r have -> all of it on rank 0.
 
@@ -112,6 +115,9 @@ class Alone:
 
     def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
         raise AssertionError("one rank has everything")
+
+    def poll(self) -> None:
+        """Nothing is on its way."""
 
     def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
         return array

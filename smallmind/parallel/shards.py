@@ -68,6 +68,11 @@ class ShardSampler(Sampler):
         part = slice(begin[shard] - first, begin[shard + 1] - first)
         return Batch(batch.ids[part], batch.targets[part], batch.starts[part])
 
+    def windows_of(self, number: int, shard: int) -> int:
+        """The number of windows that a shard has of batch `number`."""
+        begin = bounds(self.windows_in_batch(number), self.shards)
+        return begin[shard + 1] - begin[shard]
+
     def first_window(self, number: int, shard: int) -> int:
         """The place of a shard's first window in batch `number`."""
         return bounds(self.windows_in_batch(number), self.shards)[shard]

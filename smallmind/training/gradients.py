@@ -1,16 +1,24 @@
 """The gradient of each step of a run: shard by shard, added up over all ranks."""
 
+import statistics
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+from smallmind.config import micro_batch_sizes
+from smallmind.nn.workspace import nothing
 from smallmind.parallel.gradient_sum import GradientSum, adding
-from smallmind.parallel.ranks import Ranks, together
+from smallmind.parallel.ranks import ORDERLY, Ranks, together
 from smallmind.parallel.shards import ShardSampler
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
 from smallmind.training.step import accumulate_gradients, make_objective
+
+# Gradients are sent during the backward pass if sending them takes more than this share of a step,
+# in the median of some steps after the first ones.
+WORTH_OVERLAP, COLD_STEPS, TIMED_STEPS = 0.05, 3, 5
 
 
 class Gradients:
@@ -31,25 +39,40 @@ class Gradients:
         self._sum = gradient_sum
         self._check_stop = check_stop
         self._objective = make_objective(run.model, run.distillation)
+        self._exchange_share = 0.0  # of the time of the last step
+        self._exchange_shares: list[float] = []  # of the first steps, the largest of all ranks
 
     def compute(self, step: int, loss_scale: float) -> float:
         """Adds loss_scale times the gradient of a step to the model's -> its mean loss.
 
         All ranks have the same sum then. Errors, Stopped included, are raised on all of them.
         """
+        begun = time.perf_counter()
         ranks = self._sum.ranks
-        computed = together(ranks, lambda: self._own_shards(step, loss_scale))
+        try:
+            shared = together(
+                ranks, lambda: (self._own_shards(step, loss_scale), self._exchange_share)
+            )
+        except ORDERLY as error:
+            if error is ranks.agreed or ranks.size == 1:
+                self._discard()
+            raise
+        computed = [part for part, _ in shared]
+        self._choose_overlap(max(share for _, share in shared))
         self.losses = [loss for part in computed for loss, _ in part]
         if self.run.distillation:
             for part in computed:
                 for _, dtemperature in part:
                     self.run.distillation.add_gradient(dtemperature)
+        exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
+        ended = time.perf_counter()
+        self._exchange_share = (ended - exchanging) / (ended - begun)
         return sum(self.losses)
 
-    def discard(self) -> None:
-        """Clears what has been computed of a step."""
+    def _discard(self) -> None:
+        """Clears what has been computed of a step that all ranks have given up."""
         self.run.model.first_window = 0
         self._sum.discard()
         self.run.clear_gradients()
@@ -80,13 +103,60 @@ class Gradients:
                 model.first_window = self._sampler.first_window(number, shard)
                 return self._sampler.shard(number, get_batch(number), shard)
 
-            loss = accumulate_gradients(
-                model, self._sampler, step, self._objective, windows, loss_scale, self._check_stop
-            )
+            is_last = shard == self._sum.own[-1]
+            with self._sending_early(step) if is_last and self._sum.early else nullcontext():
+                loss = accumulate_gradients(
+                    model,
+                    self._sampler,
+                    step,
+                    self._objective,
+                    windows,
+                    loss_scale,
+                    self._check_stop,
+                )
             computed.append((loss, run.distillation.take_gradient() if run.distillation else 0.0))
             self._sum.add(shard)
         model.first_window = 0
         return computed
+
+    def _choose_overlap(self, exchange_share: float) -> None:
+        """Begins to send gradients during the backward pass if sending takes much of a step.
+
+        exchange_share: the largest share that it took of the last step on any rank.
+        """
+        self._exchange_shares.append(exchange_share)
+        is_time = len(self._exchange_shares) == COLD_STEPS + TIMED_STEPS
+        if not is_time or self._sum.ranks.size == 1:
+            return
+        flat, network = self.run.model.flat, self.run.model.network
+        if statistics.median(self._exchange_shares[COLD_STEPS:]) > WORTH_OVERLAP:
+            self._sum.early = [flat.matrices(own) for own in reversed(network.specs_of_blocks)]
+
+    @contextmanager
+    def _sending_early(self, step: int) -> Iterator[None]:
+        """Within the block, the last pass of the last shard sends the gradients of each block."""
+        model, sampler, shard = self.run.model, self._sampler, self._sum.own[-1]
+        T, batches = sampler.dataset.block_size, sampler.batches
+        sizes = [
+            sampler.windows_of(number, shard)
+            for number in range((step - 1) * batches, step * batches)
+        ]
+        passes = sum(len(micro_batch_sizes(n, T, model.micro_batch_size)) for n in sizes if n)
+        blocks_left = passes * len(model.blocks)
+
+        def after_block() -> None:
+            nonlocal blocks_left
+            blocks_left -= 1
+            if blocks_left < len(model.blocks):
+                model.workspace.poll = self._sum.ranks.poll
+                self._sum.send_next()
+
+        model.network.after_block = after_block
+        try:
+            yield
+        finally:
+            model.network.after_block = None
+            model.workspace.poll = nothing
 
     def _copies(self, step: int) -> dict[int, Batch]:
         """The batches of a step, by number: each shard has windows of all of them."""

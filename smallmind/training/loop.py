@@ -78,12 +78,10 @@ class Loop:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
             except Stopped:
-                gradients.discard()
                 model.passes = passes
                 break
             except (InputError, OSError, MemoryError):
                 # Perhaps its batch could not be read. The steps before it are as good as ever.
-                gradients.discard()
                 model.passes = passes
                 yield from self._finish()
                 raise
