@@ -182,6 +182,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     generate = commands.add_parser("generate", help="measure tokens per second")
     generate.add_argument("--rounds", type=_count, default=3, metavar="N", help="turns each (3)")
 
+    ranks = commands.add_parser("ranks", help="measure training on several ranks of MPI")
+    ranks.add_argument("--rounds", type=_count, default=5, metavar="N", help="turns each (5)")
+
     faults = commands.add_parser("faults", help="count the faults that runs survive")
     faults.add_argument(
         "--kills",
@@ -252,6 +255,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prefetch,
         corpus,
         generate,
+        ranks,
         faults,
         recipe,
     ):
@@ -318,6 +322,7 @@ def main() -> None:
         memory,
         plot,
         prefetch,
+        ranks,
         recipe,
         start,
         step,
@@ -352,6 +357,7 @@ def main() -> None:
         "prefetch": prefetch.run,
         "corpus": corpus.run,
         "generate": generate.run,
+        "ranks": ranks.run,
         "recipe": recipe.run,
     }
     if options.command == "faults":
