@@ -16,7 +16,7 @@ from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.live_line import fit
 
 if TYPE_CHECKING:
-    from smallmind.views.curve import Curve
+    from smallmind.charts.curve import Curve
     from smallmind.views.panels import Chart, Panel
 
 LABELS = string.ascii_uppercase + string.ascii_lowercase  # of runs
@@ -29,7 +29,7 @@ GUTTER = 7  # columns for the labels of y axes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind plot`."""
-    from smallmind.views.curve import AXES
+    from smallmind.charts.curve import AXES
 
     add_runs(parser)
     parser.add_argument(

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from smallmind import durable
 from smallmind.checks import InputError
-from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, check_writable, run_of
+from smallmind.table import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

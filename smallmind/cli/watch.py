@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from smallmind.activity import duration
 from smallmind.box import can_print
-from smallmind.cli.console import Console, format_bytes, full_width, wrap
+from smallmind.cli.console import Console, full_width, wrap
 from smallmind.cli.flags import add_run, run_of
 from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.live_line import fit
+from smallmind.table import format_bytes
 from smallmind.training.progress import draw_bar
 
 if TYPE_CHECKING:

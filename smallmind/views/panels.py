@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from smallmind.views.curve import Curve
+from smallmind.charts.curve import Curve
 from smallmind.views.run_view import RunView
 
 # Above how many seconds a time axis has another unit, and its seconds.
