@@ -4,12 +4,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smallmind.charts.axis import format_tick, ticks
+from smallmind.charts.axis import format_tick, ticks, worth_seeing
 from smallmind.charts.curve import Curve
 from smallmind.table import escape
 
 WIDTH, HEIGHT = 720, 270
-LEFT, RIGHT, TOP, BOTTOM = 80, 16, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 90, 26, 32, 46  # with room for the larger letters of a phone
 TICKS = 5
 POINTS = 500  # of a curve at most: more are not seen
 COLOURS = 6
@@ -34,7 +34,7 @@ svg.chart .faint { stroke-width: 1; opacity: 0.35; }
 STYLE = f"""
 :root {{ {LIGHT} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
-svg.chart {{ display: block; width: 100%; height: auto; }}{SHAPES}"""
+svg.chart {{ display: block; width: 100%; height: auto; overflow: visible; }}{SHAPES}"""
 LEGEND = 30  # the height of a picture's legend
 
 
@@ -127,7 +127,7 @@ def _elements(lines: Sequence[Line], x_label: str, y_label: str, from_zero: bool
         parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{format_tick(tick)}</text>')
     parts.append(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
-        f'{escape(x_label)}</text><text x="2" y="{HEIGHT - 4}">{escape(y_label)}</text>'
+        f'{escape(x_label)}</text><text x="2" y="16">{escape(y_label)}</text>'
     )
     for line, points in sorted(drawn, key=lambda item: not item[0].faint):
         colour = f"c{line.colour % COLOURS}"
@@ -149,11 +149,7 @@ def _drawable(curve: Curve) -> Curve:
 
 
 def _range(values: list[float]) -> tuple[float, float]:
-    """What the axis shows: all of it, but not the first steep part nor single spikes."""
-    ordered = sorted(values)
-    low, high = ordered[0], ordered[-1]
-    usual = ordered[int(0.98 * (len(ordered) - 1))]
-    if high - low > 4 * (usual - low) > 0:
-        high = usual + (usual - low)
+    """What is worth seeing, with a margin."""
+    low, high = worth_seeing(values)
     margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
     return low - margin, high + margin

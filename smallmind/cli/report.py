@@ -19,6 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.html",
         help="file to write, which any browser opens; default: NAME.html in the working directory",
     )
+    parser.epilog = (
+        "The page is one file that needs no network: send it, print it or keep it. The run may "
+        "still be training. train --sample-every and --profile put samples and a profile on it."
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8
 .bar span:last-child {{ text-align: right; font-variant-numeric: tabular-nums; }}
 .warning {{ border-left: 4px solid var(--c1); padding-left: 10px; }}
 summary {{ cursor: pointer; }}
-@media (max-width: 560px) {{ svg.chart text {{ font-size: 23px; }}
+@media (max-width: 560px) {{ svg.chart text {{ font-size: 20px; }}
   .bar {{ grid-template-columns: 110px 1fr 84px; font-size: .85rem; }} }}
 @media print {{ main {{ max-width: none; }} section, pre, svg {{ break-inside: avoid; }}
   details:not([open]) {{ display: none; }} }}
@@ -161,7 +161,7 @@ def _evaluations(view: RunView) -> str:
     columns = {
         "training loss": ("train_loss", ".4f"),
         "held-out loss": ("val_loss", ".4f"),
-        "perplexity": ("perplexity", ",.4g"),
+        "perplexity": ("perplexity", ",.3f"),
         "bits/character": ("bits_per_character", ".3f"),
         "bits/byte": ("bits_per_byte", ".3f"),
         "next token right": ("accuracy", ".1%"),
@@ -237,9 +237,11 @@ def _profile(view: RunView) -> str:
     whole = sum(own.values())
     if not whole > 0:
         return ""
+    longest = max(own.values())
     bars = "".join(
-        f'<div class="bar"><span>{escape(name)}</span><i style="width:{100 * part / whole:.2f}%">'
-        f"</i><span>{part:.2f} s, {part / whole:.0%}</span></div>"
+        f'<div class="bar"><span>{escape(name).replace("_", "_<wbr>")}</span>'
+        f'<i style="width:{100 * part / longest:.2f}%"></i>'
+        f"<span>{part:.2f} s, {part / whole:.0%}</span></div>"
         for name, part in sorted(own.items(), key=lambda item: -item[1])
         if part >= LEAST * whole
     )

@@ -33,7 +33,7 @@ FIELDS = {
     "check_gradient_health": True,
     "diagnostic_interval": 10,
 }
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "wbr"}
 
 
 class Page(html.parser.HTMLParser):
@@ -86,6 +86,7 @@ def test_everything_about_a_run_is_on_the_page(finished):
     assert "cats & dogs" in page.text and f"{finished.final.loss:.4f}" in page.text
     assert finished.sample.strip() in html.unescape(content)
     assert "2 earlier ones" in page.text and "matmul" in page.text
+    assert content.count('<i style="width:100.00%">') == 1  # of the longest operation
     assert "model.n_embd" in page.text and finished.settings.training.optimizer in page.text
     # Before, during and after: 3 of 3 evaluations, and one of them is the best.
     evaluations = content.partition("<h2>Evaluations</h2>")[2].partition("</table>")[0]
