@@ -66,7 +66,9 @@ pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8
 summary {{ cursor: pointer; }}
 @media (max-width: 560px) {{ svg.chart text {{ font-size: 20px; }}
   .bar {{ grid-template-columns: 110px 1fr 84px; font-size: .85rem; }} }}
-@media print {{ main {{ max-width: none; }} section, pre, svg {{ break-inside: avoid; }}
+@media print {{ body {{ font-size: 12px; }} main {{ max-width: none; padding: 0; }}
+  h2, h3 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
+  .scroll {{ overflow: visible; }} th, td {{ white-space: normal; }}
   details:not([open]) {{ display: none; }} }}
 </style></head><body><main>
 {body}
