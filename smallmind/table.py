@@ -73,9 +73,7 @@ def escape(value: Any) -> str:
 
 
 def format_bytes(nbytes: int) -> str:
-    """Bytes -> 1,234.5 MB of a million bytes each, from 10 GB on 12.3 GB, below 50 KB 12.3 KB."""
-    if 0 < nbytes < 50_000:
-        return f"{nbytes / 1e3:,.1f} KB"
+    """Bytes -> 1,234.5 MB of a million bytes each, or from 10 GB on 12.3 GB."""
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**10 else f"{nbytes / 1e6:,.1f} MB"
 
 

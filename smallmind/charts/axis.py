@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-STEEP = 0.02  # the share of a curve that an axis may leave out
+STEEP = 0.05  # the share of a curve that an axis may leave out
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -7,7 +7,6 @@ from smallmind import durable
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, check_writable, run_of
-from smallmind.table import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
 
     page = report(directory).encode("utf-8", "replace")
     durable.write(out, [page])
-    Console().line(f"Wrote {format_bytes(len(page))} to {out}")
+    Console().line(f"Wrote {len(page) / 1000:,.0f} KB to {out}")
     return 0

@@ -164,7 +164,7 @@ def _evaluations(view: RunView) -> str:
         "training loss": ("train_loss", ".4f"),
         "held-out loss": ("val_loss", ".4f"),
         "perplexity": ("perplexity", ",.3f"),
-        "bits/character": ("bits_per_character", ".3f"),
+        "bits/char": ("bits_per_character", ".3f"),
         "bits/byte": ("bits_per_byte", ".3f"),
         "next token right": ("accuracy", ".1%"),
     }
