@@ -8,6 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from smallmind import Run
+
 # The shortest run that logs, evaluates and measures. NumPy's kernels need no compiling.
 SETUP = """
 import numpy as np
@@ -38,6 +40,7 @@ CELLS = {
     "backward=lambda dy, x: 2 * dy * x)",
     "check": "first_loss(model, draw(RandomWindows(run.data), 0))",
 }
+SMALL = {"backend": "numpy", "precision": "float32", "block_size": 8, "n_embd": 8, "n_layer": 1}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -118,6 +121,13 @@ def test_losses_are_a_picture_that_needs_nothing_else(shown, name):
     assert picture.find(f"{SVG}rect").get("fill") == "#ffffff"  # readable on a dark page
     assert shown["losses"]["image/svg+xml"] == content
     assert shown["metrics"]["text/plain"].startswith("<MetricsTable of 6 steps: step, ")
+
+
+def test_a_run_with_damaged_metrics_is_shown_too(tmp_path):
+    run = Run.create(text="a cat sat on a mat\n" * 60, out=tmp_path / "run", **SMALL)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": "x", "val_loss": []}\n{"')
+    assert [row[0] for row in table(run._repr_html_())[1]] == ["model", "text"]
+    assert run._repr_svg_() is None
 
 
 def test_attention_is_a_picture(shown):

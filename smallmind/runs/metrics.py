@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -74,9 +75,9 @@ def _cell(value: Any) -> Any:
 
 
 def _finite(value: Any, otherwise: float) -> float:
-    """A value of a file, which may be anything, if it is a finite number."""
-    is_number = isinstance(value, int | float) and abs(value) < math.inf
-    return value if is_number else otherwise
+    """A value of a file, which may be anything, if it is a number that a float can hold."""
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return float(value) if is_number else otherwise
 
 
 def read_metrics(run: Path) -> MetricsTable:
