@@ -166,16 +166,16 @@ def run_of(options: argparse.Namespace) -> Path:
     if options.run_flag and options.run_name:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
     if named := options.run_name or options.run_flag:
-        return _found(Path(named))
+        return find_run(Path(named))
     return _newest()
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:
     """The runs that a command names, each once, or the newest, which standard error then names."""
-    return list(dict.fromkeys(map(_found, options.run_names))) or [_newest()]
+    return list(dict.fromkeys(map(find_run, options.run_names))) or [_newest()]
 
 
-def _found(named: Path) -> Path:
+def find_run(named: Path) -> Path:
     """The path, or the run in runs/ of this name, as `smallmind runs` lists it."""
     from smallmind.runs.files import RUNS
 
