@@ -15,7 +15,7 @@ SOURCES = sorted(ROOT.rglob("*.py"))
 # From the bottom up: a file may import from its own layer and from those below.
 LAYERS = [
     {"checks", "config", "settings", "parts", "safetensors_header"},
-    {"randomness", "box", "durable", "signals", "lock", "activity", "live_line"},
+    {"randomness", "box", "durable", "signals", "lock", "activity", "live_line", "table", "charts"},
     {"safetensors", "kernels"},
     {"memory", "text", "presets", "sources"},
     {"corpus"},

@@ -49,9 +49,7 @@ def run(options: argparse.Namespace) -> int:
         training = build_training(settings, data, tokenizer, initial)
         with activity.doing("Checking", usual=True):
             for result in preflight(training, settings.training, untrained=initial is None):
-                verdict = "ok    " if result.passed else "FAILED"
-                details = f"{result.measured}; expected {result.expected}"
-                console.line(f"{verdict}  {result.name}: {details}", INDENT)
+                console.line(repr(result), INDENT)
                 count, failed = count + 1, failed + (not result.passed)
     if failed:
         console.line(f"{failed} of {count} checks failed: this model would not learn properly")

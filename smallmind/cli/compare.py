@@ -26,11 +26,11 @@ TITLES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind compare`."""
-    add_runs(parser, "directories of two or more runs, also of runs that are going")
+    add_runs(parser, "directories of two or more runs, or their names in runs/")
     parser.epilog = (
-        "Losses are compared where all runs have got to, between two evaluations on a straight "
-        "line; * is the lowest. Times are those of training, with its evaluations. Runs with other "
-        "tokens are compared by bits per byte."
+        "Losses are compared at steps and times that all runs have reached, interpolated between "
+        "evaluations; * marks the lowest. Times include evaluations. Runs whose tokens differ are "
+        "compared by bits per byte. Runs may still be training."
     )
 
 
@@ -62,15 +62,18 @@ def run(options: argparse.Namespace) -> int:
         console.line("All settings are the same")
     if TEXT in differing:
         console.line("The texts differ: a lower loss may only mean an easier text")
-    field = compared_field(views, differing)
+    chosen = compared_field(views, differing)
+    # Runs that were evaluated at other times can still be compared by their training losses.
+    fields = (chosen, "loss") if chosen == "val_loss" else (chosen,)
     for axis, head, places in (("steps", "step", "steps"), ("time", "time", "times")):
-        losses = compare(views, field, axis)
         console.line()
-        if not losses.places:
+        for field in fields:
+            losses = compare(views, field, axis)
+            if losses.places:
+                console.line(f"{TITLES[field]}, at equal {places}")
+                _show(console, head, _loss_cells(losses, axis))
+                break
             console.line(f"{TITLES[field]}: the runs have no {places} in common")
-            continue
-        console.line(f"{TITLES[field]}, at equal {places}")
-        _show(console, head, _loss_cells(losses, axis))
     return 0
 
 

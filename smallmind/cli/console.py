@@ -246,11 +246,6 @@ def shorten(name: str, width: int = 40) -> str:
     return name if len(name) <= width else f"{name[:half]}...{name[-half:]}"
 
 
-def format_bytes(nbytes: int) -> str:
-    """Bytes -> 1,234.5 MB of a million bytes each, or from 10 GB on 12.3 GB."""
-    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 10**10 else f"{nbytes / 1e6:,.1f} MB"
-
-
 def _quote(word: str) -> str:
     """A word quoted for a shell, if possible with double quotes, which also work on Windows."""
     return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)

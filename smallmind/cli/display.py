@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
 from smallmind.box import can_print
-from smallmind.cli.console import Console, line_width
+from smallmind.cli.console import GAP, INDENT, Console, line_width
 from smallmind.cli.text_plot import BLOCKS, sparkline
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.progress import Progress
@@ -91,7 +91,10 @@ class ProgressDisplay:
         losses = f"training loss {record.train_loss:.4f}  held-out loss {record.val_loss:.4f}"
         scores = _scores(record, self.token)
         self.console.line(f"{self._place(record)}  {losses}")
-        self.console.line(f"{' ' * len(self._place(record))}  {scores}")
+        below = " " * len(self._place(record)) + GAP
+        # On a narrow terminal the losses are wrapped, and nothing is below them.
+        below = below if len(below + scores) <= line_width() else INDENT
+        self.console.line(below + scores)
 
     def show_sample(self, record: SampleRecord) -> None:
         """A text that the model wrote."""

@@ -121,7 +121,9 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run(parser: argparse.ArgumentParser, what: str = "directory of the run") -> None:
+def add_run(
+    parser: argparse.ArgumentParser, what: str = "directory of the run, or its name in runs/"
+) -> None:
     """RUN, for `run_of`."""
     parser.add_argument(
         "run_name",
@@ -136,7 +138,7 @@ def add_run(parser: argparse.ArgumentParser, what: str = "directory of the run")
 
 def add_runs(
     parser: argparse.ArgumentParser,
-    what: str = "directories of runs; default: the newest run in runs/",
+    what: str = "directories of runs, or their names in runs/; default: the newest run there",
 ) -> None:
     """RUN, several times, for `runs_of`."""
     parser.add_argument(
@@ -164,13 +166,22 @@ def run_of(options: argparse.Namespace) -> Path:
     if options.run_flag and options.run_name:
         raise InputError(f"give one run, not both {options.run_name} and {options.run_flag}")
     if named := options.run_name or options.run_flag:
-        return Path(named)
+        return find_run(Path(named))
     return _newest()
 
 
 def runs_of(options: argparse.Namespace) -> list[Path]:
     """The runs that a command names, each once, or the newest, which standard error then names."""
-    return list(dict.fromkeys(options.run_names)) or [_newest()]
+    return list(dict.fromkeys(map(find_run, options.run_names))) or [_newest()]
+
+
+def find_run(named: Path) -> Path:
+    """The path, or the run in runs/ of this name, as `smallmind runs` lists it."""
+    from smallmind.runs.files import RUNS
+
+    inside = Path(RUNS) / named
+    is_name = len(named.parts) == 1 and not named.exists()
+    return inside if is_name and inside.is_dir() else named
 
 
 def _newest() -> Path:

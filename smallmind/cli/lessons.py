@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory to copy to, made if it does not exist (the working directory)",
     )
     parser.add_argument(
-        "--notebook", action="store_true", help="as a notebook, .ipynb, in place of a .py file"
+        "--notebook", action="store_true", help="write a notebook, .ipynb, instead of a .py file"
     )
 
 

@@ -5,8 +5,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from smallmind.checks import InputError
-from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.console import Console
 from smallmind.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.table import format_bytes
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -53,12 +54,8 @@ def show_estimate(console: Console, plan: "Plan", memory: int | None, target: in
     from smallmind.memory.available import available_bytes
 
     available, estimate = memory or available_bytes(), plan.estimate
-    parts = [
-        [name.replace("_", " ").replace("program", "the program itself"), format_bytes(nbytes)]
-        for name, nbytes in vars(estimate).items()
-        if name != "preparation" and (nbytes or name not in ("teacher", "text", "timing"))
-    ]
-    console.table("Memory", [*parts, ["total", format_bytes(estimate.total)]])
+    parts = estimate.table()
+    console.table(parts.title, parts.rows)
     fits = estimate.total <= available
     verdict = "It fits" if fits else "It does not fit"
     kind = "allowed" if memory else "free"

@@ -16,7 +16,7 @@ from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.live_line import fit
 
 if TYPE_CHECKING:
-    from smallmind.views.curve import Curve
+    from smallmind.charts.curve import Curve
     from smallmind.views.panels import Chart, Panel
 
 LABELS = string.ascii_uppercase + string.ascii_lowercase  # of runs
@@ -29,7 +29,7 @@ GUTTER = 7  # columns for the labels of y axes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind plot`."""
-    from smallmind.views.curve import AXES
+    from smallmind.charts.curve import AXES
 
     add_runs(parser)
     parser.add_argument(
@@ -46,8 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the axis: steps, or time of training ({AXES[0]})",
     )
     parser.epilog = (
-        "Also of runs that are going. The losses of training and the gradient norms are means over "
-        "a fiftieth of the run; --out draws every logged step behind them."
+        "Runs may still be training. Training losses and gradient norms are smoothed, over a "
+        "fiftieth of the run; --out also draws every logged step behind them. The axis leaves out "
+        "the steep start of a loss. Example: smallmind plot runs/a runs/b --out loss.png"
     )
 
 
@@ -111,7 +112,8 @@ def draw_text(chart: "Chart", width: int, height: int, ascii_only: bool) -> str:
         rows, is_last = first if panel.marks else SMALL, panel is chart.panels[-1]
         x_range = 0.0, chart.x_end
         lines += ["", fit(_titles(panel, several), width)]
-        lines.append(plot(series, width, rows, ascii_only, x_range, is_last, GUTTER))
+        y_range = panel.y_range
+        lines.append(plot(series, width, rows, ascii_only, x_range, is_last, GUTTER, y_range))
     lines.append(f"{chart.x_name:>{width}}")
     return "\n".join(lines)
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from smallmind import activity
 from smallmind.checks import InputError
-from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_config_flags, add_text
 from smallmind.config import SHARD_TOKENS, RunConfig
+from smallmind.table import format_bytes
 
 SETTINGS = (
     "text_field",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from smallmind import durable
 from smallmind.checks import InputError
-from smallmind.cli.console import Console, format_bytes
+from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, check_writable, run_of
 
 
@@ -17,6 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE.html",
         help="file to write, which any browser opens; default: NAME.html in the working directory",
+    )
+    parser.epilog = (
+        "The page is one file that needs no network: send it, print it or keep it. The run may "
+        "still be training. train --sample-every and --profile put samples and a profile on it."
     )
 
 
@@ -31,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
 
     page = report(directory).encode("utf-8", "replace")
     durable.write(out, [page])
-    Console().line(f"Wrote {format_bytes(len(page))} to {out}")
+    Console().line(f"Wrote {len(page) / 1000:,.0f} KB to {out}")
     return 0

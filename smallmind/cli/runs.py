@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="a JSON array, for programs")
     parser.epilog = (
         "loss is the lowest on held-out text, in nats per token, and bits/byte are those of the "
-        "same evaluation; the losses of two runs compare only if they have the same text and "
-        "tokens, bits per byte if they have the same text. A run that was killed or stopped is "
+        "same evaluation. Compare losses only between runs with the same text and the same tokens, "
+        "bits per byte between runs with the same text. A run that was killed or stopped is "
         "interrupted: smallmind train --resume RUN continues it."
     )
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from smallmind.views.axis import format_tick, ticks
+from smallmind.charts.axis import format_tick, ticks
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
@@ -52,15 +52,18 @@ def plot(
     x_range: tuple[float, float] | None = None,
     has_labels: bool = True,
     gutter: int = 0,
+    y_range: tuple[float, float] | None = None,
 ) -> str:
     """A panel of height rows and its axes, width columns in all; later series cover earlier ones.
 
     Panels stand below each other if they have the same x_range and the same gutter, in which the
-    labels of the y axis are. Without has_labels the x axis has none. Points must be finite.
+    labels of the y axis are. Without has_labels the x axis has none. Points must be finite; those
+    outside of a y_range are on its edges.
     """
     xs = [x for s in series for x in s.xs] or [0.0]
     ys = [y for s in series for y in s.ys] or [0.0]
-    x_range, y_range = _widened(*(x_range or (min(xs), max(xs)))), _widened(min(ys), max(ys))
+    x_range = _widened(*(x_range or (min(xs), max(xs))))
+    y_range = _widened(*(y_range or (min(ys), max(ys))))
     marked = {
         _place(y, *y_range, height): format_tick(y) for y in ticks(*y_range, max(3, height // 2))
     }

@@ -13,7 +13,13 @@ from smallmind.box import can_print
 from smallmind.checks import InputError
 from smallmind.cli import check
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_training_flags, check_writable, neutral_of, settings_of
+from smallmind.cli.flags import (
+    add_training_flags,
+    check_writable,
+    find_run,
+    neutral_of,
+    settings_of,
+)
 from smallmind.cli.ranks import on_ranks
 from smallmind.config import NEUTRAL
 from smallmind.parallel.environment import launched
@@ -33,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="resume the run in the directory RUN; no other flags needed; auto: the newest "
-        "unfinished run in runs/",
+        help="resume a run, named by its directory or its name in runs/; no other flags needed; "
+        "auto: the newest unfinished run in runs/",
     )
     add_training_flags(parser)
 
@@ -87,7 +93,8 @@ def _resume(options: argparse.Namespace, ranks: "Ranks") -> int:
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
-    opened = Run.unfinished() if options.resume == "auto" else Run.open(options.resume)
+    is_chosen = options.resume != "auto"
+    opened = Run.open(find_run(Path(options.resume))) if is_chosen else Run.unfinished()
     for reason in opened.passed_over:
         console.line(f"Passing over a newer run: {reason}")
     opened.ranks = ranks

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from smallmind.activity import duration
 from smallmind.box import can_print
-from smallmind.cli.console import Console, format_bytes, full_width, wrap
+from smallmind.charts.axis import worth_seeing
+from smallmind.cli.console import GAP, INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
 from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.live_line import fit
+from smallmind.table import format_bytes
 from smallmind.training.progress import draw_bar
 
 if TYPE_CHECKING:
@@ -28,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind watch`."""
     add_run(parser)
     parser.add_argument("--once", action="store_true", help="show the run as it is now, and end")
+    parser.epilog = (
+        "Use it in another window while a run trains. Ctrl-C ends the watching, never the run, "
+        "whose files are only read. Where there is no terminal, it prints a line every ten seconds."
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,7 +82,7 @@ def _watch_lines(view: "RunView", console: Console) -> None:
     while view.state == State.RUNNING and console.has_reader:
         is_new |= view.refresh()
         if is_new and time.monotonic() - printed >= PLAIN_EVERY:
-            console.line("  ".join(filter(None, [_place(view), _numbers(view)])))
+            console.line("\n".join(_packed([_place(view), *_numbers(view)], line_width())))
             printed, is_new = time.monotonic(), False
         time.sleep(EVERY)
 
@@ -87,21 +93,23 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
     text = f", {view.text}" if view.text else ""
     lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]
     lines.append(fit((f"{_bar(view, console)}  {_place(view)}", _place(view)), width))
-    lines += wrap(_numbers(view), width).split("\n")
+    lines += _packed(_numbers(view), width)
     for note in view.notes[-2:]:
         lines += wrap(note, width).split("\n")
     sample = _sample(view, width)
     rows = min(16, height - len(lines) - len(sample) - 6)
     loss, held_out = view.curves["loss"].finite(), view.curves["val_loss"].finite()
     if rows >= 4 and len(loss) > 1:
-        mean = loss.smoothed().thinned(4 * width)
+        smoothed = loss.smoothed()
+        y_range = worth_seeing(smoothed.values, held_out.values)
+        mean = smoothed.thinned(4 * width)
         series = [Series(mean.steps, mean.values)]
         if len(held_out):
             every = -(-len(held_out) * 3 // width)
             series.append(Series(held_out.steps[::-every], held_out.values[::-every], "o"))
         title = "Loss; line: training, smoothed; o: held-out"
         lines += ["", fit((title, "Loss"), width)]
-        lines += plot(series, width, rows, ascii_only).split("\n")
+        lines += plot(series, width, rows, ascii_only, y_range=y_range).split("\n")
     return [*lines, *sample]
 
 
@@ -120,7 +128,18 @@ def _place(view: "RunView") -> str:
     return place
 
 
-def _numbers(view: "RunView") -> str:
+def _packed(parts: list[str], width: int) -> list[str]:
+    """Lines of as many parts as fit, each part whole, if that is possible."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(GAP) + len(part) <= width:
+            lines[-1] += GAP + part
+        else:
+            lines += wrap(part if not lines else INDENT + part, width).split("\n")
+    return lines
+
+
+def _numbers(view: "RunView") -> list[str]:
     """The latest numbers of the run."""
     curves = {name: curve.finite() for name, curve in view.curves.items()}
     latest = {name: curve.values[-1] for name, curve in curves.items() if len(curve)}
@@ -137,7 +156,7 @@ def _numbers(view: "RunView") -> str:
         parts.append(f"{latest['tokens_per_second']:,.0f} tokens/s")
     if "peak_memory" in latest:
         parts.append(f"peak memory {format_bytes(int(latest['peak_memory']))}")
-    return "  ".join(parts) or "Nothing has been logged yet."
+    return parts or ["Nothing has been logged yet."]
 
 
 def _sample(view: "RunView", width: int) -> list[str]:
@@ -146,6 +165,6 @@ def _sample(view: "RunView", width: int) -> list[str]:
     if not samples:
         return []
     step, text = samples[-1]
-    lines = [line for part in text.strip().split("\n") for line in wrap(part, width).split("\n")]
+    lines = [line for x in text.strip().split("\n") for line in wrap(x, width, "").split("\n")]
     shown = lines[:SAMPLE_LINES]
     return ["", f"Sample after step {step:,}:", *(line[:width] for line in shown)]

@@ -9,7 +9,7 @@
 # `dz/dx = g'(y) f'(x)`.
 #
 # The code of sections 2 to 8 is the complete algorithm, in at most 100 lines without comments.
-# Everything else in this package makes it faster, safer, more convenient or less hungry for memory.
+# Everything else in this package makes it faster, safer or more convenient, or saves memory.
 # Section 10 measures how much faster.
 
 # %% [markdown]
@@ -125,10 +125,10 @@ model |= {"norm": new(C), "head": new(C, V)}
 #     dp_k / ds_i = p_k (1 - p_i)   if k = i
 #                   -p_k p_i        otherwise
 #
-# The derivative of the loss `-log p_t` with respect to `p_t` is `-1 / p_t`. Multiplied by the row
-# above for `k = t`, that is `p_i - 1` for the target and `p_i` for every other token. So the
-# gradient of the logits is simply the probabilities, less 1 at the target. (Subtracting the
-# largest score first keeps `exp` from overflowing and changes nothing else.)
+# The derivative of the loss `-log p_t` with respect to `p_t` is `-1 / p_t`. Multiplied by the
+# `dp_t / ds_i` above, that is `p_i - 1` for the target and `p_i` for every other token. So the
+# gradient of the logits is simply the probabilities, less 1 at the target. (Subtracting the largest
+# score first keeps `exp` from overflowing and changes nothing else.)
 
 
 # %%
@@ -490,9 +490,9 @@ for backend, steps in (("numpy", 4), ("numba", 20)):
 # Fill in the functions. Each `check_...` says what is still wrong.
 #
 # **1. A baseline.** Is the transformer better than counting pairs of letters? Compute the mean loss
-# in nats of the best model that sees only one letter: after a letter `a`, it gives `b` the
-# probability that is the share of `b` among all the tokens that follow an `a` in the text. Then
-# compare `pair_loss(train, V)` with the losses above.
+# in nats of the best model that sees only one letter: after a letter `a`, the probability of `b` is
+# the share of `b` among all the tokens that follow an `a` in the text. Then compare
+# `pair_loss(train, V)` with the losses above.
 
 
 # %%

@@ -207,8 +207,9 @@ for kernels, dtype in ((reference, np.float64), (compiled, np.float32)):
 #     dv = pᵀ do        dp = do vᵀ
 #
 # **Softmax.** In one row, `p_j = exp(s_j) / sum(exp(s))`. Let `s_i` rise by a small e. Then
-# `exp(s_i)` grows by the factor 1 + e, and the sum below the line by the factor 1 + e p_i. So `p_i`
-# rises by e p_i (1 - p_i), and every other `p_j` falls by e p_j p_i. Rule 1 adds all of it up:
+# `exp(s_i)` grows by the factor 1 + e, and the sum in the denominator by the factor 1 + e p_i. So
+# `p_i` rises by e p_i (1 - p_i), and every other `p_j` falls by e p_j p_i. Rule 1 adds all of it
+# up:
 #
 #     ds_i = p_i dp_i - p_i sum over j of p_j dp_j = p_i (dp_i - sum(p dp))
 #
@@ -249,8 +250,8 @@ print(gradient_check(attention, q, k, v, backward=attention_backward))
 # %% [markdown]
 # The package's kernel computes all heads of all sequences at once. Its input is one matrix `qkv`,
 # with a row per token and the columns of all queries, then all keys, then all values. It does not
-# keep `p`, which is large: T² numbers per head. It keeps the logarithm of the sum below the line of
-# the softmax, one number per row, and computes `p` again. And it does not need `sum(p dp)`: because
+# keep `p`, which is large: T² numbers per head. It keeps the logarithm of the softmax's
+# denominator, one number per row, and computes `p` again. And it does not need `sum(p dp)`: because
 # `dp_j = do · v_j`, that sum is `do · sum(p_j v_j)`, which is `do · o` (Dao et al. 2022).
 
 # %%
@@ -286,8 +287,8 @@ print(f"The gradients of all {B * H} heads agree with the compiled kernel")
 # batch has used its row five times, and by rule 2 all five gradients are added.
 #
 # NumPy has a trap here. `dweight[ids] += dx` looks right, but computes `dweight[ids] + dx` first
-# and then assigns: of a token that occurs five times, only the last gradient survives. `np.add.at`
-# does what we want.
+# and then assigns: if a token occurs five times, only its last gradient survives. `np.add.at` does
+# what we want.
 
 
 # %%
@@ -406,8 +407,8 @@ print(gradient_check(exact))
 # %% [markdown]
 # ## Exercises
 #
-# Each of the first three functions has a mistake that is often made. Find it, fix it, and run the
-# cell again: the verdict changes to "solved". The last one is yours to write.
+# Each of the first three functions has a common mistake. Find it, fix it, and run the cell again:
+# the verdict changes to "solved". The last one is yours to write.
 
 # %%
 inputs, gain, shift = (random.standard_normal(shape) for shape in ((R, C), C, C))
@@ -499,7 +500,8 @@ print("4.", judge(lambda: check_4(exercise_4)))
 # ## Where to read on
 #
 # - Baydin, Pearlmutter, Radul & Siskind (2018), *Automatic Differentiation in Machine Learning: a
-#   Survey*: what frameworks do in place of what you have just done, and why it costs so little.
+#   Survey*: how frameworks do automatically what you have just done by hand, and why it costs so
+#   little.
 # - Ba, Kiros & Hinton (2016), *Layer Normalization*; section 5 is about the directions in which a
 #   norm does not change.
 # - Vaswani et al. (2017), *Attention Is All You Need*, section 3.2.
@@ -508,5 +510,5 @@ print("4.", judge(lambda: check_4(exercise_4)))
 # - Press & Wolf (2017), *Using the Output Embedding to Improve Language Models*, section 3: what
 #   the two gradients of a tied matrix do to it.
 # - In this package: `kernels/reference.py`, in which every backward function quotes the lines that
-#   it differentiates, and `nn/`, which calls them. The page `writing_a_layer.py` makes a layer of
-#   all this, and trains with it.
+#   it differentiates, and `nn/`, which calls them. The page `writing_a_layer.py` turns all this
+#   into a layer of a model, and trains it.

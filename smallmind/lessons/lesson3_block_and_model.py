@@ -187,8 +187,8 @@ block.backward(y)  # with any gradient of y: y itself will do
 print(f"{'after backward':22} {C:8} {rented():9.2f}")
 
 # %% [markdown]
-# The measured figures are slightly higher, by 64 bytes for each array: it needs some room to begin
-# at a cache line. After the backward pass, only the gradient of the input is left, in the array
+# The measured figures are slightly higher, by 64 bytes for each array, which leave room to align it
+# with a cache line. After the backward pass, only the gradient of the input is left, in the array
 # that was the gradient of the output.
 #
 # ## 4. A model
@@ -279,8 +279,8 @@ assert estimated == held
 #
 # What does it cost? In a step, products with weights take one unit of arithmetic forward and two
 # backward (`dx` and `dW`). Running everything forward again would make it 4 units instead of 3. But
-# the last segment runs forward only once, and of the block that ends a segment the last product is
-# not needed again: nothing keeps its result. Instead of guessing, we wrap the kernels and count
+# the last segment runs forward only once, and the last product of a segment is not repeated,
+# because nothing needs its result. Instead of guessing, we wrap the kernels and count
 # multiplications.
 
 # %%

@@ -24,7 +24,7 @@
 # - at least F / P seconds for the arithmetic, and
 # - at least S / W seconds for the memory traffic.
 #
-# Both go on at the same time, because a processor fetches what it needs next while it computes. So
+# Both happen at the same time, because a processor fetches what it needs next while it computes. So
 # the longer of the two is a lower bound:
 #
 #     time >= max(F / P, S / W)
@@ -572,9 +572,9 @@ for tokens in (1, 2, 4, 8, 16, 32, 64, 96):
 
 # %% [markdown]
 # That curve decides how models are served. Training, and reading a prompt, handle many tokens at a
-# time and run near the peak. Writing goes token by token and runs at the speed of memory. This is
-# why servers answer many people in one batch, and why weights of 8 or 4 bits make writing faster
-# even on processors that cannot multiply such numbers: there is less to move.
+# time and run near the peak. Generating text goes token by token and runs at the speed of memory.
+# This is why servers answer many people in one batch, and why weights of 8 or 4 bits speed up
+# generation even on processors that cannot multiply such numbers: there is less to move.
 #
 # ## Exercises
 #

@@ -213,7 +213,7 @@ for tokens in (2**11, 2**15, 2**19):
 # 3. divide the gradients of the weights, which are float32, by S.
 #
 # `model.loss_and_gradients(ids, targets, scale)` does the first two. We compare its gradients in 16
-# bits with those in float32, for all sorts of scales.
+# bits with those in float32, over a wide range of scales.
 
 
 # %%
@@ -312,9 +312,9 @@ for _ in range(1000):
 print(f"after 1000 more clean steps: {scaler}")
 
 # %% [markdown]
-# The run lost a few steps at its start, and then only one in 1000 or so, whenever a doubling turns
-# out to have been too much. If ten steps in a row are lost, the scale is hardly the reason:
-# something else in the model is not finite. `scaler.is_lost` is then true, and a run ends.
+# The run loses a few steps at its start, and then only about one in 1000, when the scale has been
+# doubled once too often. If ten steps in a row are lost, the scale is hardly the reason: something
+# else in the model is not finite. `scaler.is_lost` is then true, and a run ends.
 #
 # ## 5. Why the weights stay in float32
 #
@@ -379,8 +379,8 @@ for name, precision, rounded in (
 #     small updates are lost        float32 masters          needed    needed
 #     long sums stop growing        add products in float32  needed    needed
 #
-# In a run, `smallmind train --precision float16` or `bfloat16` takes all three. The default,
-# `auto`, is bfloat16 where the processor multiplies it faster than float32. On this one:
+# `smallmind train --precision float16` or `bfloat16` applies whatever its format needs. The
+# default, `auto`, is bfloat16 where the processor multiplies it faster than float32. On this one:
 
 # %%
 print("precision auto:", new_model().use_precision("auto"))

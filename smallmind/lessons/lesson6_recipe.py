@@ -79,7 +79,7 @@ try_change("nanoGPT's recipe")
 #
 # Near its minimum, the loss is a parabola along each direction: `a w² / 2`, whose gradient is
 # `a w`. The step `w - rate * a w` multiplies `w` by `1 - rate * a`. This converges if
-# `rate < 2 / a`, and up to `1 / a`, the higher the rate, the faster. Adam rescales every direction,
+# `rate < 2 / a`, and up to `1 / a` a higher rate converges faster. Adam rescales every direction,
 # but the trade-off remains: the best rate is not far below the highest one that works. The only way
 # to find it is to try. It is higher for small models than for large ones, so settings that come
 # from large models are often too cautious.
@@ -119,7 +119,7 @@ print(f"0.3 to zero:     {distance(np.linspace(0.3, 0, n)):.3f}")
 try_change("straight line to zero", schedule="linear", min_lr=0.0)
 
 # %% [markdown]
-# In so short a run the model is still far from its minimum. Noise is not yet what limits it, so
+# In such a short run the model is still far from its minimum. Noise is not yet what limits it, so
 # there is little to gain here. It costs nothing, and longer runs gain more, so we keep it.
 #
 # ## 3. Positions as angles
@@ -341,7 +341,7 @@ for name, extra in (("all but pairs", {"bigram_rows": 0}), ("all changes", {})):
 # `bench/LOG.md` lists what was tried, failures included. Two things can be learned from it.
 # Settings that are best at one size are often not best at another. And what pays in the first
 # hundred steps, like the table of pairs, can be worth next to nothing after two thousand. That is
-# why the default recipe makes all of the changes above but that one, which `--arch modern` adds.
+# why the default recipe makes all of the changes above except that one, which `--arch modern` adds.
 #
 # ## Exercises
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Runs that survive
 #
-# Batteries run empty, systems restart for updates, clusters end jobs after an hour. A run of
+# Batteries run out, systems restart for updates, and clusters kill jobs after an hour. A run of
 # several hours has to survive all of that. After this lesson you will be able to
 #
 # - write a file that is never half written, whatever happens in the meantime;
@@ -45,7 +45,7 @@ HERE = Path(FOLDER.name)
 # file is incomplete and the old one is gone: the moment of saving is the most dangerous one.
 #
 # Let us watch it happen. This program saves a state, saves a second one over it, and says so when
-# half of that is written. At this very moment we kill it: `Popen.kill` sends SIGKILL, or on Windows
+# half of that is written. At that very moment we kill it: `Popen.kill` sends SIGKILL, or on Windows
 # calls TerminateProcess. Neither gives the program a chance to clean up.
 
 # %%
@@ -105,7 +105,7 @@ print(f"{len(content)} bytes are left, of 1000; {content.count(b'1')} of them fr
 #
 # - the weights, of course;
 # - the optimizer: AdamW keeps two running means per weight, m and v, and the number of updates so
-#   far, by which it corrects both means while they are young;
+#   far, with which it corrects both means for having started at zero;
 # - the place in the data: which batch comes next;
 # - the random state: dropout turns off random activations, and should not repeat itself.
 #
@@ -264,9 +264,9 @@ assert len({bits(sum_of_chunks(X, threads)) for threads in range(1, 9)}) == 1
 # machine?" has no answer.
 #
 # So the rule in this package: **each iteration of a parallel loop owns what it writes, and sums run
-# in chunks that depend on the shapes only.** Threads decide who computes a chunk, never what is in
-# it. The matrix product follows the same rule: a thread owns whole tiles of the result and runs
-# through all of K itself.
+# in chunks that depend on the shapes only.** How many threads there are decides which of them
+# computes a chunk, never what is in it. The matrix product follows the same rule: a thread owns
+# whole tiles of the result and runs through all of K itself.
 
 
 # %%
@@ -369,9 +369,9 @@ assert ours == theirs
 print(f"model.safetensors of both runs: {len(ours):,} bytes, identical: {ours == theirs}")
 
 # %% [markdown]
-# Twenty steps had to be repeated, and that is the whole damage: `save_every` decides how much work
-# a crash may cost. The temporary file is gone too. A run locks its directory while it trains, and
-# the next process that gets the lock removes what a dead one left behind. (The operating system
+# Twenty steps had to be repeated, and that is all the damage: `save_every` decides how much work a
+# crash may cost. The temporary file is gone too. A run locks its directory while it trains, and the
+# next process that gets the lock removes what a dead one left behind. (The operating system
 # releases the lock when a process ends, however it ends.)
 #
 # ## 7. Complete, and wrong

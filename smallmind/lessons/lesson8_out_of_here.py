@@ -66,9 +66,8 @@ print("Loading a pickle:")
 pickle.loads(pickle.dumps(Harmless()))
 
 # %% [markdown]
-# It could have been `os.system` in place of `print`. This is why there are two formats now that
-# hold nothing but data: **safetensors**, which Hugging Face uses, and **GGUF**, the format of
-# llama.cpp.
+# It could have been `os.system` instead of `print`. This is why there are two formats now that hold
+# nothing but data: **safetensors**, which Hugging Face uses, and **GGUF**, the format of llama.cpp.
 #
 # ## 2. A model to export
 #
@@ -111,7 +110,7 @@ except smallmind.InputError as error:
     print(error)
 
 # %% [markdown]
-# ## 3. A directory of Hugging Face
+# ## 3. A Hugging Face directory
 #
 # `smallmind export RUN --to hf DIR` does this on the command line.
 
@@ -127,10 +126,10 @@ for key in ("model_type", "hidden_size", "num_attention_heads", "rms_norm_eps", 
 
 # %% [markdown]
 # Three files, one for each item of section 1: `model.safetensors` holds the numbers, `config.json`
-# the architecture and `tokenizer.json` the tokenizer. (The others say how to generate, and what the
-# model is, for people.)
+# the architecture and `tokenizer.json` the tokenizer. (The others say how to generate text, and
+# tell people what the model is.)
 #
-# A file of **safetensors** has three parts:
+# A **safetensors** file has three parts:
 #
 #     8 bytes       the length of the header, an unsigned integer, little-endian
 #     the header    JSON: for each tensor its dtype, its shape, and where its bytes begin and end
@@ -168,7 +167,7 @@ for name in list(TENSORS)[:10]:
 # - the names are those of transformers;
 # - matrices are transposed: there, a linear layer computes x W^T with W (out, in); here it computes
 #   x W with W (in, out);
-# - the matrices of queries, keys and values are three; here they are side by side in one.
+# - queries, keys and values have three matrices; here these are side by side in one.
 
 # %%
 ours = model.parameters["blocks.0.attention.qkv.weight"]

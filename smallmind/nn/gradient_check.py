@@ -19,6 +19,7 @@ from smallmind.config import ModelConfig
 from smallmind.nn.differentiable import Differentiable, of_function, of_model
 from smallmind.nn.single_layer import build_layer, config_for, of_layer, random_inputs
 from smallmind.nn.transformer import TransformerModel
+from smallmind.table import Table, Tabular
 
 # Relative errors above these are wrong, by the precision that the gradients were computed in.
 TOLERANCES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
@@ -37,11 +38,11 @@ class Derivative:
     note: str = ""  # what is wrong, if it is more than a number
 
 
-@dataclass(frozen=True)
-class GradientCheck:
+@dataclass(frozen=True, repr=False)
+class GradientCheck(Tabular):
     """What a gradient check found: `ok` if everything is right, else `wrong` names what is not.
 
-    Prints as a table.
+    Prints as a table, which a notebook shows as one.
     """
 
     rows: tuple[Derivative, ...]
@@ -65,23 +66,18 @@ class GradientCheck:
         """The relative error of each parameter and input, by name."""
         return {row.name: row.error for row in self.rows}
 
-    def __repr__(self) -> str:
+    def table(self) -> Table:
+        """Of each parameter and input the two derivatives, their difference and the verdict."""
         count = "1 gradient" if len(self.rows) == 1 else f"{len(self.rows)} gradients"
         verdict = f"WRONG: {', '.join(self.wrong)}" if self.wrong else "ok"
-        cells = [("", "backward pass", "finite difference", "relative error", "")]
+        rows = []
         for row in self.rows:
             numbers = f"{row.analytical:.6g}", f"{row.numerical:.6g}", f"{row.error:.1e}"
             note = row.note and f"{': ' if not row.ok else ', '}{row.note}"
-            cells.append((row.name, *numbers, ("ok" if row.ok else "WRONG") + note))
-        wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines = [
-            f"  {name:{wide[0]}}"
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(rest, wide[1:-1], strict=True))
-            + f"  {last}".rstrip()
-            for name, *rest, last in cells
-        ]
-        head = f"Gradient check of {count}, tolerance {self.tolerance:g}: {verdict}"
-        return "\n".join([head, *map(str.rstrip, lines)])
+            rows.append((row.name, *numbers, ("ok" if row.ok else "WRONG") + note))
+        title = f"Gradient check of {count}, tolerance {self.tolerance:g}: {verdict}"
+        heads = ("", "backward pass", "finite difference", "relative error", "")
+        return Table(title, rows, heads, "<>>><")
 
 
 def gradient_check(

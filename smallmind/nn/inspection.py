@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import html
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.charts.svg import Svg
 from smallmind.checks import InputError, check_type
 from smallmind.kernels.half import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
 from smallmind.nn.workspace import Kernel, Workspace
+from smallmind.table import Table, Tabular, escape
 
 NOT_ACTIVATIONS = ("bigrams", "copy_columns", "document_starts")  # numbers of rows, and copies
 PRODUCTS = ("matmul", "matmul_transpose_b")  # in a backward pass they get dy as a
@@ -23,7 +24,7 @@ SIDE = 420  # of a heat map, in pixels
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Inspection:
+class Inspection(Tabular):
     """What `TransformerModel.inspect` found, all of it copies in float32 or float64.
 
     `attention[l, b, h, t]` are the probabilities with which query t of head h looks at each key.
@@ -44,36 +45,14 @@ class Inspection:
     gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
     activation_gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        rows = [self._heads(), *self._rows()]
-        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"  {name:{wide[0]}}  {shape:{wide[1]}}"
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, wide[2:], strict=True))
-            for name, shape, *cells in rows
-        ]
-        return "\n".join([self._title(), *lines])
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._heads())
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._rows()
-        )
-        title = f"<caption>{html.escape(self._title())}</caption>"
-        return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-    def _title(self) -> str:
-        (B, T), (L, _, H) = self.ids.shape, self.attention.shape[:3]
-        loss = "" if self.losses is None else f", loss {self.losses.mean():.4f} nats per token"
-        return f"Inspection of {B} x {T} tokens: {L} x {H} heads{loss}"
-
-    def _heads(self) -> list[str]:
-        gradient = [] if self.losses is None else ["of its gradient"]
-        return ["activation", "shape", "root mean square", *gradient]
-
-    def _rows(self) -> list[list[str]]:
+    def table(self) -> Table:
         """Of each activation its name, shape and size, and the size of its gradient."""
+        (B, T), (L, _, H) = self.ids.shape, self.attention.shape[:3]
+        title = f"Inspection of {B} x {T} tokens: {L} x {H} heads"
+        heads = ["activation", "shape", "root mean square"]
+        if self.losses is not None:
+            title += f", loss {self.losses.mean():.4f} nats per token"
+            heads.append("of its gradient")
         rows = []
         for name, value in self.activations.items():
             row = [name, " x ".join(map(str, value.shape)), _root_mean_square(value)]
@@ -81,16 +60,17 @@ class Inspection:
                 gradient = self.activation_gradients.get(name)  # a layer may use no kernels
                 row.append("" if gradient is None else _root_mean_square(gradient))
             rows.append(row)
-        return rows
+        return Table(title, rows, heads, "<<>>"[: len(heads)])
 
     def attention_svg(
         self, layer: int, head: int, batch: int = 0, tokens: Sequence[str] | None = None
-    ) -> str:
-        """A heat map of one head as SVG: a row per query, a column per key, dark where it looks.
+    ) -> Svg:
+        """A heat map of one head: a row per query, a column per key, dark where it looks.
 
-        Each cell shows its probability under the pointer, with `tokens` (T of them) what it is
-        between. The shade is the square root of the probability. In long windows each cell is the
-        largest of several probabilities. InputError for a layer or head that is not there.
+        A notebook shows it, and as a string it is SVG for a file. Each cell shows its probability
+        under the pointer, with `tokens` (T of them) what it is between. The shade is the square
+        root of the probability. In long windows each cell is the largest of several probabilities.
+        InputError for a layer or head that is not there.
         """
         indices = {"layer": layer, "batch": batch, "head": head}
         for (name, index), size in zip(indices.items(), self.attention.shape, strict=False):
@@ -101,7 +81,7 @@ class Inspection:
             raise InputError(f"{len(tokens)} tokens are not {T}, one for each position")
         names = [f"{t}" if tokens is None else f"{t} {tokens[t]!r}" for t in range(T)]
         title = f"Layer {layer}, head {head}: where each query (row) looks"
-        return _heat_map(self.attention[layer, batch, head], names, title)
+        return Svg(_heat_map(self.attention[layer, batch, head], names, title))
 
 
 def _root_mean_square(values: np.ndarray) -> str:
@@ -123,14 +103,16 @@ def _heat_map(p: np.ndarray, names: list[str], title: str) -> str:
             cells.append(
                 f'<rect x="{column // step * side}" y="{top + row // step * side}" '
                 f'width="{side}" height="{side}" fill="#1b3a6b" '
-                f'fill-opacity="{largest**0.5:.2f}"><title>{html.escape(text)}</title></rect>'
+                f'fill-opacity="{largest**0.5:.2f}"><title>{escape(text)}</title></rect>'
             )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}" '
         f'height="{width + top}" viewBox="0 0 {width} {width + top}" font-family="sans-serif" '
-        f'font-size="13"><title>{html.escape(title)}</title><text x="0" y="14">'
-        f'{html.escape(title)}</text><rect x="0" y="{top}" width="{width}" height="{width}" '
-        f'fill="#ffffff" stroke="#999999"/>{"".join(cells)}</svg>'
+        f'font-size="13"><title>{escape(title)}</title>'
+        f'<rect width="{width}" height="{width + top}" fill="#ffffff"/>'  # on dark pages too
+        f'<text x="2" y="14" fill="#1d2433">{escape(title)}</text>'
+        f'<rect x="0" y="{top}" width="{width}" height="{width}" fill="none" stroke="#999999"/>'
+        f"{''.join(cells)}</svg>"
     )
 
 

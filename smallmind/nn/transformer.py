@@ -26,6 +26,7 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Result, Workspace
 from smallmind.settings import from_saved
+from smallmind.table import Table, Tabular
 from smallmind.text.ids import check_ids
 
 FORMAT = "smallmind model 1"
@@ -92,7 +93,7 @@ def _signature() -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-class TransformerModel:
+class TransformerModel(Tabular):
     """A language model with manual backward passes: by default GPT-2 (Radford et al. 2019).
 
     vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads. The other fields
@@ -148,16 +149,11 @@ class TransformerModel:
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
-    def __repr__(self) -> str:
-        rows = size_rows(self.config, self.flat)
-        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"  {name:{wide[0]}}  {shape:{wide[1]}}  {count:>{wide[2]}}".rstrip()
-            for name, shape, count in rows
-        ]
+    def table(self) -> Table:
+        """Its layers, the shapes of their matrices and their numbers of parameters."""
         name = f"{self.config.architecture}, " if self.config.architecture else ""
-        head = f"{type(self).__name__}: {name}{self.precision.value}, backend {self.backend}"
-        return "\n".join([head, *lines])
+        title = f"{type(self).__name__}: {name}{self.precision.value}, backend {self.backend}"
+        return Table(title, size_rows(self.config, self.flat), align="<<>")
 
     @property
     def blocks(self) -> list[Block]:

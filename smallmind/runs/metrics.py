@@ -4,10 +4,15 @@ import csv
 import dataclasses
 import io
 import json
+import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from smallmind.charts import losses
+from smallmind.charts.curve import Curve
+from smallmind.charts.svg import Svg, picture
 from smallmind.checks import InputError
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
@@ -16,9 +21,11 @@ from smallmind.training.records import Record
 FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MetricsTable:
     """One row per step in ascending order, each a dictionary from column to value.
+
+    A notebook shows its losses as a picture.
 
     `columns` are those with a value in some row, in the order of the records' fields. `unreadable`
     are the numbers, from 1, of the lines that are not records: usually the last line of a run that
@@ -28,6 +35,26 @@ class MetricsTable:
     columns: list[str]
     rows: list[dict[str, Any]]
     unreadable: list[int]
+
+    def __repr__(self) -> str:
+        count = "1 step" if len(self.rows) == 1 else f"{len(self.rows):,} steps"
+        return f"<MetricsTable of {count}: {', '.join(self.columns)}>"
+
+    def _repr_svg_(self) -> str | None:
+        return self.losses_svg() or None
+
+    def curve(self, column: str) -> Curve:
+        """The numbers of a column that are finite, at their steps."""
+        found, seconds = Curve(), 0.0
+        for row in self.rows:
+            seconds = _finite(row.get("elapsed_seconds"), seconds)
+            if not math.isnan(value := _finite(row.get(column), math.nan)):
+                found.add(row["step"], seconds, value)
+        return found
+
+    def losses_svg(self) -> Svg:
+        """Training and held-out loss as a picture; empty without any."""
+        return picture(losses.lines(self.curve("loss"), self.curve("val_loss")), *losses.LABELS)
 
     def to_csv(self) -> str:
         """Comma-separated, with a header; a cell is empty if its row has no value."""
@@ -45,6 +72,12 @@ def _cell(value: Any) -> Any:
         return json.dumps(value) if isinstance(value, list | dict) else value
     except RecursionError:
         return "(nested too deeply)"
+
+
+def _finite(value: Any, otherwise: float) -> float:
+    """A value of a file, which may be anything, if it is a number that a float can hold."""
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return float(value) if is_number else otherwise
 
 
 def read_metrics(run: Path) -> MetricsTable:

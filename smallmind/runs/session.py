@@ -13,7 +13,7 @@ Nothing here prints. The command line is a caller of this class.
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ALONE, Ranks
-from smallmind.runs import assembly, importing, loading, pace
+from smallmind.runs import assembly, importing, loading, pace, summary
 from smallmind.runs.budget import fit_recipe
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.ending import save_ending
@@ -85,7 +85,8 @@ class Run:
 
     `Run.create` starts a new one, `Run.open` opens an existing one. `path` is the directory,
     `settings` are the resolved settings. At the end of training `final` is the evaluation on the
-    whole held-out part and `sample` a text that the model wrote.
+    whole held-out part and `sample` a text that the model wrote. A notebook shows how far it is,
+    and its losses as a picture.
     """
 
     def __init__(self, directory: RunDirectory, config: SavedConfig) -> None:
@@ -104,6 +105,21 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        metrics, has_text = self._metrics_so_far(), not self._config.imported
+        title = f"Run {self.path}: {self._state()}"
+        table = summary.table_of(title, self.settings, has_text, metrics)
+        return table.html() + (summary.image(metrics.losses_svg()) if metrics else "")
+
+    def _repr_svg_(self) -> str | None:
+        metrics = self._metrics_so_far()
+        return metrics._repr_svg_() if metrics else None
+
+    def _metrics_so_far(self) -> MetricsTable | None:
+        with suppress(InputError):
+            return self.metrics()
+        return None
 
     def _state(self) -> str:
         """How far the run is, from what is on disk, in a few words."""

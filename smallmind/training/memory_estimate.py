@@ -19,6 +19,7 @@ from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.ranks import ALONE, bounds
 from smallmind.safetensors import StoredTensor
+from smallmind.table import Table, Tabular, format_bytes
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher
@@ -63,8 +64,8 @@ class TextSize:
         return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
+@dataclass(frozen=True, repr=False)
+class MemoryEstimate(Tabular):
     """What a training run takes at its peak. Units: bytes."""
 
     weights: int  # float32
@@ -85,6 +86,15 @@ class MemoryEstimate:
         """The peak of the process."""
         training = sum(vars(self).values()) - self.preparation
         return max(training, self.program + self.text + self.preparation)
+
+    def table(self) -> Table:
+        """Its parts, without those that this run does not have, and the total."""
+        rows = [
+            (name.replace("_", " ").replace("program", "the program itself"), format_bytes(nbytes))
+            for name, nbytes in vars(self).items()
+            if name != "preparation" and (nbytes or name not in ("teacher", "text", "timing"))
+        ]
+        return Table("Memory", [*rows, ("total", format_bytes(self.total))])
 
 
 def estimate(

@@ -15,6 +15,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.optimizer import make_optimizer, rate_settings
 from smallmind.optim.schedule import schedule
+from smallmind.table import Table, Tabular
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model
@@ -32,14 +33,23 @@ WHOLE = {"document_token": None}
 KERNEL_ERROR = 1e-3  # relative, in float32
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of one check."""
+@dataclass(frozen=True, repr=False)
+class Check(Tabular):
+    """The result of one check. Prints as a line."""
 
     name: str
     passed: bool
     measured: str
     expected: str
+
+    def __repr__(self) -> str:
+        verdict = "ok    " if self.passed else "FAILED"
+        return f"{verdict}  {self.name}: {self.measured}; expected {self.expected}"
+
+    def table(self) -> Table:
+        """What was measured and what was expected, in one row."""
+        row = (self.name, self.measured, self.expected, "ok" if self.passed else "FAILED")
+        return Table("", [row], ("check", "measured", "expected", ""), "<<<<")
 
 
 def preflight(

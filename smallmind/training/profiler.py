@@ -20,6 +20,7 @@ from smallmind.activity import clock_ns
 from smallmind.config import __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
+from smallmind.table import Table, Tabular
 
 TITLE = "TRAINING PERFORMANCE REPORT"
 WIDTHS = [28, 10, 8, 6, 7]  # of the columns
@@ -104,7 +105,7 @@ class _Scope:
 _NOTHING = nullcontext()
 
 
-class TrainingProfiler:
+class TrainingProfiler(Tabular):
     """Measures named scopes, which may be nested.
 
         profiler = TrainingProfiler()
@@ -115,7 +116,7 @@ class TrainingProfiler:
 
     The same name in two places gives two rows. All time is counted once, in the innermost scope, so
     that percentages add to 100. With `enabled=False` nothing is measured. `keep_events` keeps every
-    scope for `save_trace` and `save_speedscope`.
+    scope for `save_trace` and `save_speedscope`. In a REPL and in a notebook it shows its rows.
     """
 
     def __init__(self, enabled: bool = True, keep_events: bool = False) -> None:
@@ -174,6 +175,17 @@ class TrainingProfiler:
 
         Total and average include inner scopes; % Time does not.
         """
+        heads, table, footer = self._cells(wide)
+        widths = [*WIDTHS, 8, 8, 6] if wide else WIDTHS
+        return box.draw(TITLE, heads, table, footer, widths, ascii_only)
+
+    def table(self) -> Table:
+        """The same without lines."""
+        heads, rows, footer = self._cells()
+        return Table("Where the time went", [*rows, footer], heads)
+
+    def _cells(self, wide: bool = False) -> tuple[list[str], list[list[str]], list[str]]:
+        """The heads, the rows and the footer of the report."""
         rows = self.rows()
         whole = sum(row.own for row in rows)
         heads = ["Operation", "Total (ms)", "Avg (ms)", "Count", "% Time"]
@@ -192,9 +204,7 @@ class TrainingProfiler:
                 cells += [f"{row.minimum / 1e6:.3f}", f"{row.maximum / 1e6:.3f}", rate]
             table.append(cells)
         footer = ["TOTAL", f"{whole / 1e6:.2f}", "", "", "100.0%" if rows else "0.0%"]
-        footer += ["", "", ""] if wide else []
-        widths = [*WIDTHS, 8, 8, 6] if wide else WIDTHS
-        return box.draw(TITLE, heads, table, footer, widths, ascii_only)
+        return heads, table, footer + (["", "", ""] if wide else [])
 
     def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
         """Writes the report to a stream, in ASCII if its encoding lacks the box characters."""

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from smallmind.views.curve import Curve
+from smallmind.charts.axis import worth_seeing
+from smallmind.charts.curve import Curve
 from smallmind.views.run_view import RunView
 
 # Above how many seconds a time axis has another unit, and its seconds.
@@ -27,12 +28,14 @@ class Panel:
 
     @property
     def y_range(self) -> tuple[float, float] | None:
-        """What is worth seeing: all means and all marks, but not every outlier of a noisy curve.
-
-        None if they are all the same.
-        """
-        values = [value for curve in self.means + self.marks for value in curve.values]
-        low, high = min(values, default=0.0), max(values, default=0.0)
+        """What is worth seeing of the means, and all marks. None if they are all the same."""
+        means, marks = (
+            [value for curve in curves for value in curve.values]
+            for curves in (self.means, self.marks)
+        )
+        if not means and not marks:
+            return None
+        low, high = worth_seeing(means or marks, marks)
         if high - low <= 1e-9 * max(abs(low), abs(high)):  # they may differ by rounding
             return None
         margin = 0.04 * (high - low)

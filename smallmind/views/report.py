@@ -4,7 +4,6 @@ The page needs nothing else: no script, and no file from elsewhere.
 """
 
 import dataclasses
-import html
 import json
 import shlex
 from collections.abc import Iterable
@@ -13,16 +12,16 @@ from typing import Any
 
 from smallmind import durable
 from smallmind.activity import duration
+from smallmind.charts import losses, svg
+from smallmind.charts.curve import Curve
 from smallmind.checks import InputError
 from smallmind.runs.files import PROFILE
 from smallmind.settings import SECTIONS
-from smallmind.views import svg
-from smallmind.views.curve import Curve
+from smallmind.table import Table, escape
 from smallmind.views.run_view import PLOTTED, RunView, open_view
 
 FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")
 SHOWN = 12  # evaluations in the table
-DOTS = 40  # evaluations up to which each is a dot
 SAMPLES_SHOWN = 40
 LEAST = 0.005  # share of the time below which an operation is left out
 PAGE = """<!doctype html>
@@ -51,8 +50,7 @@ th, td {{ text-align: right; padding: 4px 8px; border-bottom: 1px solid var(--li
   white-space: nowrap; }}
 th:first-child, td:first-child {{ text-align: left; }}
 th {{ color: var(--quiet); font-weight: 600; }}
-tr.best td {{ font-weight: 700; }}
-td.value {{ text-align: left; white-space: normal; overflow-wrap: anywhere; }}
+.settings td + td {{ white-space: normal; overflow-wrap: anywhere; }}
 pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px;
   white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.45 ui-monospace, Menlo, Consolas,
   monospace; }}
@@ -66,9 +64,11 @@ pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8
 .bar span:last-child {{ text-align: right; font-variant-numeric: tabular-nums; }}
 .warning {{ border-left: 4px solid var(--c1); padding-left: 10px; }}
 summary {{ cursor: pointer; }}
-@media (max-width: 560px) {{ svg.chart text {{ font-size: 23px; }}
+@media (max-width: 560px) {{ svg.chart text {{ font-size: 20px; }}
   .bar {{ grid-template-columns: 110px 1fr 84px; font-size: .85rem; }} }}
-@media print {{ main {{ max-width: none; }} section, pre, svg {{ break-inside: avoid; }}
+@media print {{ body {{ font-size: 12px; }} main {{ max-width: none; padding: 0; }}
+  h2, h3 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
+  .scroll {{ overflow: visible; }} th, td {{ white-space: normal; }}
   details:not([open]) {{ display: none; }} }}
 </style></head><body><main>
 {body}
@@ -94,7 +94,7 @@ def report(path: str | PathLike[str]) -> str:
         _settings(view),
     )
     title = f"{view.path.resolve().name}: training report"
-    return PAGE.format(title=_text(title), style=svg.STYLE, body="\n".join(filter(None, parts)))
+    return PAGE.format(title=escape(title), style=svg.STYLE, body="\n".join(filter(None, parts)))
 
 
 def _head(view: RunView) -> str:
@@ -103,17 +103,17 @@ def _head(view: RunView) -> str:
     tokens = model.block_size * view.settings.run.batch_size * training.grad_accum_steps
     parts = [model.norm, model.position, model.mlp]
     count = "" if view.parameters is None else f" of {view.parameters:,} parameters"
-    trained = f", trained on <b>{_text(view.text)}</b>" if view.text else ""
+    trained = f", trained on <b>{escape(view.text)}</b>" if view.text else ""
     steps = (
-        f" {training.steps:,} steps of {tokens:,} tokens with {_text(training.optimizer)}, at a "
+        f" {training.steps:,} steps of {tokens:,} tokens with {escape(training.optimizer)}, at a "
         f"learning rate of {training.learning_rate:g}."
     )
     return (
-        f"<h1>{_text(view.path.resolve().name)}</h1>"
+        f"<h1>{escape(view.path.resolve().name)}</h1>"
         f'<p class="quiet">{view.state.value.capitalize()}</p>'
         f"<p>A language model{count}{trained}: {model.n_layer} layers of {model.n_embd} channels, "
         f"{model.n_head} heads, windows of {model.block_size:,} tokens, a vocabulary of "
-        f"{model.vocab_size:,}; its parts are {_text(', '.join(parts))}.{steps * bool(view.steps)}"
+        f"{model.vocab_size:,}; its parts are {escape(', '.join(parts))}.{steps * bool(view.steps)}"
         "</p>"
     )
 
@@ -139,8 +139,8 @@ def _figures(view: RunView) -> str:
     if peaks := _curve(view, "peak_memory").values:
         figures.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "at the peak"))
     boxes = "".join(
-        f'<div class="figure"><span class="quiet">{name}</span><b>{_text(value)}</b>'
-        f'<span class="quiet">{_text(unit)}</span></div>'
+        f'<div class="figure"><span class="quiet">{name}</span><b>{escape(value)}</b>'
+        f'<span class="quiet">{escape(unit)}</span></div>'
         for name, value, unit in figures
     )
     return f'<div class="figures">{boxes}</div>' if boxes else ""
@@ -148,13 +148,8 @@ def _figures(view: RunView) -> str:
 
 def _loss(view: RunView) -> str:
     """Training and held-out loss over the steps."""
-    loss, held_out = _curve(view, "loss"), _curve(view, "val_loss")
-    lines = [
-        svg.Line("every step", loss, 0, faint=True),
-        svg.Line("training loss, smoothed", _smoothed(loss), 0),
-        svg.Line("held-out loss", held_out, 1, dots=len(held_out) <= DOTS),
-    ]
-    drawing = svg.chart(lines, "step", "nats per token", "Training and held-out loss by step")
+    lines = losses.lines(_curve(view, "loss"), _curve(view, "val_loss"))
+    drawing = svg.chart(lines, *losses.LABELS)
     return _section("Loss", drawing and _legend(lines) + drawing)
 
 
@@ -168,23 +163,26 @@ def _evaluations(view: RunView) -> str:
     columns = {
         "training loss": ("train_loss", ".4f"),
         "held-out loss": ("val_loss", ".4f"),
-        "perplexity": ("perplexity", ",.4g"),
-        "bits/character": ("bits_per_character", ".3f"),
+        "perplexity": ("perplexity", ",.3f"),
+        "bits/char": ("bits_per_character", ".3f"),
         "bits/byte": ("bits_per_byte", ".3f"),
         "next token right": ("accuracy", ".1%"),
     }
-    body = ""
-    for i in sorted(i for i in chosen if i < len(rows)):
-        row = rows[i]
-        cells = [f"{row['step']:,}"]
-        for name, kind in columns.values():
-            cells.append(format(row[name], kind) if _is_number(row.get(name)) else "")
-        mark = ' class="best"' if row is best else ""
-        body += f"<tr{mark}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    heads = "".join(f"<th>{name}</th>" for name in ("step", *columns))
-    left_out = len(rows) - body.count("<tr")
+    shown = [row for i, row in enumerate(rows) if i in chosen]
+    cells = [
+        [
+            f"{row['step']:,}",
+            *(
+                format(row[x], kind) if _is_number(row.get(x)) else ""
+                for x, kind in columns.values()
+            ),
+        ]
+        for row in shown
+    ]
+    left_out = len(rows) - len(shown)
     note = f'<p class="quiet">{left_out} more in metrics.jsonl.</p>' if left_out else ""
-    table = f'<div class="scroll"><table><tr>{heads}</tr>{body}</table></div>{note}'
+    table = Table("", cells, ("step", *columns), best=shown.index(best)).html()
+    table = f'<div class="scroll">{table}</div>{note}'
     return _section("Evaluations", f"<p>On held-out text; the best one is bold.</p>{table}")
 
 
@@ -203,7 +201,7 @@ def _course(view: RunView) -> str:
             curve = Curve(curve.steps, curve.seconds, megabytes)
         lines = [svg.Line(title, curve, 0, faint=name == "grad_norm")]
         if name == "grad_norm":
-            lines.append(svg.Line(title, _smoothed(curve), 0))
+            lines.append(svg.Line(title, losses.smoothed(curve), 0))
         from_zero = name not in ("lr", "grad_norm")
         if drawing := svg.chart(lines, "step", unit, f"{title} by step", from_zero):
             parts.append(f"<h3>{title}</h3>{drawing}")
@@ -216,11 +214,11 @@ def _samples(view: RunView) -> str:
     if not samples:
         return ""
     step, text = samples[-1]
-    body = f"<p>After step {step:,}:</p><pre>{_text(text)}</pre>"
+    body = f"<p>After step {step:,}:</p><pre>{escape(text)}</pre>"
     earlier = _spread(samples[:-1], SAMPLES_SHOWN)
     if earlier:
         texts = "".join(
-            f"<p>After step {step:,}:</p><pre>{_text(text)}</pre>"
+            f"<p>After step {step:,}:</p><pre>{escape(text)}</pre>"
             for step, text in reversed(earlier)
         )
         count = "1 earlier one" if len(earlier) == 1 else f"{len(earlier)} earlier ones"
@@ -241,9 +239,11 @@ def _profile(view: RunView) -> str:
     whole = sum(own.values())
     if not whole > 0:
         return ""
+    longest = max(own.values())
     bars = "".join(
-        f'<div class="bar"><span>{_text(name)}</span><i style="width:{100 * part / whole:.2f}%">'
-        f"</i><span>{part:.2f} s, {part / whole:.0%}</span></div>"
+        f'<div class="bar"><span>{escape(name).replace("_", "_<wbr>")}</span>'
+        f'<i style="width:{100 * part / longest:.2f}%"></i>'
+        f"<span>{part:.2f} s, {part / whole:.0%}</span></div>"
         for name, part in sorted(own.items(), key=lambda item: -item[1])
         if part >= LEAST * whole
     )
@@ -259,7 +259,7 @@ def _health(view: RunView) -> str:
         count = "1 check" if checks == 1 else f"{checks} checks"
         return _section("Health", f"<p>{count}, no problems.</p>") if checks else ""
     shown = _spread(problems, SAMPLES_SHOWN)
-    lines = "".join(f'<p class="warning">{_text(problem)}</p>' for problem in shown)
+    lines = "".join(f'<p class="warning">{escape(problem)}</p>' for problem in shown)
     left_out = len(problems) - len(shown)
     note = f'<p class="quiet">{left_out} more in metrics.jsonl.</p>' if left_out else ""
     return _section("Health", lines + note)
@@ -278,7 +278,7 @@ def _use(view: RunView) -> str:
     if view.steps is not None:
         lines.insert(2, f"smallmind train --resume {run} --steps {2 * view.steps}")
     body = "<p>In the directory that holds the run:</p>"
-    return _section("How to use it", f"{body}<pre>{_text(chr(10).join(lines))}</pre>")
+    return _section("How to use it", f"{body}<pre>{escape(chr(10).join(lines))}</pre>")
 
 
 def _settings(view: RunView) -> str:
@@ -306,10 +306,6 @@ def _curve(view: RunView, name: str) -> Curve:
     return view.curves[name].finite()
 
 
-def _smoothed(curve: Curve) -> Curve:
-    return curve.smoothed(len(curve) // 100)
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < svg.LARGEST  # and not NaN
 
@@ -323,7 +319,7 @@ def _spread(items: list[Any], count: int) -> list[Any]:
 
 def _legend(lines: Iterable[svg.Line]) -> str:
     keys = "".join(
-        f'<span><span class="key c{line.colour}"></span>{_text(line.name)}</span>'
+        f'<span><span class="key c{line.colour}"></span>{escape(line.name)}</span>'
         for line in lines
         if not line.faint and len(line.points)
     )
@@ -331,16 +327,10 @@ def _legend(lines: Iterable[svg.Line]) -> str:
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:
-    cells = "".join(
-        f'<tr><td>{_text(name)}</td><td class="value">{_text(value)}</td></tr>'
-        for name, value in rows
-    )
-    return f'<div class="scroll"><table>{cells}</table></div>' if cells else "<p>None.</p>"
+    if not (cells := [(name, str(value)) for name, value in rows]):
+        return "<p>None.</p>"
+    return f'<div class="scroll settings">{Table("", cells, align="<<").html()}</div>'
 
 
 def _section(title: str, body: str) -> str:
     return f"<section><h2>{title}</h2>{body}</section>" if body else ""
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value))

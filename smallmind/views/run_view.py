@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import durable
+from smallmind.charts.curve import Curve
 from smallmind.checks import InputError
 from smallmind.lock import is_held
 from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLES, name_of
@@ -20,7 +21,6 @@ from smallmind.runs.metrics_file import MetricsFile
 from smallmind.safetensors_header import read_header
 from smallmind.settings import Settings
 from smallmind.training.checkpoint_names import CHECKPOINTS, saved_steps
-from smallmind.views.curve import Curve
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
 SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)

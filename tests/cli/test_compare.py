@@ -71,6 +71,15 @@ def test_equal_runs_and_runs_without_losses_are_said(runs, show):
     assert "Training loss, smoothed, nats per token: the runs have no steps in common" in printed
 
 
+def test_runs_that_were_evaluated_at_other_steps_are_compared_by_training_loss(runs, show):
+    losses = (step(n, 5.0 - n / 10) for n in range(1, 11))
+    write(runs / "early", *losses, evaluation(5, 3.0))
+    printed = show("slow", "early")
+    assert "Held-out loss, nats per token: the runs have no steps in common\n" in printed
+    below = rows_below(printed, "Training loss, smoothed, nats per token, at equal steps")
+    assert list(below) == ["10"]
+
+
 def test_other_texts_and_other_tokens_are_said(runs, show):
     write(runs / "text", evaluation(10, 1.0), evaluation(30, 1.0), saved={"text_sha256": "1"})
     assert "The texts differ" in show("slow", "text")

@@ -91,6 +91,19 @@ def test_the_bar_grows_and_the_latest_evaluation_stays_in_view(monkeypatch, colu
     assert "49001/100000  " in line
 
 
+@pytest.mark.parametrize(
+    ("columns", "token", "indent"),
+    [(40, "char", 2), (60, "char", 2), (80, "char", 20), (80, "token", 2), (200, "token", 2)],
+)
+def test_scores_are_below_the_losses_if_they_fit(monkeypatch, columns, token, indent):
+    terminal = Terminal(monkeypatch, columns)
+    display = ProgressDisplay(Console(terminal), STEPS, token)
+    display.show(EvaluationRecord(30_000, 3.0, 3.25, 9.0, 3.0, 3.0, 0.5))
+    scores = next(line for line in terminal.lines() if "bits/char" in line)
+    assert scores.index("3.000 bits/char") == indent
+    assert columns < 80 or scores.endswith("right 50.0%")
+
+
 def test_nothing_remains_of_a_line_when_the_terminal_is_resized(monkeypatch):
     terminal = Terminal(monkeypatch, 100)
     console = Console(terminal)

@@ -53,6 +53,22 @@ def test_the_newest_run_is_drawn_if_none_is_named(runs, show):
     assert flat(printed.out).endswith("0 50 100 150 200 steps")
 
 
+def test_a_run_is_found_by_the_name_that_runs_lists(runs, show, tmp_path):
+    assert show("one").out == show("runs/one").out
+    (tmp_path / "one").mkdir()  # a path comes first
+    assert "is not a run" in show("one", status=2).err
+    assert "three is not a directory" in show("three", status=2).err
+
+
+def test_the_steep_start_of_a_loss_does_not_flatten_the_rest(tmp_path, show):
+    steep = [step(n, 9.0 if n < 4 else 2 - n / 1000) for n in range(1, 1001)]
+    write(tmp_path / "steep", *steep)
+    rows = show(tmp_path / "steep").out.partition("Learning rate")[0].splitlines()[3:-1]
+    drawn = [row.partition("┤")[2] or row.partition("│")[2] for row in rows]
+    assert sum(bool(row.strip()) for row in drawn) >= len(rows) - 2
+    assert all(float(row.split("┤")[0]) < 4 for row in rows if "┤" in row)
+
+
 def test_several_runs_have_letters(runs, show):
     printed = show("runs/one", "runs/two").out
     assert (

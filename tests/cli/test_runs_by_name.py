@@ -63,6 +63,15 @@ def test_every_command_names_a_run_in_the_same_way(command, runs, capsys):
     assert err == "smallmind: runs holds no run; give RUN, the directory of one"
 
 
+@pytest.mark.parametrize("command", [("evaluate",), ("train", "--resume")])
+def test_a_name_in_runs_is_enough(command, runs, capsys):
+    by_place = shown(capsys, *command, "runs/newer")
+    assert shown(capsys, *command, "newer") == by_place
+    (runs.parent / "older").mkdir()  # a path comes first
+    _, err = shown(capsys, *command, "older", status=2)
+    assert "older is not a run" in err
+
+
 def test_evaluate_takes_a_text_after_the_run_or_the_flag(runs, tmp_path, capsys):
     (tmp_path / "other.txt").write_text("the cat. " * 20, encoding="utf-8")
     by_place = shown(capsys, "evaluate", "runs/older", "other.txt")

@@ -43,6 +43,16 @@ def test_once_shows_everything_within_the_width(run, columns, encoding, monkeypa
     assert "the disk is nearly full" in together and "Sample after step 150: It was a" in together
 
 
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_a_number_stays_with_its_name_and_unit(run, columns):
+    numbers = watch._numbers(RunView(run, watch.FIELDS))
+    lines = watch._packed(numbers, columns)
+    assert " ".join(" ".join(lines).split()) == " ".join(numbers)
+    whole = [number for number in numbers if len(number) <= columns - 2]
+    assert len(whole) >= 3 and all(any(part in line for line in lines) for part in whole)
+    assert columns == 20 or max(map(len, lines)) <= columns
+
+
 def test_numbers_that_no_run_writes_are_left_out(run, capsys):
     with open(run / "metrics.jsonl", "a") as file:
         file.write("\n")

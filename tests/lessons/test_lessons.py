@@ -2,6 +2,7 @@
 
 import json
 
+import nbformat
 import pytest
 
 from smallmind.lessons import (
@@ -59,7 +60,7 @@ def test_a_notebook_has_all_of_a_page(path):
 
 @EVERY
 def test_a_notebook_is_valid(path):
-    nbformat = pytest.importorskip("nbformat")
+
     made = nbformat.reads(notebook(path.read_text(encoding="utf-8")), as_version=4)
     nbformat.validate(made)
     assert (made.nbformat, made.nbformat_minor) == (4, 5)

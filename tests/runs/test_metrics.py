@@ -156,3 +156,22 @@ def test_findings_and_ratios_are_json_in_one_cell_each(tmp_path):
     (row,) = csv.DictReader(io.StringIO(read_metrics(tmp_path).to_csv()))
     assert json.loads(row["findings"]) == [finding]
     assert json.loads(row["update_ratios"]) == {"head.weight": 0.5}
+
+
+def test_a_curve_has_the_finite_numbers_of_a_column(tmp_path):
+    values = [3.0, "high", None, math.nan, math.inf, 10**400, [1], 2]
+    records = [{"step": n, "loss": value} for n, value in enumerate(values, 1)]
+    records[0]["elapsed_seconds"] = 1.5
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    table = read_metrics(tmp_path)
+    curve = table.curve("loss")
+    assert (curve.steps, curve.values, curve.seconds) == ([1, 8], [3.0, 2.0], [1.5, 1.5])
+    assert table.losses_svg().startswith("<svg ") and len(table.curve("lr")) == 0
+    assert repr(table) == "<MetricsTable of 8 steps: step, loss, elapsed_seconds>"
+
+
+def test_metrics_without_losses_have_no_picture(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "warning": "x"}\n')
+    table = read_metrics(tmp_path)
+    assert table._repr_svg_() is None and table.losses_svg() == ""
+    assert repr(table).startswith("<MetricsTable of 1 step: ")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from smallmind.views.curve import Curve
+from smallmind.charts.curve import Curve
 
 
 def line(count, value=float):

@@ -1,6 +1,9 @@
-"""Round numbers for an axis, and how they are written."""
+"""The range of an axis, round numbers on it, and how they are written."""
 
 import math
+from collections.abc import Iterable, Sequence
+
+STEEP = 0.05  # the share of a curve that an axis may leave out
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -19,3 +22,16 @@ def format_tick(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e7:
         return f"{value:.3g}"
     return f"{value:,.6g}" if abs(value) < 1e5 else f"{value:,.0f}"
+
+
+def worth_seeing(values: Sequence[float], kept: Iterable[float] = ()) -> tuple[float, float]:
+    """The range of values and all of `kept`, but without the first steep part or single spikes.
+
+    Otherwise these would press everything else into a line.
+    """
+    ordered = sorted(values)
+    low, high = ordered[0], ordered[-1]
+    usual = ordered[int((1 - STEEP) * (len(ordered) - 1))]
+    if high - low > 4 * (usual - low) > 0:
+        high = usual + (usual - low)
+    return min(low, *kept, low), max(high, *kept, high)

@@ -1,27 +1,25 @@
-"""Line charts as SVG, for a page that says what the classes look like: see STYLE."""
+"""Line charts as SVG: for a page that has STYLE, or as a picture that needs nothing else."""
 
-import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smallmind.views.axis import format_tick, ticks
-from smallmind.views.curve import Curve
+from smallmind.charts.axis import format_tick, ticks, worth_seeing
+from smallmind.charts.curve import Curve
+from smallmind.table import escape
 
 WIDTH, HEIGHT = 720, 270
-LEFT, RIGHT, TOP, BOTTOM = 80, 16, 14, 46
+LEFT, RIGHT, TOP, BOTTOM = 90, 26, 32, 46  # with room for the larger letters of a phone
 TICKS = 5
 POINTS = 500  # of a curve at most: more are not seen
 COLOURS = 6
 LARGEST = 1e30  # larger numbers are left out
 
-# Light and dark, but light on paper; a line has the class c0 ... c5.
-STYLE = """
-:root { --ink: #1d2433; --quiet: #5d6779; --line: #d8dde6; --page: #ffffff; --panel: #f5f7fa;
-  --c0: #1f6feb; --c1: #d1480f; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989; }
-@media screen and (prefers-color-scheme: dark) { :root { --ink: #e6eaf2; --quiet: #9aa5b8;
-  --line: #343c4a; --page: #12161d; --panel: #1b212b; --c0: #6cb0ff; --c1: #ff9d5c; --c2: #5fd07a;
-  --c3: #c4a1ff; --c4: #e6c35c; --c5: #ff8cc6; } }
-svg.chart { display: block; width: 100%; height: auto; }
+LIGHT = """--ink: #1d2433; --quiet: #5d6779; --line: #d8dde6; --page: #ffffff; --panel: #f5f7fa;
+  --c0: #1f6feb; --c1: #d1480f; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989;"""
+DARK = """--ink: #e6eaf2; --quiet: #9aa5b8; --line: #343c4a; --page: #12161d; --panel: #1b212b;
+  --c0: #6cb0ff; --c1: #ff9d5c; --c2: #5fd07a; --c3: #c4a1ff; --c4: #e6c35c; --c5: #ff8cc6;"""
+SHAPES = """
 svg.chart text { fill: var(--quiet); font: 13px system-ui, sans-serif; }
 svg.chart .grid { stroke: var(--line); stroke-width: 1; }
 svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round;
@@ -32,6 +30,24 @@ svg.chart .faint { stroke-width: 1; opacity: 0.35; }
     f"{{ fill: var(--c{i}); background: var(--c{i}); }}\n"
     for i in range(COLOURS)
 )
+# Light and dark, but light on paper; a line has the class c0 ... c5.
+STYLE = f"""
+:root {{ {LIGHT} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+svg.chart {{ display: block; width: 100%; height: auto; overflow: visible; }}{SHAPES}"""
+LEGEND = 30  # the height of a picture's legend
+
+
+class Svg(str):
+    """A picture as SVG that needs nothing else: write it to a file, or let a notebook show it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Svg of {len(self):,} characters>"
+
+    def _repr_svg_(self) -> str:
+        return str(self)
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,39 @@ def chart(
     lines: Sequence[Line], x_label: str, y_label: str, title: str, from_zero: bool = False
 ) -> str:
     """The SVG of lines over one axis, "" if there is nothing to draw; title is read aloud."""
+    if not (elements := _elements(lines, x_label, y_label, from_zero)):
+        return ""
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}">{elements}</svg>'
+    )
+
+
+def picture(lines: Sequence[Line], x_label: str, y_label: str, title: str) -> Svg:
+    """The same with a legend, on white whatever the page is like; empty if nothing is drawn."""
+    if not (elements := _elements(lines, x_label, y_label)):
+        return Svg()
+    colours = dict(re.findall(r"--(\w+): (#\w+)", LIGHT))
+    style = re.sub(r"var\(--(\w+)\)", lambda found: colours[found[1]], SHAPES)
+    keys, x = [], LEFT
+    for line in lines:
+        if not line.faint and len(_drawable(line.points)):
+            keys.append(
+                f'<rect class="key c{line.colour % COLOURS}" x="{x}" y="10" width="12" '
+                f'height="12" rx="3"/><text x="{x + 18}" y="21">{escape(line.name)}</text>'
+            )
+            x += 50 + 7 * len(line.name)
+    height = HEIGHT + LEGEND
+    return Svg(
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}" height="{height}" '
+        f'viewBox="0 0 {WIDTH} {height}"><title>{escape(title)}</title><style>{style}</style>'
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>{"".join(keys)}'
+        f'<g transform="translate(0 {LEGEND})">{elements}</g></svg>'
+    )
+
+
+def _elements(lines: Sequence[Line], x_label: str, y_label: str, from_zero: bool = False) -> str:
+    """The grid, the labels and the lines of a chart; "" without lines."""
     drawn = [(line, points) for line in lines if len(points := _drawable(line.points))]
     if not drawn:
         return ""
@@ -65,10 +114,7 @@ def chart(
         down = TOP + (high - min(max(y, low), high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
         return f"{across:.1f},{down:.1f}"
 
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(title)}">'
-    ]
+    parts = []
     for tick in ticks(low, high, TICKS):
         y = place(left, tick).split(",")[1]
         parts.append(f'<path class="grid" d="M{LEFT},{y} H{WIDTH - RIGHT}"/>')
@@ -81,7 +127,7 @@ def chart(
         parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{format_tick(tick)}</text>')
     parts.append(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
-        f'{html.escape(x_label)}</text><text x="2" y="{HEIGHT - 4}">{html.escape(y_label)}</text>'
+        f'{escape(x_label)}</text><text x="2" y="16">{escape(y_label)}</text>'
     )
     for line, points in sorted(drawn, key=lambda item: not item[0].faint):
         colour = f"c{line.colour % COLOURS}"
@@ -92,7 +138,7 @@ def chart(
         if line.dots or len(places) == 1:
             dots = [spot.split(",") for spot in places]
             parts += [f'<circle class="dot {colour}" r="3" cx="{x}" cy="{y}"/>' for x, y in dots]
-    return "".join([*parts, "</svg>"])
+    return "".join(parts)
 
 
 def _drawable(curve: Curve) -> Curve:
@@ -103,11 +149,7 @@ def _drawable(curve: Curve) -> Curve:
 
 
 def _range(values: list[float]) -> tuple[float, float]:
-    """What the axis shows: all of it, but not the first steep part nor single spikes."""
-    ordered = sorted(values)
-    low, high = ordered[0], ordered[-1]
-    usual = ordered[int(0.98 * (len(ordered) - 1))]
-    if high - low > 4 * (usual - low) > 0:
-        high = usual + (usual - low)
+    """What is worth seeing, with a margin."""
+    low, high = worth_seeing(values)
     margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
     return low - margin, high + margin

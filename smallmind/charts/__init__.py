@@ -1,0 +1,1 @@
+"""Curves and their drawings, whoever has them: a run, a page, a notebook."""
