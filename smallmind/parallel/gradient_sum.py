@@ -77,10 +77,17 @@ class GradientSum:
         """
         self._send(self.early[self._sent])
 
+    def send_early(self) -> None:
+        """Sends what remains of the early parts, complete or not: the other ranks wait for it."""
+        if self.ranks.size > 1:
+            for part in self.early[self._sent :]:
+                self._send(part)
+
     def total(self) -> None:
-        """Writes the sum over the shards of all ranks to the model's gradient."""
-        for part in self.early[self._sent :]:
-            self._send(part)
+        """Writes the sum over the shards of all ranks to the model's gradient.
+
+        All of them have sent the early parts.
+        """
         for part in _others(self.early, self._grad.size):
             self._send(part)
         self._add_arrived()

@@ -51,14 +51,13 @@ class Gradients:
         ranks = self._sum.ranks
         try:
             shared = together(
-                ranks, lambda: (self._own_shards(step, loss_scale), self._exchange_share)
+                ranks, lambda: (self._own_part(step, loss_scale), self._exchange_share)
             )
         except ORDERLY as error:
             if error is ranks.agreed or ranks.size == 1:
                 self._discard()
             raise
         computed = [part for part, _ in shared]
-        self._choose_overlap(max(share for _, share in shared))
         self.losses = [loss for part in computed for loss, _ in part]
         if self.run.distillation:
             for part in computed:
@@ -69,6 +68,7 @@ class Gradients:
             self._sum.total()
         ended = time.perf_counter()
         self._exchange_share = (ended - exchanging) / (ended - begun)
+        self._choose_overlap(max(share for _, share in shared))
         return sum(self.losses)
 
     def _discard(self) -> None:
@@ -85,6 +85,13 @@ class Gradients:
     def latest(self) -> Batch:
         """The last batch of this rank that had windows."""
         return self._batches.latest
+
+    def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
+        """What `_own_shards` returns. Others wait for what is sent early, even after an error."""
+        try:
+            return self._own_shards(step, loss_scale)
+        finally:
+            self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
         """Adds up the gradients of this rank's shards -> loss and temperature's gradient of each.
