@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from smallmind.runs import pace
 from smallmind.training import training
@@ -10,6 +11,10 @@ from smallmind.training import training
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
 PROCESSES = 2
+
+# An example may take any time: on a busy machine the usual 200 ms pass without a fault.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.hookimpl(tryfirst=True)

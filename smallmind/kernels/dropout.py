@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -20,8 +21,6 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 from smallmind.kernels.codegen.threads import threads
-
-_NO_MATRIX = np.empty((0, 0), np.float32)
 
 
 class Mask(NamedTuple):
@@ -57,7 +56,7 @@ def dropout(out, x, key, probability, addend=None, first_row=0):
     It is its own backward: dx = dropout(dy) with the same arguments.
     """
     threshold, factor = dropout_threshold(probability)
-    addend = _NO_MATRIX if addend is None else addend
+    addend = absent(out.dtype, 2) if addend is None else addend
     first = first_row * x.shape[1]
     _dropout(out, x, np.uint64(key), threshold, factor, addend, first, threads())
 

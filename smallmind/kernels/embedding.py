@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.simd import (
@@ -19,7 +20,6 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.reduce import CHUNK
 
-_NO_MATRIX = np.empty((0, 0), np.float32)
 _BEGINNING = np.zeros((), np.int64)
 
 
@@ -38,7 +38,7 @@ def embedding(out, weight, ids, addend=None, start=None):
     """
     assert addend is None or start is not None or len(addend) == ids.size
     period = 0 if addend is None else ids.size if start is None else ids.shape[1]
-    addend = _NO_MATRIX if addend is None else addend
+    addend = absent(weight.dtype, 2) if addend is None else addend
     start = _BEGINNING if start is None else start
     _embedding(out, weight, ids.reshape(-1), addend, period, start)
 
@@ -77,7 +77,8 @@ def embedding_backward(dweight, daddend, dout, ids):
 
     Each iteration owns a range of channels and visits all rows, so equal ids never collide.
     """
-    _embedding_backward(dweight, _NO_MATRIX if daddend is None else daddend, dout, ids)
+    daddend = absent(dweight.dtype, 2) if daddend is None else daddend
+    _embedding_backward(dweight, daddend, dout, ids)
 
 
 @parallel_jit

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.scratch import scratch
@@ -27,8 +28,6 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
 BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
-_NO_VECTOR = np.empty(0, np.float32)
-_NO_MATRIX = np.empty((0, 0), np.float32)
 
 
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
@@ -36,7 +35,7 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
 
     Writes out, mean, rstd; rstd = 1 / sqrt(variance + epsilon).
     """
-    bias = _NO_VECTOR if bias is None else bias
+    bias = absent(weight.dtype, 1) if bias is None else bias
     _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon))
 
 
@@ -100,9 +99,8 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     """
     R, C = x.shape
     partial = scratch(ceil_div(R, CHUNK), 2 * C + 2 * CHUNK)  # see ChunkSums
-    _layernorm_backward(
-        dx, partial, dy, x, mean, rstd, weight, _NO_MATRIX if addend is None else addend
-    )
+    addend = absent(dx.dtype, 2) if addend is None else addend
+    _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, addend)
     add_column_sums(dweight, partial, 0)
     if dbias is not None:
         add_column_sums(dbias, partial, C)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import SCRATCH, gemm_alone, gemm_parallel
@@ -9,8 +10,6 @@ from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 
 SINGLE_THREAD = 128 * 1024  # elements of b up to which one thread is faster than waking others
 
-_NO_VECTOR = np.empty(0, np.float32)
-_NO_MATRIX = np.empty((0, 0), np.float32)
 _NO_SCRATCH = np.empty((1, 0), np.float32)
 
 
@@ -38,9 +37,9 @@ def matmul_transpose_b(out, a, b, addend=None):
 
 
 def _gemm(out, activation, a, b, bias, addend, variant):
-    activation = _NO_MATRIX if activation is None else activation
-    bias = _NO_VECTOR if bias is None else bias
-    addend = _NO_MATRIX if addend is None else addend
+    activation = absent(a.dtype, 2) if activation is None else activation
+    bias = absent(a.dtype, 1) if bias is None else bias
+    addend = absent(out.dtype, 2) if addend is None else addend
     size = b.size
     if a.itemsize == 2:
         # Imported here, so that it is compiled only if it is used.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.scratch import scratch
@@ -27,7 +28,6 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
 BLOCK = 2048  # elements that are processed while they are in the first-level cache
-_NO_MATRIX = np.empty((0, 0), np.float32)
 
 
 def rmsnorm(out, rstd, x, weight, first=0, epsilon=1e-5):
@@ -95,7 +95,7 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
     """
     heads = Heads(x.shape[1] // weight.size, weight.size, dx.shape[1], first)
     partial = scratch(ceil_div(rstd.size, CHUNK), weight.size + CHUNK)
-    addend = _NO_MATRIX if addend is None else addend
+    addend = absent(dx.dtype, 2) if addend is None else addend
     _rmsnorm_backward(dx, partial, dy, x, rstd.reshape(-1), weight, addend, heads)
     add_column_sums(dweight, partial, 0)
 

@@ -1,5 +1,6 @@
 """Paths that mean tokens: prepared directories, and files of nanoGPT and llm.c."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -18,8 +19,17 @@ from tests.corpus.reading import written
 from tests.faults.disk import Quick
 
 TEXT = "the cat sat on the mat. 🐈 the dog sat on the log.\n" * 20
-BPE = Tokenizer(TEXT, "bpe", vocab_size=270)
-IDS = BPE.encode(TEXT)
+
+
+# Not while tests are collected, which every process does: training compiles kernels.
+@functools.cache
+def bpe():
+    return Tokenizer(TEXT, "bpe", vocab_size=270)
+
+
+@functools.cache
+def encoded():
+    return bpe().encode(TEXT)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +42,7 @@ def tokenizer(tmp_path):
     """A tokenizer.json beside nothing else."""
     path = tmp_path / "tokenizers" / "tokenizer.json"
     path.parent.mkdir()
-    BPE.save(path)
+    bpe().save(path)
     return path
 
 
@@ -56,22 +66,23 @@ def refused(paths, tokenizer=None):
 
 
 def test_two_files_of_nanogpt_are_the_two_parts(tmp_path, tokenizer):
-    train = nanogpt(tmp_path / "data" / "train.bin", IDS[:-70])
-    val = nanogpt(tmp_path / "data" / "val.bin", IDS[-70:])
+    train = nanogpt(tmp_path / "data" / "train.bin", encoded()[:-70])
+    val = nanogpt(tmp_path / "data" / "val.bin", encoded()[-70:])
     for paths in ([train, val], [val, train], [str(tmp_path / "data")]):
-        found = find_tokens(paths, BPE)
-        np.testing.assert_array_equal(found.train[:], IDS[:-70])
-        np.testing.assert_array_equal(found.held_out[:], IDS[-70:])
-        np.testing.assert_array_equal(found.tokens[:], IDS)
+        found = find_tokens(paths, bpe())
+        np.testing.assert_array_equal(found.train[:], encoded()[:-70])
+        np.testing.assert_array_equal(found.held_out[:], encoded()[-70:])
+        np.testing.assert_array_equal(found.tokens[:], encoded())
         assert found.characters == len(TEXT) and found.beginning == TEXT[: len(found.beginning)]
         assert found.report is None and not found.held_out_characters
-    assert find_tokens([tmp_path / "data"], BPE).sha256 == found.sha256
+    assert find_tokens([tmp_path / "data"], bpe()).sha256 == found.sha256
 
 
 def test_a_tenth_is_held_out_where_no_file_is_named_for_it(tmp_path, tokenizer):
-    found = find_tokens([nanogpt(tmp_path / "train.bin", IDS)], BPE)
-    np.testing.assert_array_equal(found.train[:], IDS[: len(IDS) - len(IDS) // 10])
-    np.testing.assert_array_equal(found.held_out[:], IDS[len(IDS) - len(IDS) // 10 :])
+    found = find_tokens([nanogpt(tmp_path / "train.bin", encoded())], bpe())
+    rest = len(encoded()) - len(encoded()) // 10
+    np.testing.assert_array_equal(found.train[:], encoded()[:rest])
+    np.testing.assert_array_equal(found.held_out[:], encoded()[rest:])
 
 
 @pytest.mark.parametrize("magic", [(20240520, 1), LLAMA3])
@@ -86,41 +97,41 @@ def test_a_tenth_is_held_out_where_no_file_is_named_for_it(tmp_path, tokenizer):
 )
 def test_files_of_llm_c_are_held_out_by_name(tmp_path, magic, names):
     (tmp_path / "data").mkdir()
-    llm_c(tmp_path / "data" / names[0], IDS[:-50], magic)
-    llm_c(tmp_path / "data" / names[1], IDS[-50:], magic)
+    llm_c(tmp_path / "data" / names[0], encoded()[:-50], magic)
+    llm_c(tmp_path / "data" / names[1], encoded()[-50:], magic)
     for paths in ([tmp_path / "data" / name for name in names], [tmp_path / "data"]):
-        found = find_tokens(paths, BPE)
-        np.testing.assert_array_equal(found.train[:], IDS[:-50])
-        np.testing.assert_array_equal(found.held_out[:], IDS[-50:])
+        found = find_tokens(paths, bpe())
+        np.testing.assert_array_equal(found.train[:], encoded()[:-50])
+        np.testing.assert_array_equal(found.held_out[:], encoded()[-50:])
 
 
 @pytest.mark.parametrize("name", ["interval.bin", "valley.bin", "evaluate.bin", "trains.bin"])
 def test_a_file_is_not_held_out_because_its_name_has_these_letters(tmp_path, name):
-    found = find_tokens([llm_c(tmp_path / name, IDS)], BPE)
-    assert len(found.held_out) == len(IDS) // 10
+    found = find_tokens([llm_c(tmp_path / name, encoded())], bpe())
+    assert len(found.held_out) == len(encoded()) // 10
 
 
 def test_the_bytes_of_a_digest_are_those_of_the_tokens_and_of_the_parts(tmp_path):
     """The same tokens in another file are the same text, and with other parts another one."""
-    one = find_tokens([nanogpt(tmp_path / "a" / "train.bin", IDS)], BPE)
-    other = find_tokens([llm_c(tmp_path / "b.bin", IDS, LLAMA3)], BPE)
+    one = find_tokens([nanogpt(tmp_path / "a" / "train.bin", encoded())], bpe())
+    other = find_tokens([llm_c(tmp_path / "b.bin", encoded(), LLAMA3)], bpe())
     assert one.sha256 == other.sha256
-    nanogpt(tmp_path / "c" / "train.bin", IDS[:-70])
-    nanogpt(tmp_path / "c" / "val.bin", IDS[-70:])
-    assert find_tokens([tmp_path / "c"], BPE).sha256 != one.sha256
-    altered = np.where(np.arange(len(IDS)) == 7, IDS[7] ^ 1, IDS)
-    changed = find_tokens([nanogpt(tmp_path / "d" / "train.bin", altered)], BPE)
+    nanogpt(tmp_path / "c" / "train.bin", encoded()[:-70])
+    nanogpt(tmp_path / "c" / "val.bin", encoded()[-70:])
+    assert find_tokens([tmp_path / "c"], bpe()).sha256 != one.sha256
+    altered = np.where(np.arange(len(encoded())) == 7, encoded()[7] ^ 1, encoded())
+    changed = find_tokens([nanogpt(tmp_path / "d" / "train.bin", altered)], bpe())
     assert changed.sha256 != one.sha256
 
 
 def test_the_tokenizer_is_named_or_beside_the_file(tmp_path, tokenizer):
-    file = nanogpt(tmp_path / "data" / "train.bin", IDS)
+    file = nanogpt(tmp_path / "data" / "train.bin", encoded())
     for kind in (None, "char", "bpe"):
         message = refused([file], kind)
         assert "name their tokenizer with --tokenizer FILE, or put its tokenizer.json" in message
-    BPE.save(tmp_path / "data" / "tokenizer.json")
+    bpe().save(tmp_path / "data" / "tokenizer.json")
     for paths in ([file], [tmp_path / "data"]):
-        assert find_tokens(paths, None).tokenizer.state() == BPE.state()
+        assert find_tokens(paths, None).tokenizer.state() == bpe().state()
     assert refused([file], "byte").count("outside the vocabulary of 256") == 1
     (tmp_path / "data" / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert "cannot use the tokenizer" in refused([file])
@@ -151,15 +162,15 @@ def test_bytes_need_no_tokenizer(tmp_path):
 def test_a_wrong_file_is_refused_in_a_line(tmp_path, content, words):
     file = tmp_path / "train.bin"
     file.write_bytes(content)
-    message = refused([file], BPE)
+    message = refused([file], bpe())
     assert words in message and str(file) in message
 
 
 def test_a_file_without_its_type_is_refused_with_the_way_out(tmp_path):
-    file = nanogpt(tmp_path / "mine.bin", IDS)
-    assert "put their type into meta.json beside it" in refused([file], BPE)
-    plain(file, IDS, "uint32")
-    np.testing.assert_array_equal(find_tokens([file], BPE).tokens[:], IDS)
+    file = nanogpt(tmp_path / "mine.bin", encoded())
+    assert "put their type into meta.json beside it" in refused([file], bpe())
+    plain(file, encoded(), "uint32")
+    np.testing.assert_array_equal(find_tokens([file], bpe()).tokens[:], encoded())
 
 
 def test_paths_that_mean_no_tokens_are_texts(tmp_path):
@@ -173,19 +184,20 @@ def test_paths_that_mean_no_tokens_are_texts(tmp_path):
 
 def test_tokens_are_not_mixed_with_texts(tmp_path):
     directory, text = prepared(tmp_path), tmp_path / "text"
-    file = nanogpt(tmp_path / "train.bin", IDS)
+    file = nanogpt(tmp_path / "train.bin", encoded())
     for paths in ([directory, text], [text, directory], [directory, file], [directory, directory]):
-        assert "holds tokens: give it alone" in refused(paths, BPE)
+        assert "holds tokens: give it alone" in refused(paths, bpe())
     for paths in ([file, text], [text, file]):
-        assert f"{file} holds tokens, and {text} does not: give one of them" in refused(paths, BPE)
+        message = refused(paths, bpe())
+        assert f"{file} holds tokens, and {text} does not: give one of them" in message
     assert "is a held-out part; give the training part" in refused(
-        [nanogpt(tmp_path / "only" / "val.bin", IDS)], BPE
+        [nanogpt(tmp_path / "only" / "val.bin", encoded())], bpe()
     )
 
 
 def test_a_missing_file_of_tokens_is_named(tmp_path):
     missing = tmp_path / "train.bin"
-    assert refused([missing], BPE) == f"{missing} does not exist; give the path of a token file"
+    assert refused([missing], bpe()) == f"{missing} does not exist; give the path of a token file"
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
@@ -219,7 +231,7 @@ def test_a_preparation_into_the_folder_of_its_texts_is_continued(tmp_path, monke
     monkeypatch.setattr(ShardWriter, "append", write)
     for _ in range(2):
         shards = prepare(Corpus(folder), inside, Encoding("bpe", 270))
-        assert len(shards.train) + len(shards.held_out) == len(IDS)
+        assert len(shards.train) + len(shards.held_out) == len(encoded())
 
 
 def test_another_tokenizer_than_that_of_the_tokens_is_refused(tmp_path):
@@ -273,13 +285,13 @@ def test_a_directory_that_was_moved_is_found_there(tmp_path):
     moved = (tmp_path / "shards").rename(tmp_path / "moved")
     after = find_tokens([str(moved)], None)
     assert after.sha256 == before.sha256 and after.place == str(moved)
-    np.testing.assert_array_equal(after.tokens[:], IDS)
+    np.testing.assert_array_equal(after.tokens[:], encoded())
 
 
 def test_the_length_of_tokens_is_known_where_their_tokenizer_is_named(tmp_path, tokenizer):
-    file = nanogpt(tmp_path / "train.bin", IDS)
+    file = nanogpt(tmp_path / "train.bin", encoded())
     run = RunConfig(tokenizer=str(tokenizer))
-    assert approximate_characters(str(file), run, Encoding(BPE)) == len(TEXT)
+    assert approximate_characters(str(file), run, Encoding(bpe())) == len(TEXT)
     assert approximate_characters(str(prepared(tmp_path)), RunConfig()) == len(TEXT)
     assert not is_large(str(file), run)
 

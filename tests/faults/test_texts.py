@@ -30,7 +30,7 @@ def trained(tmp_path, content, *flags):
         (TEXT.encode().replace(b" ", b"\0"), {*TEXT.replace(" ", "\0")}),
         ("\u2028\x85\x0c\ud7ff\U0010ffff".encode() * 200, set("\u2028\x85\x0c\ud7ff\U0010ffff")),
         (b"x" * 3000, {"x"}),
-        (TEXT.replace("\n", " ").encode() * 70, set(TEXT) - {"\n"}),  # one line of 200 KB
+        (TEXT.replace("\n", " ").encode() * 25, set(TEXT) - {"\n"}),  # one line of 72 KB
     ],
     ids=["mark", "CRLF", "UTF-16", "NUL", "odd breaks", "one character", "one line"],
 )

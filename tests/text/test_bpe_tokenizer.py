@@ -1,5 +1,6 @@
 """Tokens learned from a text: in agreement with other programs, on any text, at any chunk size."""
 
+import functools
 import json
 import unicodedata
 
@@ -17,17 +18,23 @@ MIXED = (
     "# \U0001f469\u200d\U0001f469 e\u0301 12345"
 )
 KINDS = {
-    "char": Tokenizer(STORIES + MIXED),
-    "byte": Tokenizer(kind="byte"),
-    "bpe": Tokenizer(STORIES, "bpe", vocab_size=600),
-    "gpt4": Tokenizer(STORIES + MIXED, "bpe", vocab_size=500, split="gpt4"),
+    "char": lambda: Tokenizer(STORIES + MIXED),
+    "byte": lambda: Tokenizer(kind="byte"),
+    "bpe": lambda: Tokenizer(STORIES, "bpe", vocab_size=600),
+    "gpt4": lambda: Tokenizer(STORIES + MIXED, "bpe", vocab_size=500, split="gpt4"),
 }
 BPE = ["bpe", "gpt4"]
 WORDS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(alphabet=" \t\n\r'sStaZ1é。<|>")
 
 
+@functools.cache
+def tokenizer_of(kind):
+    """Not while tests are collected, which every process does: training compiles kernels."""
+    return KINDS[kind]()
+
+
 def test_it_has_bytes_merges_and_an_end_of_text():
-    tokenizer = KINDS["bpe"]
+    tokenizer = tokenizer_of("bpe")
     assert tokenizer.vocab_size == 600 == 256 + len(tokenizer.merges) + 1
     assert tokenizer.vocabulary[599] == b"<|endoftext|>"
     assert tokenizer.encode("one<|endoftext|>two").tolist().count(599) == 1
@@ -44,7 +51,7 @@ def test_the_vocabulary_ends_where_nothing_is_repeated():
 @settings(deadline=None, max_examples=300)
 @given(text=WORDS)
 def test_any_text_decodes_to_itself(kind, text):
-    tokenizer = KINDS[kind]
+    tokenizer = tokenizer_of(kind)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert "".join(tokenizer.stream(ids.tolist())) == text
@@ -54,7 +61,7 @@ def test_any_text_decodes_to_itself(kind, text):
 
 @pytest.mark.parametrize("kind", BPE)
 def test_a_stream_never_splits_a_character(kind):
-    tokenizer = KINDS[kind]
+    tokenizer = tokenizer_of(kind)
     pieces = list(tokenizer.stream(tokenizer.encode("é日👩 x").tolist()))
     assert "\ufffd" not in "".join(pieces) == "é日👩 x"
 
@@ -62,7 +69,7 @@ def test_a_stream_never_splits_a_character(kind):
 @pytest.mark.parametrize("kind", BPE)
 def test_half_a_character_is_refused(kind):
     with pytest.raises(InputError, match="half a character, at position 3"):
-        KINDS[kind].encode("abc\ud800")
+        tokenizer_of(kind).encode("abc\ud800")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,7 +77,7 @@ def test_half_a_character_is_refused(kind):
 @given(text=WORDS)
 def test_other_programs_give_the_same_ids(kind, text):
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = KINDS[kind]
+    tokenizer = tokenizer_of(kind)
     if kind == "char":
         text = "".join(c for c in text if not tokenizer.unknown(c))
     theirs = _loaded(tokenizers, kind)
@@ -85,7 +92,7 @@ LOADED = {}
 
 def _loaded(tokenizers, kind):
     if kind not in LOADED:
-        LOADED[kind] = tokenizers.Tokenizer.from_str(json.dumps(KINDS[kind].as_json()))
+        LOADED[kind] = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_of(kind).as_json()))
     return LOADED[kind]
 
 
@@ -96,7 +103,7 @@ ACCENTS = st.text(alphabet="eaé\u0301\u0327\u030a\u0338>= \n1'\u1100\u1161\u11a
 @given(text=ACCENTS)
 def test_accents_are_joined_where_a_file_says_so(text):
     tokenizers = pytest.importorskip("tokenizers")
-    data = {**KINDS["gpt4"].as_json(), "normalizer": {"type": "NFC"}}
+    data = {**tokenizer_of("gpt4").as_json(), "normalizer": {"type": "NFC"}}
     tokenizer = Tokenizer.from_json(data)
     theirs = tokenizers.Tokenizer.from_str(json.dumps(data))
     ids = tokenizer.encode(text).tolist()
@@ -104,7 +111,7 @@ def test_accents_are_joined_where_a_file_says_so(text):
     assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
     assert tokenizer.as_json() == data
     assert Tokenizer.from_state(json.loads(json.dumps(tokenizer.state()))).as_json() == data
-    assert KINDS["gpt4"].decode(KINDS["gpt4"].encode(text)) == text
+    assert tokenizer_of("gpt4").decode(tokenizer_of("gpt4").encode(text)) == text
 
 
 @pytest.mark.parametrize("size", [300, 800])
@@ -137,7 +144,7 @@ def test_merges_are_those_that_others_learn(size):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tokenizer_survives_its_file_and_its_state(kind, tmp_path):
-    tokenizer = KINDS[kind]
+    tokenizer = tokenizer_of(kind)
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = Tokenizer.load(tmp_path / "tokenizer.json")
     assert type(loaded) is type(tokenizer) and loaded.state() == tokenizer.state()
@@ -216,39 +223,42 @@ def test_damaged_states_are_refused(damage):
 
 
 def _model(**fields):
-    data = KINDS["bpe"].as_json()
+    data = tokenizer_of("bpe").as_json()
     return {**data, "model": {**data["model"], **fields}}
 
 
 @pytest.mark.parametrize(
-    "data",
+    "make",
     [
-        [],
-        {},
-        {"model": 3},
-        _model(type="WordPiece"),
-        _model(dropout=0.1),
-        _model(byte_fallback=True, unk_token="<unk>"),
-        _model(vocab={}),
-        _model(vocab=3),
-        _model(merges=None),
-        _model(merges=["a b c"]),
-        _model(merges=[["a", "\u4e00"]]),
-        _model(merges=[["!", "~"]]),
-        {**KINDS["bpe"].as_json(), "pre_tokenizer": {"type": "Whitespace"}},
-        {**KINDS["bpe"].as_json(), "pre_tokenizer": None},
-        {**KINDS["bpe"].as_json(), "normalizer": {"type": "NFKC"}},
-        {**KINDS["bpe"].as_json(), "normalizer": {"type": "NFC", "more": 1}},
-        {**KINDS["bpe"].as_json(), "normalizer": "NFC"},
-        {**KINDS["char"].as_json(), "normalizer": {"type": "NFC"}},
-        {**KINDS["bpe"].as_json(), "added_tokens": [{"id": 3, "content": "x"}]},
-        {**KINDS["bpe"].as_json(), "added_tokens": [{"id": 700, "content": "x", "lstrip": True}]},
-        {**KINDS["bpe"].as_json(), "added_tokens": 7},
+        lambda: [],
+        lambda: {},
+        lambda: {"model": 3},
+        lambda: _model(type="WordPiece"),
+        lambda: _model(dropout=0.1),
+        lambda: _model(byte_fallback=True, unk_token="<unk>"),
+        lambda: _model(vocab={}),
+        lambda: _model(vocab=3),
+        lambda: _model(merges=None),
+        lambda: _model(merges=["a b c"]),
+        lambda: _model(merges=[["a", "\u4e00"]]),
+        lambda: _model(merges=[["!", "~"]]),
+        lambda: {**tokenizer_of("bpe").as_json(), "pre_tokenizer": {"type": "Whitespace"}},
+        lambda: {**tokenizer_of("bpe").as_json(), "pre_tokenizer": None},
+        lambda: {**tokenizer_of("bpe").as_json(), "normalizer": {"type": "NFKC"}},
+        lambda: {**tokenizer_of("bpe").as_json(), "normalizer": {"type": "NFC", "more": 1}},
+        lambda: {**tokenizer_of("bpe").as_json(), "normalizer": "NFC"},
+        lambda: {**tokenizer_of("char").as_json(), "normalizer": {"type": "NFC"}},
+        lambda: {**tokenizer_of("bpe").as_json(), "added_tokens": [{"id": 3, "content": "x"}]},
+        lambda: {
+            **tokenizer_of("bpe").as_json(),
+            "added_tokens": [{"id": 700, "content": "x", "lstrip": True}],
+        },
+        lambda: {**tokenizer_of("bpe").as_json(), "added_tokens": 7},
     ],
 )
-def test_files_of_other_kinds_are_refused_in_a_line(tmp_path, data):
+def test_files_of_other_kinds_are_refused_in_a_line(tmp_path, make):
     path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
+    path.write_text(json.dumps(make()), encoding="utf-8")
     with pytest.raises(InputError, match=r"tokenizer\.json") as error:
         Tokenizer.load(path)
     assert "\n" not in str(error.value)
