@@ -140,7 +140,8 @@ def _build(console: Console, run: "Run") -> None:
     settings = run.settings
     teacher = read_teacher(settings.distillation, run.data.tokenizer)
     text = TextSize.of(run.source.nbytes, run.data)
-    check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))
+    plan = make_plan(settings.model, settings.training, settings.run, teacher, text)
+    check_memory(console, plan, run.ranks.neighbours)
     run.training  # noqa: B018
 
 
