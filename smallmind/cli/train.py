@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -210,10 +211,10 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_losses(console, run)
         progress.show_health()
         show_costs(console, run.training)
-    if not received:
+    if not received and run.sample is not None:
         return 0
     console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
-    return 128 + received[0]
+    return 128 + (received[0] if received else signal.SIGTERM)  # which another rank has got
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BOUND = 120  # seconds in which every program here ends, however busy the machine is
+BOUND = 60  # seconds in which every program here ends, however busy the machine is
 OPEN_MPI = "Open MPI"
 
 
@@ -94,9 +95,17 @@ def descendants(pid):
 
 def ended(process):
     """Waits for the end of a program and its ranks -> exit status, what it printed, its errors."""
-    children = descendants(process.pid)
-    out, err = process.communicate(timeout=BOUND)
+    children, end = set(), time.monotonic() + BOUND
+    while True:
+        children.update(descendants(process.pid))
+        try:
+            out, err = process.communicate(timeout=0.1)
+            break
+        except subprocess.TimeoutExpired:
+            assert time.monotonic() < end, "it does not end"
     _, alive = psutil.wait_procs(children, BOUND)
+    for child in alive:
+        child.kill()
     assert not alive, "ranks outlive mpiexec"
     return process.returncode, out, err
 
