@@ -103,7 +103,7 @@ def test_a_rank_that_does_not_answer_is_given_up_by_name(tmp_path, whole, rank):
 
 
 def test_a_nan_on_one_rank_rolls_all_back(tmp_path):
-    code, printed, errors = disturbed(tmp_path, ("nan", 1, 12))
+    code, _, errors = disturbed(tmp_path, ("nan", 1, 12))
     assert code == 0, errors
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [line["spike_step"] for line in lines if "spike_step" in line] == [13]
