@@ -30,6 +30,11 @@ OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind train`."""
+    parser.epilog = (
+        "Several processes can share the batches: mpiexec -n 4 smallmind train ... Ctrl-C or "
+        "SIGTERM to mpiexec saves and ends the run; Open MPI kills its processes soon after these, "
+        "so send it SIGUSR1 instead, which every MPI passes on."
+    )
     parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
     parser.add_argument(
         "--resume",
