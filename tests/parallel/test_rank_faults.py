@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from smallmind.runs import interrupt
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
 from tests.parallel.launching import (
@@ -185,14 +186,19 @@ def test_the_mpiexec_of_another_mpi_is_refused(tmp_path, first):
     assert not (tmp_path / "run").exists()
 
 
+def wait_for(root, words, process):
+    """Waits until the metrics of a run hold these words."""
+    log, end = root / "run" / "metrics.jsonl", time.monotonic() + BOUND
+    while not log.exists() or words not in log.read_text(encoding="utf-8"):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.05)
+
+
 def signalled(root, launcher, number):
     """A run that mpiexec is told to end after its first step -> exit status, printed, errors."""
     command = launcher.command((2, words(root, "--steps", "100000", "--keep", "2")))
-    log, end = root / "run" / "metrics.jsonl", time.monotonic() + BOUND
     with started(command) as process:
-        while not log.exists() or not log.stat().st_size:
-            assert time.monotonic() < end and process.poll() is None
-            time.sleep(0.05)
+        wait_for(root, '"step"', process)
         process.send_signal(number)
         return ended(process)
 
@@ -218,6 +224,21 @@ def test_a_signal_to_mpiexec_stops_and_saves(tmp_path, launcher, number):
     saved, skipped = newest(tmp_path / "run")
     assert saved.step == int(found[1]) and not skipped
     assert "Traceback" not in printed + errors
+
+
+@pytest.mark.skipif(LAUNCHERS[:1] == [] or LAUNCHERS[0].name == OPEN_MPI, reason="kills its ranks")
+def test_a_second_ctrl_c_quits(tmp_path, whole):
+    """A rank hangs, so the first one waits for it."""
+    command = LAUNCHERS[0].command((2, words(tmp_path, fault=("pause", 1, 12))))
+    with started(command) as process:
+        wait_for(tmp_path, '"step": 12', process)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.5 * interrupt.PATIENCE)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        code, printed, _ = ended(process)
+    assert code != 0 and "everything is saved" not in printed
+    assert_resumes(tmp_path, whole, {7, 10})
 
 
 def test_a_signal_to_another_rank_interrupts_the_run(tmp_path, whole):
