@@ -1,6 +1,7 @@
 """What the environment says about other ranks, and how those on a machine divide its cores."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -9,6 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind.checks import InputError
+from smallmind.cli.console import Console
+from smallmind.cli.memory import check_memory, make_plan
+from smallmind.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.memory import available
 from smallmind.parallel import environment, launch
 from smallmind.parallel.ranks import ALONE, Stopped, bounds, divided, together
 
@@ -153,3 +158,23 @@ def test_divided_work_is_put_together_in_order(count):
     assert divided(ranks, range(count), lambda i: i * i) == squares
     ranks = Mirrored(1, (None, squares[:first]))
     assert divided(ranks, range(count), lambda i: i * i) == squares
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that ends a process")
+def test_a_start_of_mpi_that_never_ends_has_a_bound(tmp_path):
+    (tmp_path / "mpi4py.py").write_text("import time\ntime.sleep(100)\n")
+    code = "from smallmind.parallel.launch import join; join(0.3)"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    environ = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2", "PYTHONPATH": path}
+    process = subprocess.run([sys.executable, "-c", code], check=False, env=environ, timeout=60)
+    assert process.returncode == -signal.SIGALRM
+
+
+def test_ranks_on_a_machine_share_its_memory(monkeypatch):
+    training = TrainingConfig(precision="float32")
+    plan = make_plan(ModelConfig(), training, RunConfig(), None)
+    monkeypatch.setattr(available, "available_bytes", lambda: 3 * plan.estimate.total)
+    for ranks in (1, 2):
+        check_memory(Console(), plan, ranks)
+    with pytest.raises(InputError, match="each of 4 ranks on this machine needs"):
+        check_memory(Console(), plan, 4)
