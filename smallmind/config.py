@@ -287,7 +287,6 @@ class TrainingConfig:
         "default: 1, or 8 with mpiexec",
         low=1,
         high=MAX_SHARDS,
-        before=1,
     )
     reduce_precision: str = setting(
         "float32",

@@ -157,6 +157,9 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
+    if run.ranks.size > 1:
+        own = training.shards // run.ranks.size
+        rows.append(["ranks", f"{run.ranks.size}, each {own} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

@@ -33,20 +33,28 @@ def make_plan(
     return Plan(model, training, run, teacher, text)
 
 
-def check_memory(console: Console, plan: "Plan") -> None:
-    """InputError, with advice, if the run does not fit; a warning if it barely does."""
+def check_memory(console: Console, plan: "Plan", ranks: int = 1) -> None:
+    """InputError, with advice, if the run does not fit; a warning if it barely does.
+
+    The free memory is divided among so many ranks on this machine.
+    """
     from smallmind.memory.available import available_bytes
 
-    free, total = available_bytes(), plan.estimate.total
+    free, total = available_bytes() // ranks, plan.estimate.total
+    what = "this run" if ranks == 1 else f"each of {ranks} ranks on this machine"
+    left = "is free" if ranks == 1 else "is free for each"
     if total > free:
         fitting = [change for change in plan.changes_to_fit(free) if change.total <= free]
         advice = " or ".join(f"{flags(c.settings)} ({format_bytes(c.total)})" for c in fitting)
         raise InputError(
-            f"this run needs {format_bytes(total)} of memory and {format_bytes(free)} is free; "
+            f"{what} needs {format_bytes(total)} of memory and {format_bytes(free)} {left}; "
             + (f"use {advice}" if advice else "no setting makes it fit: free some memory")
         )
     if total > NEARLY * free:
-        console.warning(f"This run needs {format_bytes(total)} of the {format_bytes(free)} free.")
+        console.warning(
+            f"{what[0].upper()}{what[1:]} needs {format_bytes(total)} of the {format_bytes(free)} "
+            f"{left.removeprefix('is ')}."
+        )
 
 
 def show_estimate(console: Console, plan: "Plan", memory: int | None, target: int) -> int:

@@ -1,6 +1,7 @@
 """A command on several ranks: the first one runs it, the others follow."""
 
 import argparse
+import os
 import signal
 import traceback
 import warnings
@@ -12,6 +13,7 @@ from smallmind.checks import InputError
 from smallmind.cli.console import error_line
 from smallmind.cli.errors import EXPECTED, message_of, status_of
 from smallmind.config import TrainingConfig, __version__
+from smallmind.parallel.environment import rank
 from smallmind.signals import handling
 
 if TYPE_CHECKING:
@@ -23,7 +25,10 @@ def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int
     from smallmind.parallel.launch import join
 
     threads = getattr(options, "threads", None)
-    ranks = join(getattr(options, "rank_timeout", TrainingConfig.rank_timeout), threads)
+    try:
+        ranks = join(getattr(options, "rank_timeout", TrainingConfig.rank_timeout), threads)
+    except InputError as error:
+        _end_unjoined(error)
     if ranks.size == 1:
         return lead(ranks)
     if ranks.rank:
@@ -38,6 +43,14 @@ def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int
     if not ranks.end(status):
         ranks.abort(status)
     return status
+
+
+def _end_unjoined(error: InputError) -> NoReturn:
+    """Ends all ranks because this one cannot reach them: they would wait for it."""
+    error_line(f"smallmind: rank {rank()}: {message_of(error)}")
+    # An exit status would not do: of processes without MPI, mpiexec notices only killed ones.
+    os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+    raise SystemExit(status_of(error))
 
 
 def _follow(ranks: "Ranks", options: argparse.Namespace, threads: int | None) -> NoReturn:
@@ -90,7 +103,7 @@ def _check_equal(ranks: "Ranks", options: argparse.Namespace) -> None:
     from smallmind.parallel.ranks import together
 
     here = {name: value for name, value in vars(options).items() if name != "run"}
-    here = {"version": __version__, **here}
+    here["version"] = __version__  # instead of the flag
     first = ranks.share(here)[0]
 
     def check() -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from smallmind.parallel.environment import launched
 from smallmind.signals import handling
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without sa
 def ending_on_signals() -> AbstractContextManager[None]:
     """Within the block, SIGTERM and SIGHUP end the command as exceptions do: files are closed.
 
+    So does SIGUSR1 with mpiexec: that of Open MPI kills its ranks soon after any other signal.
     Only the first does, so that the next one does not disturb the end: when a terminal is closed,
     the kernel and the shell both send SIGHUP.
     """
@@ -29,12 +31,14 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return handling(end, *_handled("SIGTERM", "SIGHUP"))
+    return handling(end, *_handled("SIGTERM", "SIGHUP", *_of_ranks()))
 
 
 @contextmanager
 def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     """Within the block, Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
+
+    So does SIGUSR1 with mpiexec.
 
     The list then holds the numbers of the signals. Only a second Ctrl-C, at least a second after
     the first, ends the process at once. While there is nothing to save yet, a signal does what it
@@ -44,7 +48,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
 
     received: list[int] = []
     impatience = Impatience()
-    numbers = _handled("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = _handled("SIGINT", "SIGTERM", "SIGHUP", *_of_ranks())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -61,6 +65,11 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
 
     with handling(stop, *numbers):
         yield received
+
+
+def _of_ranks() -> tuple[str, ...]:
+    """Signals that stop only what mpiexec has started."""
+    return ("SIGUSR1",) if launched() else ()
 
 
 def _handled(*names: str) -> list[int]:

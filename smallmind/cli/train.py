@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -35,6 +36,11 @@ OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind train`."""
+    parser.epilog = (
+        "Several processes can share the batches: mpiexec -n 4 smallmind train ... Ctrl-C or "
+        "SIGTERM to mpiexec saves and ends the run; Open MPI kills its processes soon after these, "
+        "so send it SIGUSR1 instead, which every MPI passes on."
+    )
     parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
     parser.add_argument(
         "--resume",
@@ -147,7 +153,8 @@ def _build(console: Console, run: "Run") -> None:
     settings = run.settings
     teacher = read_teacher(settings.distillation, run.data.tokenizer)
     text = TextSize.of(run.source.nbytes, run.data)
-    check_memory(console, make_plan(settings.model, settings.training, settings.run, teacher, text))
+    plan = make_plan(settings.model, settings.training, settings.run, teacher, text)
+    check_memory(console, plan, run.ranks.neighbours)
     run.training  # noqa: B018
 
 
@@ -216,10 +223,10 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_losses(console, run)
         progress.show_health()
         show_costs(console, run.training)
-    if not received:
+    if not received and run.sample is not None:
         return 0
     console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
-    return 128 + received[0]
+    return 128 + (received[0] if received else signal.SIGTERM)  # which another rank has got
 
 
 @contextmanager

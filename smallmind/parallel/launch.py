@@ -1,7 +1,9 @@
 """Joins the ranks that mpiexec has started, and divides the machine's cores among them."""
 
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from smallmind.checks import InputError
@@ -15,10 +17,31 @@ def join(patience: float, threads: int | None = None) -> Ranks:
     """The ranks that mpiexec has started, of which this process is one; else ALONE.
 
     Unless a number of threads is given, the ranks on a machine divide its cores: this process and
-    its threads then stay on their own. InputError if MPI cannot be used.
+    its threads then stay on their own. InputError if MPI cannot be used. A process whose MPI does
+    not start within `patience` seconds ends: it is waiting for one that does not come.
     """
     if not launched():
         return ALONE
+    with _ending_after(patience):
+        return _join(patience, threads)
+
+
+@contextmanager
+def _ending_after(seconds: float) -> Iterator[None]:
+    """Ends this process if the block takes longer; MPI is deaf to Python while it starts."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _join(patience: float, threads: int | None) -> Ranks:
     expected = next((int(os.environ[name]) for name in SIZES if name in os.environ), None)
     try:
         from mpi4py import MPI
@@ -37,10 +60,10 @@ def join(patience: float, threads: int | None = None) -> Ranks:
         )
     from smallmind.parallel.mpi import MPIRanks
 
-    ranks = MPIRanks(world, patience)
     neighbours = world.Split_type(MPI.COMM_TYPE_SHARED)
     if threads is None:
         use_cores(share_of_cores(neighbours.rank, neighbours.allgather(usable_cpus())))
+    ranks = MPIRanks(world, patience, neighbours.size)
     neighbours.Free()
     return ranks
 

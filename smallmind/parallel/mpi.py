@@ -25,11 +25,13 @@ ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
 class MPIRanks:
     """The processes that `mpiexec` has started.
 
-    `patience` is the number of seconds after which a rank that does not answer is given up.
+    `patience` is the number of seconds after which a rank that does not answer is given up;
+    `neighbours` of them are on this machine.
     """
 
-    def __init__(self, communicator: MPI.Intracomm, patience: float) -> None:
+    def __init__(self, communicator: MPI.Intracomm, patience: float, neighbours: int) -> None:
         self.rank, self.size = communicator.rank, communicator.size
+        self.neighbours = neighbours
         self.patience = patience
         self.agreed: Exception | None = None
         self.pending: list[_Pending] = []  # what has not been waited for

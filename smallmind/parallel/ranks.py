@@ -43,6 +43,7 @@ class Ranks(Protocol):
     rank: int
     size: int
     names: Sequence[str]  # of each, for messages: "rank 1", or "rank 1 on HOST"
+    neighbours: int  # ranks on this machine, this one included
     agreed: Exception | None  # the last error that `together` raised on all ranks
 
     def share(self, value: Any) -> list[Any]:
@@ -90,6 +91,7 @@ class Alone:
 
     rank, size = 0, 1
     names: Sequence[str] = ("rank 0",)
+    neighbours = 1
     agreed: Exception | None = None
 
     def share(self, value: Any) -> list[Any]:

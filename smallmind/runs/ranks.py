@@ -130,7 +130,8 @@ def _check_instruction_sets(ranks: Ranks, training: Training, settings: Settings
         if here != first and not settings.training.allow_mixed_cpus:
             raise InputError(
                 f"its CPU computes with {here}, that of rank 0 with {first}, and the bits would "
-                f"differ: add --isa of the lesser one to all, or --allow-mixed-cpus"
+                f"differ: set NUMBA_CPU_NAME to the older CPU on all machines, for example to "
+                f"haswell for AVX2 or skylake-avx512 for AVX-512, or add --allow-mixed-cpus"
             )
 
     here = training.model.instruction_set

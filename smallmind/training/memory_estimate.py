@@ -4,7 +4,7 @@ Kernels do nothing, and arrays have a shape but no memory: the pool only counts 
 NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
-import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -226,37 +226,44 @@ class _DryRun:
         epochs, batches = self.training.epochs, self.training.grad_accum_steps
         sampler = make_sampler(data, epochs, batches)
         rest = sampler.windows % data.batch_size if isinstance(sampler, Epochs) else 0
-        self.train_batch(sampler.max_batch_size, rest)
+        self.train_batch(sampler.max_batch_size, rest, lambda: self._evaluate_parts(data))
 
-    def train_batch(self, windows: int, rest: int = 0) -> None:
+    def train_batch(
+        self, windows: int, rest: int = 0, evaluate: Callable[[], object] = lambda: None
+    ) -> None:
         """Trains on a batch of windows and, if rest is not 0, a smaller one in the same buffers.
 
-        Updates the parameters once.
+        Updates the parameters and evaluates once.
         """
         T = self.model.config.block_size
         shards = self.training.shards
-        parts = {
-            end - start
-            for batch_size in (windows, rest)
-            for start, end in itertools.pairwise(bounds(batch_size, shards))
-        }
         with (
             borrow_batches(self.pool, (windows, T), self.ahead) as (batch, *_),
             adding(self.model, ALONE, shards, self.training.rounds_sums) as gradient_sum,
         ):
-            for part in parts - {0}:
-                sizes = micro_batch_sizes(part, T, self.training.micro_batch_size)
-                # A pass returns everything it rents: another one of the same size adds nothing.
-                for size in set(sizes):
-                    self.model.micro_batch_size = size
-                    self._pass(
-                        Batch(batch.ids[:size], batch.targets[:size], np.zeros(size, np.int64))
-                    )
-            for shard in gradient_sum.own:
-                gradient_sum.add(shard)
-            gradient_sum.total()
+            seen: set[tuple[int, int]] = set()
+            kept = 0  # about as many sums of earlier shards, which stay rented
+            for batch_size in (windows, windows, rest):
+                ends = bounds(batch_size, shards)
+                for shard in gradient_sum.own if batch_size else ():
+                    part, kept = ends[shard + 1] - ends[shard], max(kept, shard.bit_count())
+                    # A pass returns everything it rents: another one of the same size adds nothing.
+                    if part and (part, kept) not in seen:
+                        seen.add((part, kept))
+                        self._train_windows(batch, part)
+                    gradient_sum.add(shard)
+                if batch_size:
+                    gradient_sum.total()
             self.optimizer.step()
-        self.model.micro_batch_size = self.training.micro_batch_size
+            self.model.micro_batch_size = self.training.micro_batch_size
+            evaluate()
+
+    def _train_windows(self, batch: Batch, windows: int) -> None:
+        """Passes of so many windows of a batch."""
+        T = self.model.config.block_size
+        for size in set(micro_batch_sizes(windows, T, self.training.micro_batch_size)):
+            self.model.micro_batch_size = size
+            self._pass(Batch(batch.ids[:size], batch.targets[:size], np.zeros(size, np.int64)))
 
     def _pass(self, batch: Batch) -> None:
         if self.distillation:
@@ -264,8 +271,8 @@ class _DryRun:
         else:
             self.model.loss_and_gradients(batch.ids, batch.targets)
 
-    def evaluate(self, data: Dataset) -> None:
-        """Evaluates a batch of each shape that evaluations during and after training have."""
+    def _evaluate_parts(self, data: Dataset) -> None:
+        """Evaluates a batch of each shape that evaluations during training have."""
         T = data.block_size
         if self.training.val_every:
             lengths = {T}
@@ -274,6 +281,10 @@ class _DryRun:
             for length in lengths:
                 windows = unbacked((data.batch_size, length), np.int32)
                 self.model.losses(windows, windows)
+
+    def evaluate(self, data: Dataset) -> None:
+        """Evaluates a batch of the shape that the evaluation after training has."""
+        T = data.block_size
         held_out = data.held_out[: (data.batch_size + 1) * T]
         with np.errstate(all="ignore"):  # nothing has been computed: its losses are anything
             evaluate(self.model, held_out, batch_size=data.batch_size)

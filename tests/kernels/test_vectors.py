@@ -1,0 +1,79 @@
+"""Sums and copies of whole vectors: the same bits as in plain NumPy, in every type."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from smallmind.kernels import compiled, reference
+from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
+from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to
+from tests.guards import Guarded
+from tests.kernels.test_compiled import normal
+from tests.kernels.test_sweep import SIZES
+
+DTYPES = (np.float32, FLOAT16, BFLOAT16)
+LARGE = 0, 1023, 4096, 70_001  # no element, and many for every thread
+
+
+@pytest.fixture
+def random():
+    return np.random.default_rng(3)
+
+
+def vectors(random, dtype, n):
+    return [round_to(normal(random, n), dtype) for _ in range(2)]
+
+
+def assert_same(fast, slow):
+    fast.assert_intact()
+    np.testing.assert_array_equal(fast.array.view(np.uint8), slow.view(np.uint8))
+
+
+@pytest.mark.parametrize(("dtype", "result"), [*itertools.product(DTYPES, DTYPES)])
+def test_sums_and_copies_have_the_bits_of_the_reference(random, dtype, result):
+    for n in (*SIZES, *LARGE):
+        x, y = vectors(random, dtype, n)
+        for name, inputs in (("add_vectors", (x, y)), ("copy_vector", (x,))):
+            fast, slow = Guarded((n,), dtype=result), np.empty(n, result)
+            getattr(compiled, name)(fast.array, *inputs)
+            getattr(reference, name)(slow, *inputs)
+            assert_same(fast, slow)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_sum_may_replace_one_of_its_terms(random, dtype, place):
+    for n in (5, 64, 1023):
+        terms = vectors(random, dtype, n)
+        expected = np.empty(n, dtype)
+        reference.add_vectors(expected, *terms)
+        compiled.add_vectors(terms[place], *terms)
+        np.testing.assert_array_equal(terms[place], expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_that_are_not_finite_reach_the_sum_alone(random, dtype):
+    for value in (np.nan, np.inf, -np.inf):
+        x, y = vectors(random, dtype, 37)
+        x[30] = round_to(np.array([value], np.float32), dtype)[0]
+        out, copy = np.empty(37, np.float32), np.empty(37, np.float32)
+        compiled.add_vectors(out, x, y)
+        compiled.copy_vector(copy, x)
+        for result in (out, copy):
+            np.testing.assert_array_equal(result[30], np.float32(value))
+            assert np.isfinite(np.delete(result, 30)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_do_not_depend_on_the_number_of_threads(random, dtype):
+    x, y = vectors(random, dtype, 70_001)
+    results, before = [], threads()
+    try:
+        for count in (1, max_threads()):
+            set_threads(count)
+            results.append(np.empty(x.size, dtype))
+            compiled.add_vectors(results[-1], x, y)
+    finally:
+        set_threads(before)
+    np.testing.assert_array_equal(*results)

@@ -1,0 +1,124 @@
+"""The command line on ranks of which one meets a fault in training.
+
+    python -m tests.parallel.disturbed [FAULT RANK BATCH] -- train TEXT ...
+
+BATCH is the number of the batch, from 0, in which the fault comes.
+"""
+
+import os
+import signal
+import sys
+
+from smallmind.checks import InputError
+from smallmind.cli import main
+from smallmind.cli import ranks as cli_ranks
+from smallmind.nn.transformer import TransformerModel
+from smallmind.parallel.environment import rank
+from smallmind.runs import pace
+from smallmind.runs import ranks as runs_ranks
+from smallmind.text.dataset import Dataset
+from smallmind.training import training
+
+SPIKE = 1e4
+
+
+def in_batch(number, act):
+    """Calls act(model) once, when a model has been trained on a batch; it may return a loss."""
+    original, done = TransformerModel.loss_and_gradients, []
+
+    def disturbed(self, *arguments):
+        is_due = self.backend != "none" and self.passes == number and not done
+        loss = original(self, *arguments)
+        if not is_due:
+            return loss
+        done.append(True)
+        return act(self) or loss
+
+    TransformerModel.loss_and_gradients = disturbed
+
+
+def raising(error):
+    def act(_):
+        raise error
+
+    return act
+
+
+def signalling(number):
+    return lambda _: os.kill(os.getpid(), number)
+
+
+def poison(model):
+    model.flat.data[...] = float("nan")
+    model.flat.refresh()
+    return float("nan")
+
+
+def unreadable(number):
+    """The tokens of a batch cannot be read."""
+    original, calls = Dataset.windows, []
+
+    def windows(self, *arguments):
+        calls.append(1)
+        if len(calls) == number + 1:
+            raise OSError("Input/output error: tokens.bin")
+        return original(self, *arguments)
+
+    Dataset.windows = windows
+
+
+def no_tokens(_):
+    """This rank's machine lacks the tokens on disk."""
+    runs_ranks.find_tokens = lambda *_: None
+
+
+def no_token_files(_):
+    def find_tokens(*_):
+        raise InputError("no such directory")
+
+    runs_ranks.find_tokens = find_tokens
+
+
+def other_version(_):
+    cli_ranks.__version__ = "0.1.9"
+
+
+def other_instructions(_):
+    TransformerModel.instruction_set = property(lambda _: "AVX2")
+
+
+def without_mpi4py(_):
+    sys.modules["mpi4py"] = None
+
+
+FAULTS = {
+    "memory": lambda n: in_batch(n, raising(MemoryError("12 GB for activations"))),
+    "bug": lambda n: in_batch(n, raising(ZeroDivisionError("a planted bug"))),
+    "kill": lambda n: in_batch(n, signalling(signal.SIGKILL)),
+    "pause": lambda n: in_batch(n, signalling(signal.SIGSTOP)),
+    "terminate": lambda n: in_batch(n, signalling(signal.SIGTERM)),
+    "spike": lambda n: in_batch(n, lambda _: SPIKE),
+    "nan": lambda n: in_batch(n, poison),
+    "disk": unreadable,
+    "no tokens": no_tokens,
+    "no token files": no_token_files,
+    "version": other_version,
+    "instructions": other_instructions,
+    "no mpi4py": without_mpi4py,
+}
+
+
+def prepare():
+    """Runs end with a short sample, and nothing is timed before they start."""
+    training.SAMPLE_TOKENS = 20
+    pace.rough_pace = lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01)
+
+
+if __name__ == "__main__":
+    place = sys.argv.index("--")
+    prepare()
+    if place > 1:
+        name, chosen, number = sys.argv[1:place]
+        if (rank() or 0) == int(chosen):
+            FAULTS[name](int(number))
+    sys.exit(main(sys.argv[place + 1 :]))

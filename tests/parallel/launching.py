@@ -1,0 +1,121 @@
+"""Programs on several ranks, started by the mpiexec of whichever MPI there is.
+
+By default that is the mpiexec beside this Python, or on PATH. SMALLMIND_TEST_MPI adds others: the
+directories, separated as in PATH, that hold both an mpiexec and the Python for it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BOUND = 60  # seconds in which every program here ends, however busy the machine is
+OPEN_MPI = "Open MPI"
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An mpiexec, and the Python whose mpi4py is for its MPI."""
+
+    mpiexec: str
+    python: str
+    name: str
+
+    def command(self, *programs):
+        """programs: (ranks, words of Python's command line) each -> words for a shell."""
+        words = [self.mpiexec]
+        if self.name == OPEN_MPI:
+            words += ["--allow-run-as-root", "--oversubscribe"]
+        for i, (ranks, arguments) in enumerate(programs):
+            words += [":"] * (i > 0) + ["-n", str(ranks), self.python, *map(str, arguments)]
+        return words
+
+
+def _launcher(mpiexec, python):
+    shown = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False)
+    name = next((name for name in (OPEN_MPI, "HYDRA") if name in shown.stdout), mpiexec)
+    return Launcher(mpiexec, python, "MPICH" if name == "HYDRA" else name)
+
+
+def _find():
+    found = []
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    mpiexec = beside or shutil.which("mpiexec")
+    if mpiexec and find_spec("mpi4py"):
+        found.append(_launcher(mpiexec, sys.executable))
+    for directory in filter(None, os.environ.get("SMALLMIND_TEST_MPI", "").split(os.pathsep)):
+        other, python = (shutil.which(name, path=directory) for name in ("mpiexec", "python"))
+        assert other and python, f"{directory} lacks mpiexec or python"
+        found.append(_launcher(other, python))
+    return found
+
+
+LAUNCHERS = _find()
+needs_mpi = pytest.mark.skipif(not LAUNCHERS, reason="mpi4py or mpiexec is missing")
+on_every_mpi = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda found: found.name)
+
+
+@contextmanager
+def started(words, **environment):
+    """A program with its standard output and error; it and all its children end with the block."""
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        for child in descendants(process.pid):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.kill()
+        process.communicate()
+
+
+def descendants(pid):
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ended(process):
+    """Waits for the end of a program and its ranks -> exit status, what it printed, its errors."""
+    children, end = set(), time.monotonic() + BOUND
+    while True:
+        children.update(descendants(process.pid))
+        try:
+            out, err = process.communicate(timeout=0.1)
+            break
+        except subprocess.TimeoutExpired:
+            assert time.monotonic() < end, "it does not end"
+    _, alive = psutil.wait_procs(children, BOUND)
+    for child in alive:
+        child.kill()
+    assert not alive, "ranks outlive mpiexec"
+    return process.returncode, out, err
+
+
+def run(words, **environment):
+    """Runs a program to its end -> exit status, what it printed, its errors."""
+    with started(words, **environment) as process:
+        return ended(process)
+
+
+def train_words(*flags, fault=()):
+    """The command line of Python that trains, with a fault of tests.parallel.disturbed."""
+    return ["-m", "tests.parallel.disturbed", *fault, "--", "train", *flags]

@@ -1,0 +1,296 @@
+"""Faults of one rank: all end soon, with one clear message, and the run can be resumed."""
+
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from smallmind.runs import interrupt
+from smallmind.training.checkpoint import newest
+from tests.faults.runs import FLAGS, outcome, status, train, write_text
+from tests.parallel.launching import (
+    BOUND,
+    LAUNCHERS,
+    OPEN_MPI,
+    ended,
+    needs_mpi,
+    on_every_mpi,
+    run,
+    started,
+    train_words,
+)
+
+pytestmark = [needs_mpi, pytest.mark.skipif(os.name == "nt", reason="no signals on Windows")]
+SLOW = pytest.mark.slow
+ONE_THREAD = "--threads", "1"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The outcome of an undisturbed run without mpiexec."""
+    root = tmp_path_factory.mktemp("whole")
+    assert train(root, "--data-shards", "8") == 0
+    return outcome(root / "run")
+
+
+def words(root, *flags, fault=()):
+    return train_words(
+        write_text(root), *FLAGS, *ONE_THREAD, "--out", root / "run", *flags, fault=fault
+    )
+
+
+def disturbed(root, fault, *flags, launcher=None, ranks=2):
+    """A run with a fault on one rank -> exit status, what was printed, and the errors."""
+    return run((launcher or LAUNCHERS[0]).command((ranks, words(root, *flags, fault=fault))))
+
+
+def smallmind_lines(errors):
+    return [line for line in errors.splitlines() if line.startswith("smallmind: ")]
+
+
+def assert_resumes(root, whole, steps):
+    """The last checkpoint is one of these steps, and the run resumes to the same end."""
+    saved, skipped = newest(root / "run")
+    assert saved.step in steps and not skipped
+    assert status("train", "--resume", root / "run") == 0
+    assert outcome(root / "run") == whole
+
+
+# Fault, rank and batch: what is said.
+ORDERLY = {
+    ("memory", 1, 12): "smallmind: not enough memory: rank 1: 12 GB for activations",
+    ("disk", 1, 20): "smallmind: rank 1: Input/output error: tokens.bin",
+}
+
+
+@pytest.mark.parametrize("fault", ORDERLY, ids=str)
+def test_an_error_of_one_rank_saves_the_run_and_is_reported_once(tmp_path, whole, fault):
+    code, _, errors = disturbed(tmp_path, fault)
+    assert code == 1
+    assert smallmind_lines(errors) == [ORDERLY[fault]]
+    assert "Traceback" not in errors
+    # The batches of evaluations are read from the tokens too.
+    steps = range(5, 13) if fault[0] == "disk" else {12}
+    assert_resumes(tmp_path, whole, steps)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
+def test_a_bug_on_one_rank_ends_all_with_its_traceback(tmp_path, whole, rank):
+    code, _, errors = disturbed(tmp_path, ("bug", rank, 12))
+    assert code == 1
+    assert errors.count("Traceback (most recent call last)") == 1
+    assert errors.count("ZeroDivisionError: a planted bug") == 1
+    assert_resumes(tmp_path, whole, {7, 10, 12})
+
+
+@on_every_mpi
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all(tmp_path, whole, launcher, rank):
+    code, _, _ = disturbed(tmp_path, ("kill", rank, 12), launcher=launcher)
+    assert code != 0
+    assert_resumes(tmp_path, whole, {7, 10})
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
+def test_a_rank_that_does_not_answer_is_given_up_by_name(tmp_path, whole, rank):
+    code, _, errors = disturbed(tmp_path, ("pause", rank, 12), "--rank-timeout", "3")
+    assert code != 0
+    (line,) = smallmind_lines(errors)
+    assert line.endswith(f"has waited 3 seconds for rank {rank}")
+    assert_resumes(tmp_path, whole, {7, 10, 12})  # rank 0 saves before it gives up
+
+
+def test_a_nan_on_one_rank_rolls_all_back(tmp_path):
+    code, _, errors = disturbed(tmp_path, ("nan", 1, 12))
+    assert code == 0, errors
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [line["spike_step"] for line in lines if "spike_step" in line] == [13]
+
+
+def test_an_anomaly_on_one_rank_names_rank_and_layer(tmp_path):
+    code, _, errors = disturbed(tmp_path, ("nan", 1, 12), "--detect-anomaly")
+    assert code == 1
+    (line,) = smallmind_lines(errors)
+    assert re.match("smallmind: rank 1: the first NaN is in .*embedding", line)
+    assert newest(tmp_path / "run")[0].step in (7, 10, 12)
+
+
+# What is other on rank 1: what is said.
+UNEQUAL = {
+    ("version", 1, 0): "rank 1: it has version='0.1.9', rank 0 '",
+    ("instructions", 1, 0): "rank 1: its CPU computes with AVX2, that of rank 0 with ",
+}
+
+
+@pytest.mark.parametrize("fault", UNEQUAL, ids=str)
+def test_ranks_that_would_compute_other_bits_refuse_at_the_start(tmp_path, fault):
+    code, _, errors = disturbed(tmp_path, fault)
+    assert code == 2
+    (line,) = smallmind_lines(errors)
+    assert UNEQUAL[fault] in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_instruction_sets_are_allowed_by_a_flag(tmp_path, whole):
+    code, _, errors = disturbed(tmp_path, ("instructions", 1, 0), "--allow-mixed-cpus")
+    assert code == 0, errors
+    assert outcome(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize(("flags", "name"), [(("--steps", "21"), "steps")])
+def test_ranks_with_other_arguments_refuse_at_the_start(tmp_path, flags, name):
+    programs = (1, words(tmp_path)), (1, words(tmp_path, *flags))
+    code, _, errors = run(LAUNCHERS[0].command(*programs))
+    assert code == 2
+    (line,) = smallmind_lines(errors)
+    assert line.startswith(f"smallmind: rank 1: it has {name}={flags[1]}, rank 0 ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_shards_that_cannot_be_divided_are_refused_with_what_can(tmp_path):
+    code, _, errors = disturbed(tmp_path, (), "--data-shards", "9")
+    assert code == 2
+    (line,) = smallmind_lines(errors)
+    assert "data_shards=9 cannot be divided among 2 ranks: start 1, 3, 9 of them" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_flags_are_reported_once(tmp_path):
+    code, _, errors = disturbed(tmp_path, (), "--stepps", "9")
+    assert code == 2
+    assert errors.count("did you mean --steps?") == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_mpi4py_ends_all_and_says_what_to_install(tmp_path, rank):
+    code, _, errors = disturbed(tmp_path, ("no mpi4py", rank, 0))
+    assert code != 0
+    (line,) = smallmind_lines(errors)
+    assert line.startswith(f"smallmind: rank {rank}: several ranks need mpi4py")
+    assert "python -m pip install mpi4py mpich" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(len({launcher.name for launcher in LAUNCHERS}) < 2, reason="needs two MPIs")
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_mpiexec_of_another_mpi_is_refused(tmp_path, first):
+    starting, other = LAUNCHERS[first], LAUNCHERS[1 - first]
+    command = starting.command((2, words(tmp_path)))
+    command[command.index(starting.python)] = other.python
+    code, _, errors = run(command)
+    assert code != 0
+    assert "different kinds" in errors or "Fatal error in" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def wait_for(root, words, process):
+    """Waits until the metrics of a run hold these words."""
+    log, end = root / "run" / "metrics.jsonl", time.monotonic() + BOUND
+    while not log.exists() or words not in log.read_text(encoding="utf-8"):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.05)
+
+
+def signalled(root, launcher, number):
+    """A run that mpiexec is told to end after its first step -> exit status, printed, errors."""
+    command = launcher.command((2, words(root, "--steps", "100000", "--keep", "2")))
+    with started(command) as process:
+        wait_for(root, '"step"', process)
+        process.send_signal(number)
+        return ended(process)
+
+
+SIGNALS = [
+    (launcher, number)
+    for launcher in LAUNCHERS
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    if launcher.name != OPEN_MPI or number == signal.SIGUSR1  # it kills its ranks after others
+]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"), SIGNALS, ids=[f"{found.name}-{name}" for found, name in SIGNALS]
+)
+def test_a_signal_to_mpiexec_stops_and_saves(tmp_path, launcher, number):
+    code, printed, errors = signalled(tmp_path, launcher, number)
+    assert code not in (0, 1), errors
+    if launcher.name != OPEN_MPI:
+        assert code == 128 + number
+    found = re.search(r"Interrupted after step (\d+); everything is saved", printed)
+    assert found, printed + errors
+    saved, skipped = newest(tmp_path / "run")
+    assert saved.step == int(found[1]) and not skipped
+    assert "Traceback" not in printed + errors
+
+
+@pytest.mark.skipif(LAUNCHERS[:1] == [] or LAUNCHERS[0].name == OPEN_MPI, reason="kills its ranks")
+def test_a_second_ctrl_c_quits(tmp_path, whole):
+    """A rank hangs, so the first one waits for it."""
+    command = LAUNCHERS[0].command((2, words(tmp_path, fault=("pause", 1, 12))))
+    with started(command) as process:
+        wait_for(tmp_path, '"step": 12', process)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.5 * interrupt.PATIENCE)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        code, printed, _ = ended(process)
+    assert code != 0 and "everything is saved" not in printed
+    assert_resumes(tmp_path, whole, {7, 10})
+
+
+def test_a_signal_to_another_rank_interrupts_the_run(tmp_path, whole):
+    code, printed, _ = disturbed(tmp_path, ("terminate", 1, 12))
+    assert code == 128 + signal.SIGTERM
+    assert "Interrupted after step 12; everything is saved" in printed
+    assert_resumes(tmp_path, whole, {12})
+
+
+def test_a_run_resumes_with_other_numbers_of_ranks(tmp_path, whole):
+    code, _, errors = disturbed(tmp_path, ("terminate", 0, 6))
+    assert code == 143, errors
+    resume = ("train", "--resume", tmp_path / "run", *ONE_THREAD)
+    for ranks, batch in ((4, 11), (1, 16)):
+        fault = "terminate", 0, batch
+        program = ["-m", "tests.parallel.disturbed", *fault, "--", *resume]
+        code, _, errors = run(LAUNCHERS[0].command((ranks, program)))
+        assert code == 143, errors
+        assert newest(tmp_path / "run")[0].step in (batch - 1, batch, batch + 1)
+    assert status(*resume) == 0
+    assert outcome(tmp_path / "run") == whole
+
+
+@on_every_mpi
+def test_a_resumed_run_ends_on_ranks(tmp_path, whole, launcher):
+    code, _, _ = disturbed(tmp_path, ("terminate", 0, 6), launcher=launcher)
+    assert code != 0
+    program = ["-m", "tests.parallel.disturbed", "--", "train", "--resume", tmp_path / "run"]
+    code, printed, errors = run(launcher.command((2, [*program, *ONE_THREAD])))
+    assert code == 0, errors
+    assert "2, each 4 of 8 data shards" in printed
+    assert outcome(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("fault", ["no tokens", pytest.param("no token files", marks=SLOW)])
+def test_a_rank_without_the_tokens_gets_them(tmp_path, whole, fault):
+    assert status("prepare", write_text(tmp_path), "--out", tmp_path / "prepared") == 0
+    losses = []
+    for name, faults in (("with", ()), ("without", (fault, 1, 0))):
+        flags = [*FLAGS, *ONE_THREAD, "--out", tmp_path / name]
+        program = train_words(tmp_path / "prepared", *flags, fault=faults)
+        code, _, errors = run(LAUNCHERS[0].command((2, program)))
+        assert code == 0, errors
+        losses.append(outcome(tmp_path / name))
+    assert losses[0] == losses[1]
+
+
+def test_a_run_by_minutes_ends_on_ranks(tmp_path):
+    text = write_text(tmp_path)
+    flags = ["--minutes", "0.1", "--n-embd", "16", "--block-size", "16", "--n-layer", "1"]
+    program = train_words(text, *flags, "--n-head", "2", *ONE_THREAD, "--out", tmp_path / "run")
+    code, printed, errors = run(LAUNCHERS[0].command((2, program)))
+    assert code == 0, errors
+    assert re.search(r"[\d,]+ steps of", printed)
+    assert (tmp_path / "run" / "samples.txt").exists()
