@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 from tabulate import tabulate
 
 from bench.peers.ranks import Case
@@ -45,16 +46,28 @@ class _Ranks:
     def take(self, steps: int) -> tuple[float, float]:
         """Takes some steps -> the median of their seconds, and of those spent on the exchange."""
         assert self.process.stdin and self.process.stdout
+        self._resume()
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
             raise SystemExit(f"a contestant ended with status {self.process.wait()}; see above")
+        for process in self._processes():
+            process.suspend()  # ranks that wait for each other would disturb the next contestant
         step, exchange = json.loads(answer)
         return step, exchange
 
+    def _processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def _resume(self) -> None:
+        for process in self._processes():
+            process.resume()
+
     def close(self) -> None:
         assert self.process.stdin
+        self._resume()
         self.process.stdin.write("0\n")
         self.process.stdin.close()
         self.process.wait()
@@ -170,11 +183,13 @@ def _scaling(threads: int, rounds: int) -> list[dict[str, Any]]:
         case = Case(*shape, shards=1, threads=threads)
         computing = _compare({name: (case, 1)}, rounds)[name][0]
         for network in NETWORKS:
-            row: dict[str, Any] = {"size": name, "step, ms": 1000 * computing, "network": network}
-            for machines in MACHINES:
-                step = predicted(computing, case.bytes_exchanged, machines, network)
-                row[f"{machines}"] = computing / step
-            rows.append(row)
+            for precision in ("float32", "bfloat16"):
+                row: dict[str, Any] = {"size": name, "step, ms": 1000 * computing}
+                row |= {"network": network, "gradients": precision}
+                nbytes = dataclasses.replace(case, reduce_precision=precision).bytes_exchanged
+                for machines in MACHINES:
+                    row[f"{machines}"] = computing / predicted(computing, nbytes, machines, network)
+                rows.append(row)
     return rows
 
 

@@ -146,9 +146,7 @@ class MPIRanks:
                 activity.tick()
                 if waited > self.patience:
                     names = ", ".join(self.names[rank] for rank in missing())
-                    raise TimeoutError(
-                        f"{self.names[self.rank]} has waited {self.patience:g} seconds for {names}"
-                    )
+                    raise TimeoutError(f"no answer from {names} for {self.patience:g} seconds")
 
 
 class _Pending:

@@ -1,5 +1,6 @@
 """The gradient of each step of a run: shard by shard, added up over all ranks."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,14 @@ class Gradients:
         self._sum.discard()
         self.run.clear_gradients()
 
+    def place_of_fault(self) -> str:
+        """Where the loss of the last step is not finite, for a message; empty if it is or alone."""
+        ranks, shards = self._sum.ranks, len(self.losses)
+        bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
+        if ranks.size == 1 or not bad:
+            return ""
+        return f" in data shard {bad[0]}, on {ranks.names[bad[0] * ranks.size // shards]}"
+
     def windows_in_step(self, step: int) -> int:
         """Update, from 1 -> the number of windows in all its batches together, of all ranks."""
         return self._sampler.windows_in_step(step)
@@ -131,12 +140,14 @@ class Gradients:
 
         exchange_share: the largest share that it took of the last step on any rank.
         """
-        self._exchange_shares.append(exchange_share)
-        is_time = len(self._exchange_shares) == COLD_STEPS + TIMED_STEPS
-        if not is_time or self._sum.ranks.size == 1:
+        shares, enough = self._exchange_shares, COLD_STEPS + TIMED_STEPS
+        if self._sum.ranks.size == 1 or len(shares) == enough:
+            return
+        shares.append(exchange_share)
+        if len(shares) < enough:
             return
         flat, network = self.run.model.flat, self.run.model.network
-        if statistics.median(self._exchange_shares[COLD_STEPS:]) > WORTH_OVERLAP:
+        if statistics.median(shares[COLD_STEPS:]) > WORTH_OVERLAP:
             self._sum.early = [flat.matrices(own) for own in reversed(network.specs_of_blocks)]
 
     @contextmanager
