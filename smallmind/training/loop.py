@@ -199,8 +199,8 @@ class Loop:
             others = rate_settings(run.config)[1:]
             also = "".join(f", and the {name.replace('_', ' ')}" for name in others)
             raise FloatingPointError(
-                f"{error}{self.gradients.place_of_fault()}: lower the learning rate, which was {rate:.3g} at that step, with a peak "
-                f"of {peak:.3g}{also}"
+                f"{error}{self.gradients.place_of_fault()}: lower the learning rate, which was "
+                f"{rate:.3g} at that step, with a peak of {peak:.3g}{also}"
             ) from None
         run.load(good)
         run.progress.seconds = seconds

@@ -1,6 +1,7 @@
 """Command lines one after the other in one process: python -m tests.parallel.commands FILE.
 
-FILE holds a JSON list of (fault or None, words). Under mpiexec all ranks run all of them.
+FILE holds a JSON list of (spikes, early, words): whether the loss spikes once, and whether
+gradients are sent during the backward pass. Under mpiexec all ranks run all of them.
 """
 
 import json
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 from smallmind.nn.transformer import TransformerModel
+from smallmind.training import gradients
 from tests.faults.runs import status
 from tests.parallel.disturbed import SPIKE, prepare
 
@@ -32,8 +34,11 @@ def spiking():
 
 if __name__ == "__main__":
     prepare()
-    for spikes, words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
+    usual = gradients.WORTH_OVERLAP, gradients.COLD_STEPS, gradients.TIMED_STEPS
+    for spikes, early, words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         TransformerModel.loss_and_gradients = original
+        chosen = (-1.0, 1, 1) if early else usual
+        gradients.WORTH_OVERLAP, gradients.COLD_STEPS, gradients.TIMED_STEPS = chosen
         if spikes:
             spiking()
         assert status(*words) == 0, words

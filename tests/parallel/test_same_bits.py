@@ -4,6 +4,7 @@ import itertools
 import json
 import shlex
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -20,8 +21,22 @@ ALONE = 0  # without mpiexec
 AT_ONCE = 12  # configurations per program
 
 
-def configuration(flags, shards=8, ranks=(ALONE, 1, 2, 4), spikes=False):
-    return shlex.split(flags), shards, ranks, spikes
+class Configuration(NamedTuple):
+    """Flags of `train`, the number of shards, and the numbers of ranks that train with them.
+
+    With `spikes` the loss spikes once; with `early` gradients are sent during the backward pass
+    from the third step on, however little time that takes.
+    """
+
+    flags: list[str]
+    shards: int
+    ranks: tuple[int, ...]
+    spikes: bool
+    early: bool
+
+
+def configuration(flags, shards=8, ranks=(ALONE, 1, 2, 4), spikes=False, early=False):
+    return Configuration(shlex.split(flags), shards, ranks, spikes, early)
 
 
 # Together they cover what changes the arithmetic of a step.
@@ -38,6 +53,18 @@ FEW = {
     "six": configuration(
         "--recipe gpt2 --teacher INITIAL --learn-temperature --batch-size 7 "
         "--use-gradient-checkpointing",
+        shards=6,
+        ranks=(ALONE, 1, 2, 3),
+    ),
+    "early": configuration(
+        "--recipe gpt2 --grad-accum-steps 2 --batch-size 5 --shard-optimizer --dropout 0.1",
+        early=True,
+    ),
+    "early, rounded": configuration(
+        "--arch modern --optimizer muon --shard-optimizer --reduce-precision bfloat16 "
+        "--use-gradient-checkpointing --micro-batch-size 1",
+        spikes=True,
+        early=True,
         shards=6,
         ranks=(ALONE, 1, 2, 3),
     ),
@@ -82,9 +109,9 @@ def train_everywhere(root, configurations, launcher):
     prepared, initials = root / "prepared", {}
     assert status("prepare", text, "--out", prepared) == 0
     runs = {}
-    for ranks in sorted({n for _, _, numbers, _ in configurations.values() for n in numbers}):
+    for ranks in sorted({n for chosen in configurations.values() for n in chosen.ranks}):
         commands = []
-        for name, (flags, shards, numbers, spikes) in configurations.items():
+        for name, (flags, shards, numbers, spikes, early) in configurations.items():
             if ranks not in numbers:
                 continue
             out = runs[name, ranks] = root / f"{name.replace('/', '')} {ranks}"
@@ -94,7 +121,7 @@ def train_everywhere(root, configurations, launcher):
             words += [] if "--epochs" in words else ["--steps", 9]
             if ranks == ALONE or shards != 8:  # else it is the default
                 words += ["--data-shards", shards]
-            commands.append((spikes, [str(word) for word in (*words, "--out", out)]))
+            commands.append((spikes, early, [str(word) for word in (*words, "--out", out)]))
         file = root / f"commands {ranks}.json"
         file.write_text(json.dumps(commands), encoding="utf-8")
         program = "-m", "tests.parallel.commands", file
@@ -114,7 +141,7 @@ def few(tmp_path_factory):
 def assert_same(runs, configurations, name):
     alone = outcome(runs[name, ALONE])
     assert alone[1]
-    for ranks in configurations[name][2]:
+    for ranks in configurations[name].ranks:
         assert outcome(runs[name, ranks]) == alone, f"{ranks} ranks"
 
 
@@ -124,7 +151,7 @@ def test_runs_are_the_same_at_any_number_of_ranks(few, name):
 
 
 def test_a_spike_on_one_rank_rolls_all_back(few):
-    for ranks in FEW["spike"][2]:
+    for ranks in FEW["spike"].ranks:
         lines = (few["spike", ranks] / "metrics.jsonl").read_text().splitlines()
         spikes = [line["spike_step"] for line in map(json.loads, lines) if "spike_step" in line]
         assert spikes == [7]
@@ -132,11 +159,11 @@ def test_a_spike_on_one_rank_rolls_all_back(few):
 
 def test_one_shard_on_one_rank_is_a_run_without_mpiexec(few, tmp_path):
     """Or the arithmetic of shards would be that of every run."""
-    text, flags = write_text(tmp_path), [*FEW["gpt2"][0], "--steps", "9"]
+    text, flags = write_text(tmp_path), [*FEW["gpt2"].flags, "--steps", "9"]
     assert status("train", text, *BASE, *flags, "--out", tmp_path / "whole") == 0
     words = ["train", text, *BASE, *flags, "--data-shards", 1, "--out", tmp_path / "one"]
     file = tmp_path / "commands.json"
-    file.write_text(json.dumps([(False, list(map(str, words)))]), encoding="utf-8")
+    file.write_text(json.dumps([(False, False, list(map(str, words)))]), encoding="utf-8")
     code, _, errors = run(LAUNCHERS[0].command((1, ("-m", "tests.parallel.commands", file))))
     assert code == 0, errors
     assert outcome(tmp_path / "one") == outcome(tmp_path / "whole")
