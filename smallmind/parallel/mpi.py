@@ -140,13 +140,20 @@ class MPIRanks:
             while not is_done():
                 waited = time.monotonic() - begun
                 if waited < SPINNING:
-                    os.sched_yield()  # ranks may share a core
+                    _let_others_run()  # ranks may share a core
                     continue
                 time.sleep(NAP)
                 activity.tick()
                 if waited > self.patience:
                     names = ", ".join(self.names[rank] for rank in missing())
                     raise TimeoutError(f"no answer from {names} for {self.patience:g} seconds")
+
+
+def _let_others_run() -> None:
+    if hasattr(os, "sched_yield"):  # not on macOS and Windows
+        os.sched_yield()
+    else:
+        time.sleep(0)
 
 
 class _Pending:
