@@ -102,15 +102,15 @@ def _check_equal(ranks: "Ranks", options: argparse.Namespace) -> None:
     """InputError naming the first rank that was started differently from rank 0."""
     from smallmind.parallel.ranks import together
 
-    here = {name: value for name, value in vars(options).items() if name != "run"}
-    here["version"] = __version__  # instead of the flag
+    here = {name: repr(value) for name, value in vars(options).items() if name != "run"}
+    here["version"] = repr(__version__)  # instead of the flag
     first = ranks.share(here)[0]
 
     def check() -> None:
         for name in sorted(first.keys() | here.keys()):
             if first.get(name) != here.get(name):
                 raise InputError(
-                    f"it has {name}={here.get(name)!r}, rank 0 {first.get(name)!r}: start all "
+                    f"it has {name}={here.get(name)}, rank 0 {first.get(name)}: start all "
                     "ranks with the same command and version"
                 )
 

@@ -223,7 +223,7 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_losses(console, run)
         progress.show_health()
         show_costs(console, run.training)
-    if not received and run.sample is not None:
+    if not received and (run.ranks.size == 1 or run.sample is not None):
         return 0
     console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
     return 128 + (received[0] if received else signal.SIGTERM)  # which another rank has got

@@ -1,8 +1,8 @@
 """Ranks that are processes of MPI, on one machine or on several, through mpi4py."""
 
 import itertools
+import json
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from smallmind import activity
 from smallmind.kernels.half import BFLOAT16
-from smallmind.parallel.ranks import Ended
+from smallmind.parallel.ranks import ENDED
 
 SHARE = 1  # the tag of messages with small values
 MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
@@ -44,9 +44,9 @@ class MPIRanks:
 
     def share(self, value: Any) -> list[Any]:
         """As in Ranks. Values are sent in pairs, so that an error can name who has not answered."""
-        values: dict[int, Any] = {self.rank: value}
         others = [rank for rank in range(self.size) if rank != self.rank]
-        data = pickle.dumps(value)
+        data = json.dumps(value).encode()
+        values: dict[int, Any] = {self.rank: json.loads(data)}
         sending = [self._communicator.Isend([data, MPI.BYTE], rank, SHARE) for rank in others]
         status = MPI.Status()
 
@@ -58,13 +58,13 @@ class MPIRanks:
                 if message:
                     received = bytearray(status.Get_count(MPI.BYTE))
                     message.Recv([received, MPI.BYTE])
-                    values[rank] = pickle.loads(received)
+                    values[rank] = json.loads(received)
             return len(values) == self.size
 
         self._wait(receive, lambda: [rank for rank in others if rank not in values])
         self._wait(lambda: MPI.Request.Testall(sending), lambda: others)
-        if isinstance(values[0], Ended) and self.rank:
-            raise SystemExit(values[0].status)
+        if self.rank and isinstance(values[0], dict) and ENDED in values[0]:
+            raise SystemExit(values[0][ENDED])
         return [values[rank] for rank in range(self.size)]
 
     def send(self, array: np.ndarray) -> None:
@@ -122,7 +122,7 @@ class MPIRanks:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
         self.patience = min(self.patience, ENDING)
         try:
-            self.share(Ended(status))
+            self.share({ENDED: status})
         except TimeoutError:
             return False
         return True

@@ -1,7 +1,7 @@
 """The ranks of a run: what they tell each other, through one interface for one and for many."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,10 +20,8 @@ class Stopped(Exception):
 ORDERLY = (Stopped, InputError, FloatingPointError, MemoryError, OSError)
 
 
-class Ended(NamedTuple):
-    """What rank 0 shares last: the others exit with this status."""
-
-    status: int
+KINDS = {kind.__name__: kind for kind in ORDERLY}
+ENDED = "ended"  # the key of the exit status, in what rank 0 shares last
 
 
 class Pending(Protocol):
@@ -47,9 +45,9 @@ class Ranks(Protocol):
     agreed: Exception | None  # the last error that `together` raised on all ranks
 
     def share(self, value: Any) -> list[Any]:
-        """A small value of each rank -> those of all, by rank.
+        """A small value of each rank, JSON-able -> those of all, by rank. Tuples become lists.
 
-        SystemExit if rank 0 shares Ended.
+        SystemExit if rank 0 shares that the run has ENDED.
         """
 
     def end(self, status: int) -> bool:
@@ -134,7 +132,7 @@ def bounds(count: int, parts: int) -> list[int]:
 
 
 def together(ranks: Ranks, compute: Callable[[], Result]) -> list[Result]:
-    """Every rank computes something -> the results of all, by rank.
+    """Every rank computes something JSON-able -> the results of all, by rank.
 
     If that raises one of the errors that end a run in order, all ranks raise it, with the name of
     the rank that met it: none waits for another that has given up.
@@ -142,25 +140,28 @@ def together(ranks: Ranks, compute: Callable[[], Result]) -> list[Result]:
     if ranks.size == 1:
         return [compute()]
     error: Exception | None = None
-    outcome: tuple[type[Exception] | None, Any]
+    outcome: tuple[str | None, Any]
     try:
         outcome = None, compute()
     except ORDERLY as raised:
-        error, outcome = raised, (type(raised), str(raised))
+        kind = next(name for name, kind in KINDS.items() if isinstance(raised, kind))
+        error, outcome = raised, (kind, str(raised))
     outcomes = ranks.share(outcome)
-    failed = [rank for rank, (kind, _) in enumerate(outcomes) if kind]
+    failed = [rank for rank, (name, _) in enumerate(outcomes) if name]
     if not failed:
         return [result for _, result in outcomes]
     # Whoever was told to stop may still learn why another rank cannot continue.
-    first = next((rank for rank in failed if outcomes[rank][0] is not Stopped), failed[0])
-    kind, message = outcomes[first]
-    assert kind
-    ranks.agreed = kind() if kind is Stopped else kind(f"{ranks.names[first]}: {message}")
+    first = next((rank for rank in failed if outcomes[rank][0] != "Stopped"), failed[0])
+    name, message = outcomes[first]
+    ranks.agreed = KINDS[name](f"{ranks.names[first]}: {message or name}")
     raise ranks.agreed from error
 
 
 def divided(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Result]) -> list[Result]:
-    """compute(item) for all items, in order. Every rank computes a part; errors as `together`."""
+    """compute(item), which is JSON-able, for all items, in order. Every rank computes a part.
+
+    Errors as in `together`.
+    """
     ends = bounds(len(items), ranks.size)
     own = items[ends[ranks.rank] : ends[ranks.rank + 1]]
     parts = together(ranks, lambda: [compute(item) for item in activity.parts(own)])

@@ -14,7 +14,7 @@ import numpy as np
 
 from smallmind import activity
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig
+from smallmind.config import ModelConfig, TrainingConfig
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
@@ -33,13 +33,13 @@ Stopping = Callable[[Callable[[], None]], object]
 
 
 class Plan(NamedTuple):
-    """What a rank needs to know of a run before it gets its tokens and weights."""
+    """What a rank needs to know of a run before it gets its tokens and weights; JSON-able."""
 
-    settings: Settings
+    settings: dict[str, Any]
     tokenizer: dict[str, Any]
     lengths: tuple[int, int]  # of the training and the held-out part, in tokens
     on_disk: tuple[str, str] | None  # the place and the digest of tokens on disk
-    teacher: tuple[ModelConfig, str] | None  # and its digest
+    teacher: dict[str, Any] | None  # the fields of its ModelConfig
 
 
 def lead(ranks: Ranks, settings: Settings, source: Source, training: Training) -> None:
@@ -54,9 +54,10 @@ def lead(ranks: Ranks, settings: Settings, source: Source, training: Training) -
     if distillation:
         if distillation.cache:
             raise InputError("a teacher cache is for one rank: leave out --teacher-cache")
-        teacher = distillation.teacher_config, distillation.digest
+        teacher = dataclasses.asdict(distillation.teacher_config)
     lengths = len(data.train), len(data.held_out)
-    ranks.share(Plan(settings, training.tokenizer.state(), lengths, on_disk, teacher))
+    plan = Plan(settings.to_dict(), training.tokenizer.state(), lengths, on_disk, teacher)
+    ranks.share({"plan": plan._asdict()})
     _send_tokens(ranks, data, has_them=True)
     ranks.send(training.model.flat.data)
     if distillation and distillation.teacher:
@@ -74,34 +75,37 @@ def follow(ranks: Ranks, threads: int | None, stopping: Stopping) -> NoReturn:
     while True:
         message = ranks.share(None)[0]
         try:
-            if isinstance(message, Plan):
-                training = _receive(ranks, message, threads)
+            if "plan" in message:
+                training = _receive(ranks, Plan(**message["plan"]), threads)
                 stopping(training.stop)
             elif training:
-                _call(training, *message)
+                _call(training, message["call"], message["arguments"])
         except ORDERLY as error:
             # Rank 0 has met the others too, and reports them.
             if error is not ranks.agreed and not isinstance(error, FloatingPointError):
                 raise
 
 
-def _call(training: Training, name: str, arguments: tuple[Any, ...]) -> None:
+def _call(training: Training, name: str, arguments: list[Any]) -> None:
     """What rank 0 is doing at the same time."""
     if name == "measure":
-        pace.measure(training, *arguments)
+        config, seconds = arguments
+        pace.measure(training, TrainingConfig(**config), seconds)
     elif name == "steps":
-        for _ in training.follow(*arguments):
+        config, *others = arguments
+        for _ in training.follow(TrainingConfig(**config), *others):
             pass
     else:
-        getattr(training, name)(*arguments)
+        assert name == "evaluate_held_out"
+        training.evaluate_held_out()
 
 
 def _receive(ranks: Ranks, plan: Plan, threads: int | None) -> Training:
     """The same training as rank 0 has."""
-    settings, tokenizer = plan.settings, Tokenizer.from_state(plan.tokenizer)
+    settings, tokenizer = Settings.from_dict(plan.settings), Tokenizer.from_state(plan.tokenizer)
     run = settings.run
     use_threads(dataclasses.replace(run, threads=threads))
-    data = _receive_tokens(ranks, plan, tokenizer)
+    data = _receive_tokens(ranks, plan, settings, tokenizer)
     model = TransformerModel(
         **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
     )
@@ -110,14 +114,12 @@ def _receive(ranks: Ranks, plan: Plan, threads: int | None) -> Training:
     model.flat.refresh()
     distillation = None
     if plan.teacher:
-        config, digest = plan.teacher
-        teacher = TransformerModel(config, backend=run.backend)
+        teacher = TransformerModel(ModelConfig(**plan.teacher), backend=run.backend)
         ranks.send(teacher.flat.data)
         chosen = settings.distillation
         distillation = Distillation(
             teacher, chosen.temperature, chosen.alpha, chosen.learn_temperature
         )
-        assert distillation.digest == digest
     training = Training(model, data=data, distillation=distillation, ranks=ranks)
     _check_instruction_sets(ranks, training, settings)
     return training
@@ -139,8 +141,8 @@ def _check_instruction_sets(ranks: Ranks, training: Training, settings: Settings
     together(ranks, lambda: check(first, here))
 
 
-def _receive_tokens(ranks: Ranks, plan: Plan, tokenizer: Tokenizer) -> Dataset:
-    run, found = plan.settings.run, _same_tokens(plan, tokenizer)
+def _receive_tokens(ranks: Ranks, plan: Plan, settings: Settings, tokenizer: Tokenizer) -> Dataset:
+    run, found = settings.run, _same_tokens(plan, tokenizer)
     train: Tokens
     held_out: Tokens
     if found:
@@ -149,7 +151,7 @@ def _receive_tokens(ranks: Ranks, plan: Plan, tokenizer: Tokenizer) -> Dataset:
         train, held_out = (_file_of(length) for length in plan.lengths)
     else:
         train, held_out = (np.empty(length, np.int32) for length in plan.lengths)
-    T = plan.settings.model.block_size
+    T = settings.model.block_size
     data = Dataset.of_parts(train, held_out, T, run.batch_size, run.seed, tokenizer)
     _send_tokens(ranks, data, has_them=found is not None)
     return data

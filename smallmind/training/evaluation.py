@@ -108,7 +108,7 @@ def evaluate_batches(
         size, hits = batch.targets.size, int(right.sum())
         return _Counts([loss], size, spelled.characters, spelled.bytes, hits)
 
-    return _summed(divided(ranks, range(count), compute), count)
+    return _summed([_Counts(*part) for part in divided(ranks, range(count), compute)], count)
 
 
 def evaluate(
@@ -147,7 +147,7 @@ def evaluate(
             counted += len(row[new])
         return _Counts(losses, counted, characters, nbytes, correct)
 
-    return _summed(divided(ranks, batches, compute))
+    return _summed([_Counts(*part) for part in divided(ranks, batches, compute)])
 
 
 def _overlapping(

@@ -215,7 +215,7 @@ class Training:
         if self.ranks.size == 1 or self.ranks.rank or self._is_leading:
             yield
             return
-        self.ranks.share((name, arguments))
+        self.ranks.share({"call": name, "arguments": list(map(_jsonable, arguments))})
         self._is_leading = True
         try:
             yield
@@ -400,6 +400,11 @@ class Training:
     def _sampler(self) -> Sampler:
         stride = self.distillation.stride if self.distillation else 1
         return make_sampler(self.data, self.config.epochs, self.config.grad_accum_steps, stride)
+
+
+def _jsonable(argument: Any) -> Any:
+    """An argument of a call that other ranks follow: a config as its fields."""
+    return vars(argument) if isinstance(argument, TrainingConfig) else argument
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:

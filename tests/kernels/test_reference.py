@@ -151,6 +151,9 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         ),
         "adamw": ([out(C), out(C), out(C), out(C)], C - 1, coefficients),
         "muon": ([out(R * C), out(R * C), out(R * C)], matrix, momentum),
+        "average_gradient": ([out(R * C), out(R * C)], momentum),
+        "add_vectors": ([out(R)], x(R), x(R)),
+        "copy_vector": ([out(R)], x(R)),
     }
     # The others compute no floats, or return one.
     without = {"sum_of_squares", "bigrams", "document_starts"}

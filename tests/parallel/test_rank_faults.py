@@ -236,8 +236,9 @@ def test_a_second_ctrl_c_quits(tmp_path, whole):
         time.sleep(1.5 * interrupt.PATIENCE)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        code, printed, _ = ended(process)
-    assert code != 0 and "everything is saved" not in printed
+        _, printed, _ = ended(process)
+    # mpiexec aborts too, and now and then with status 0.
+    assert "everything is saved" not in printed
     assert_resumes(tmp_path, whole, {7, 10})
 
 
