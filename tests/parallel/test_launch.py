@@ -120,7 +120,7 @@ def test_an_error_of_any_rank_is_raised_with_its_name():
         together(Mirrored(0, (None, 5)), fail)
     assert isinstance(raised.value.__cause__, OSError)
     ranks = Mirrored(0, ("MemoryError", "full"))
-    with pytest.raises("MemoryError", match=r"^rank 1: full$") as raised:
+    with pytest.raises(MemoryError, match=r"^rank 1: full$") as raised:
         together(ranks, lambda: 3)
     assert ranks.agreed is raised.value
     assert together(Mirrored(1, (None, 5)), lambda: 3) == [5, 3]
