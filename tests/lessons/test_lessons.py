@@ -1,4 +1,4 @@
-"""Every lesson runs from any directory, and is a notebook too."""
+"""Every lesson runs as it is shipped, from any directory, and is a notebook too."""
 
 import json
 
@@ -33,25 +33,9 @@ def test_a_page_has_a_title_and_a_line_on_what_it_is_about(path):
     assert summary(path)[-1] in ".:" and len(summary(path)) < 300 and "\n" not in summary(path)
 
 
-# Lesson 6 trains 26 models: 20 steps of each run all of it, with evaluations in between.
-SHORTENED = {"lesson6_recipe": ("STEPS = 100", "STEPS = 20")}
-
-
 @EVERY
 def test_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where it leaves what it writes
-    source = path.read_text(encoding="utf-8")
-    if path.stem in SHORTENED:
-        shipped, short = SHORTENED[path.stem]
-        assert source.count(shipped) == 1
-        source = source.replace(shipped, short)
-    output_of(source)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [p for p in pages() if p.stem in SHORTENED], ids=short_name)
-def test_a_shortened_page_runs_as_it_is_shipped(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     output_of(path.read_text(encoding="utf-8"))
 
 
@@ -76,7 +60,6 @@ def test_a_notebook_has_all_of_a_page(path):
 
 @EVERY
 def test_a_notebook_is_valid(path):
-
     made = nbformat.reads(notebook(path.read_text(encoding="utf-8")), as_version=4)
     nbformat.validate(made)
     assert (made.nbformat, made.nbformat_minor) == (4, 5)
