@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 from smallmind import durable
 
-# The records of steps in a row, which only differ in their numbers.
-STEPS = re.compile(rb'(?:\{"step": \d++, "loss": [^,\n]++, "lr": [^\n]*+\n)++')
+# The record of a step; those of steps in a row only differ in their numbers.
+STEP = re.compile(rb'\{"step": \d+, "loss": [^,\n]+, "lr": [^\n]*\n')
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
@@ -67,10 +67,12 @@ class MetricsFile:
         """The records in whole lines."""
         place = 0
         while place < len(data):
-            if self.sparse and (steps := STEPS.match(data, place)):
-                yield from _last_record(steps[0])
-                self.lines += steps[0].count(b"\n")
-                place = steps.end()
+            first = place
+            while self.sparse and (step := STEP.match(data, place)):
+                self.lines += 1
+                place = step.end()
+            if place > first:
+                yield from _last_record(data[first:place])
                 continue
             end = data.index(b"\n", place)
             self.lines += 1
