@@ -11,6 +11,7 @@ from smallmind.parallel.environment import SIZES, launched
 from smallmind.parallel.ranks import ALONE, Ranks
 
 INSTALL = "python -m pip install mpi4py mpich"
+BUILD = "python -m pip install --no-binary mpi4py mpi4py"  # for an MPI of the system
 
 
 def join(patience: float, threads: int | None = None) -> Ranks:
@@ -50,13 +51,16 @@ def _join(patience: float, threads: int | None) -> Ranks:
             return ALONE
         raise InputError(f"several ranks need mpi4py and an MPI ({error}): {INSTALL}") from None
     except RuntimeError as error:  # there is no MPI that it could load
-        raise InputError(f"mpi4py found no MPI ({_first_line(error)}): {INSTALL}") from None
+        raise InputError(
+            f"mpi4py found no MPI ({_first_line(error)}): {INSTALL}, or build it for that of your "
+            f"system: {BUILD}"
+        ) from None
     world = MPI.COMM_WORLD
     if expected not in (None, world.size):
         raise InputError(
             f"mpiexec has started {expected} ranks, but the MPI of mpi4py sees {world.size}: they "
             "are of different kinds. Use the mpiexec that is beside python in this environment, or "
-            "build mpi4py for the other one: python -m pip install --no-binary mpi4py mpi4py"
+            f"build mpi4py for the other one: {BUILD}"
         )
     from smallmind.parallel.mpi import MPIRanks
 
