@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from smallmind import activity
 from smallmind.kernels.half import BFLOAT16
-from smallmind.parallel.ranks import ENDED
+from smallmind.parallel.ranks import ENDED, Ranks
 
 SHARE = 1  # the tag of messages with small values
 MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
@@ -22,7 +22,7 @@ NAP = 1e-4  # seconds
 ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
 
 
-class MPIRanks:
+class MPIRanks(Ranks):
     """The processes that `mpiexec` has started.
 
     `patience` is the number of seconds after which a rank that does not answer is given up;

@@ -31,30 +31,33 @@ class Pending(Protocol):
         """Waits until it has arrived -> what each rank sent, by rank, None for this one."""
 
 
-class Ranks(Protocol):
-    """All ranks of a run, seen from one of them: number `rank` of `size`.
+class Ranks:
+    """All ranks of a run, seen from one of them: number `rank` of `size`. Here it is the only one.
 
     All ranks call the same methods in the same order. Every wait has a bound: TimeoutError names
     the ranks that have not answered.
     """
 
-    rank: int
-    size: int
-    names: Sequence[str]  # of each, for messages: "rank 1", or "rank 1 on HOST"
-    neighbours: int  # ranks on this machine, this one included
-    agreed: Exception | None  # the last error that `together` raised on all ranks
+    rank: int = 0
+    size: int = 1
+    names: Sequence[str] = ("rank 0",)  # of each, for messages; with several hosts "... on HOST"
+    neighbours: int = 1  # ranks on this machine, this one included
+    agreed: Exception | None = None  # the last error that `together` raised on all ranks
 
     def share(self, value: Any) -> list[Any]:
         """A small value of each rank, JSON-able -> those of all, by rank. Tuples become lists.
 
         SystemExit if rank 0 shares that the run has ENDED.
         """
+        return [value]
 
     def end(self, status: int) -> bool:
         """Rank 0 ends the others, who wait for it or will soon -> whether they did."""
+        return True
 
     def abort(self, status: int) -> None:
         """Ends all ranks at once: this one cannot continue."""
+        raise SystemExit(status)
 
     def send(self, array: np.ndarray) -> None:
         """Writes rank 0's array into that of every other rank."""
@@ -70,9 +73,11 @@ class Ranks(Protocol):
 
         senders: which of the ranks send something. What arrives is written to room.
         """
+        raise AssertionError("one rank has everything")
 
     def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
         """Writes vector[ends[r] : ends[r + 1]] of each rank r into that of all others."""
+        raise AssertionError("one rank has everything")
 
     def poll(self) -> None:
         """Lets data on its way make progress; call it every now and then."""
@@ -82,48 +87,10 @@ class Ranks(Protocol):
 
         On the others, their part.
         """
-
-
-class Alone:
-    """The only rank."""
-
-    rank, size = 0, 1
-    names: Sequence[str] = ("rank 0",)
-    neighbours = 1
-    agreed: Exception | None = None
-
-    def share(self, value: Any) -> list[Any]:
-        return [value]
-
-    def end(self, status: int) -> bool:
-        return True
-
-    def abort(self, status: int) -> None:
-        raise SystemExit(status)
-
-    def send(self, array: np.ndarray) -> None:
-        """There is nobody to send it to."""
-
-    def spread(
-        self,
-        vector: np.ndarray | None,
-        ends: Sequence[int],
-        senders: Sequence[bool],
-        room: np.ndarray,
-    ) -> Pending:
-        raise AssertionError("one rank has everything")
-
-    def collect(self, vector: np.ndarray, ends: Sequence[int]) -> Pending:
-        raise AssertionError("one rank has everything")
-
-    def poll(self) -> None:
-        """Nothing is on its way."""
-
-    def gather(self, array: np.ndarray, ends: Sequence[int]) -> np.ndarray:
         return array
 
 
-ALONE = Alone()
+ALONE = Ranks()
 
 
 def bounds(count: int, parts: int) -> list[int]:
