@@ -391,7 +391,7 @@ class Training:
         if config.shards % self.ranks.size:
             raise InputError(
                 f"data_shards={config.shards} cannot be divided among {self.ranks.size} ranks: "
-                f"start {', '.join(map(str, divisors(config.shards)))} of them"
+                f"the number of ranks must be one of {', '.join(map(str, divisors(config.shards)))}"
             )
         self._run.clear_gradients()
         if state:

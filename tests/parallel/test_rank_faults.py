@@ -156,7 +156,10 @@ def test_shards_that_cannot_be_divided_are_refused_with_what_can(tmp_path):
     code, _, errors = disturbed(tmp_path, (), "--data-shards", "9")
     assert code == 2
     (line,) = smallmind_lines(errors)
-    assert "data_shards=9 cannot be divided among 2 ranks: start 1, 3, 9 of them" in line
+    assert (
+        "data_shards=9 cannot be divided among 2 ranks: the number of ranks must be one of 1, 3, 9"
+        in line
+    )
     assert not (tmp_path / "run").exists()
 
 
