@@ -1,10 +1,9 @@
 """The blocked product of float32 matrices.
 
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). The variants differ
-only in how they read memory: a is read in place, by rows or by columns, and a panel of b, at most
-DEPTH x PANEL, is packed so that a tile reads it sequentially. If many panels read the columns of a,
-a strip of it is packed as well, tile after tile. Panel and strip are scratch of bounded size: no
-transposed copy of a matrix ever exists.
+only in how they read memory: a is read in place, a transposed one packed by strips, tile after
+tile, and a panel of b, at most DEPTH x PANEL, is packed so that a tile reads it sequentially. Panel
+and strip are scratch of bounded size: no transposed copy of a matrix ever exists.
 """
 
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
+    PLAIN,
     STRIP,
     TRANSPOSE_A,
     TRANSPOSE_B,
@@ -50,12 +50,10 @@ from smallmind.kernels.gemm.tile import (
     not_null,
 )
 
-# Packing a transposed a pays off from this many panels of b: measured, as is FETCH_FROM.
-PACK_A_FROM = 12 if LANES == 16 else 3
 PACK_B_FROM = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
 # From this many elements the operands of a^T b come from memory or from a shared cache; then what
 # is needed next is prefetched during the multiplication, GROUP panels of b at a time. This pays off
-# only if the CPU multiplies so fast that it waits for memory.
+# only if the CPU multiplies so fast that it waits for memory: measured.
 FETCH_FROM = 2 * 1024 * 1024 if LANES == 16 else 1 << 62
 GROUP = max(1, 256 // PANEL)
 
@@ -93,7 +91,6 @@ class Block(NamedTuple):
     start: int
     end: int
     next_end: int  # the end of the block after it
-    packs_a: bool
     prefetches: bool
 
 
@@ -141,19 +138,19 @@ def _gemm_few(operands, region):
 
 
 @jit
-def _gemm_strip(operands, packed, region, packs_a):
+def _gemm_strip(operands, packed, region):
     """A region of the result, block after block along K, panel after panel."""
     a, b, variant = operands.a, operands.b, operands.variant
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    prefetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
-    depth = DEPTH // 2 if packs_a or prefetches else DEPTH
+    packs_a = variant == TRANSPOSE_A
+    prefetches = packs_a and a.size + b.size >= FETCH_FROM
+    depth = DEPTH // 2 if packs_a else DEPTH
     blocks = max(1, ceil_div(K, depth))
     for i in range(blocks):
         block = Block(
             i * K // blocks,
             (i + 1) * K // blocks,
             min(i + 2, blocks) * K // blocks,
-            packs_a,
             prefetches,
         )
         if packs_a:
@@ -252,12 +249,9 @@ def _gemm_panel(operands, packed, region, block, ahead):
 def _strip(operands, packed, block, first, row):
     """The left operand from `row` on, in place or in the packed strip, which begins at `first`."""
     a = operands.a
-    if block.packs_a:
+    if operands.variant == TRANSPOSE_A:
         size = packed_tile(block.end - block.start)
         return Strip(at(packed.strip, (row - first) // TILE_ROWS * size), size, 1, TILE_ROWS)
-    if operands.variant == TRANSPOSE_A:
-        M = a.shape[1]
-        return Strip(at(a, block.start * M + row), TILE_ROWS, 1, M)
     K = a.shape[1]
     return Strip(at(a, row * K + block.start), TILE_ROWS * K, K, 1)
 
@@ -317,12 +311,10 @@ def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, wo
         region = Region(first, last, left, N if j == across - 1 else right)
         _gemm_few(operands, region)
         return
-    # Depends on the shape alone, as it decides the blocks in which K is summed.
-    packs_a = variant == TRANSPOSE_A and ceil_div(N, PANEL) >= PACK_A_FROM
     # Strips may be short if packing b is free; they are long if packing takes time.
-    height = STRIP if variant == TRANSPOSE_B or packs_a else STRIP // 2
+    height = STRIP // 2 if variant == PLAIN else STRIP
     for row in range(first, last, height):
         end = min(last, row + height)
-        _gemm_strip(operands, packed, Region(row, end, left, right), packs_a)
+        _gemm_strip(operands, packed, Region(row, end, left, right))
         if single > 0 and j == across - 1:
             _gemm_few(operands, Region(row, end, N - single, N))

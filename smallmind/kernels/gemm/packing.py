@@ -17,6 +17,7 @@ from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS, TILE_VECTORS
 
 DEPTH = 512  # maximum depth along K that is multiplied at a time
 STRIP = TILE_ROWS * 64  # maximum number of rows of the result at a time
+PACKING = 12  # measured: see grid_rows
 PLAIN, TRANSPOSE_A, TRANSPOSE_B = 0, 1, 2  # the products a b, a^T b and a b^T
 
 
@@ -31,12 +32,17 @@ class Region(NamedTuple):
 
 @jit
 def grid_rows(M, vectors, workers, variant):
-    """The number of rows of the grid of workers that gives the busiest worker the least work."""
+    """The number of rows of the grid of workers that gives the busiest worker the least work.
+
+    A row and a vector cost 1 for each k. To read a vector of b for the first time, from memory or
+    from another core's cache, and to pack it costs as much as PACKING rows, twice that if it is
+    transposed; to read a row of a, as much as one vector.
+    """
     min_cost, best = np.int64(1) << 62, 1
     for rows in range(1, workers + 1):
         height, width = ceil_div(M, rows), ceil_div(vectors, workers // rows)
-        # A row and a vector cost 1 for each k; packing b for it adds 3, or 9 if it is transposed.
-        cost = (height + (9 if variant == TRANSPOSE_B else 3)) * width
+        packing = 2 * PACKING if variant == TRANSPOSE_B else PACKING
+        cost = (height + packing) * width + height
         if cost < min_cost:
             min_cost, best = cost, rows
     return best

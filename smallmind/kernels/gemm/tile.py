@@ -18,6 +18,7 @@ TILE_VECTORS = ISA.tile_vectors
 PANEL = LANES * TILE_VECTORS  # columns of a tile at its widest
 
 FETCHED_AHEAD = 32  # rows of b between the one prefetched and the one multiplied
+LINE = 16  # elements in a cache line
 
 _POINTER = F32.as_pointer()
 
@@ -54,6 +55,16 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
         for v in range(0, vectors, max(1, 16 // ops.lanes)):
             ops.prefetch(builder, builder.gep(c_i, [I64(v * ops.lanes)]), write=True)
 
+    def fetch(k):
+        """Prefetches, a line at a time, what the tile below reads of a.
+
+        The rows of a are short, so the CPU does not see in time where the next ones begin.
+        """
+        with builder.if_then(builder.icmp_signed("==", builder.and_(k, I64(LINE - 1)), I64(0))):
+            for i in range(rows, 2 * rows):
+                place = builder.gep(builder.gep(a, [builder.mul(a_stride, I64(i))]), [k])
+                ops.prefetch(builder, place)
+
     def step(k, sums):
         """Adds the products of column k of a and row k of b to the sums."""
         b_k = builder.gep(b, [builder.mul(k, b_row)])
@@ -84,10 +95,12 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
     sums = [ops.constant(0.0)] * (rows * vectors)
     first = I64(0)
     unrolled = isa.unrolled if rows == isa.tile_rows and not packs else 1
+    begin = fetch if rows == isa.tile_rows and not transposed else None
     if unrolled > 1:
         end = builder.sub(depth, I64(unrolled - 1))
-        first, sums = _loop(builder, ops, first, end, unrolled, sums, step)
-    _, sums = _loop(builder, ops, first, depth, 1, sums, step)
+        first, sums = _loop(builder, ops, first, end, unrolled, sums, step, begin)
+        begin = None
+    _, sums = _loop(builder, ops, first, depth, 1, sums, step, begin)
     result = [sums[i * vectors : (i + 1) * vectors] for i in range(rows)]
 
     whole = builder.icmp_signed("==", columns, I64(vectors * ops.lanes))
@@ -106,10 +119,10 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
     return function
 
 
-def _loop(builder, ops, first, end, unrolled, sums, step):
+def _loop(builder, ops, first, end, unrolled, sums, step, begin):
     """Writes the loop `while k < end: sums = step(k, sums); k += 1`, unrolled, from k = first.
 
-    Returns the final k and the sums.
+    Each iteration starts with begin(k), unless that is None. Returns the final k and the sums.
     """
     before = builder.block
     loop, done = builder.append_basic_block("along_k"), builder.append_basic_block("done")
@@ -119,24 +132,27 @@ def _loop(builder, ops, first, end, unrolled, sums, step):
     k = builder.phi(I64)
     inside = [builder.phi(ops.vector) for _ in sums]
     added = inside
+    if begin:
+        begin(k)
     for u in range(unrolled):
         added = step(builder.add(k, I64(u)), added)
     following = builder.add(k, I64(unrolled))
+    last = builder.block
     k.add_incoming(first, before)
-    k.add_incoming(following, loop)
+    k.add_incoming(following, last)
     for phi, start, value in zip(inside, sums, added, strict=True):
         phi.add_incoming(start, before)
-        phi.add_incoming(value, loop)
+        phi.add_incoming(value, last)
     builder.cbranch(builder.icmp_signed("<", following, end), loop, done)
 
     builder.position_at_end(done)
     k_done = builder.phi(I64)
     k_done.add_incoming(first, before)
-    k_done.add_incoming(following, loop)
+    k_done.add_incoming(following, last)
     result = [builder.phi(ops.vector) for _ in sums]
     for phi, start, value in zip(result, sums, added, strict=True):
         phi.add_incoming(start, before)
-        phi.add_incoming(value, loop)
+        phi.add_incoming(value, last)
     return k_done, result
 
 
