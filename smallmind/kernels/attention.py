@@ -1,28 +1,32 @@
-"""Causal multi-head attention, fused: scores exist only in tiles of scratch, never as T x T.
+"""Causal multi-head attention, fused: scores exist only in blocks of scratch, never as T x T.
 
-TILE_ROWS queries at a time are processed, whose scores against all earlier keys fit the cache. Keys
-before the documents of all of them are skipped. For the backward pass only the logarithm of each
-row's sum of exponentials is kept (Dao et al. 2022).
+QUERIES x KEYS scores at a time are computed. Keys before the documents of all queries are skipped.
+For the backward pass only the logarithm of each row's sum of exponentials is kept (Dao et al.
+2022).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
 
 from smallmind.kernels.attention_heads import (
+    KEYS,
+    QUERIES,
+    Span,
     attention_shape,
-    first_column,
     first_key,
     first_keys,
     head_at,
-    multiply,
+    multiply_keys,
+    multiply_queries,
     pack_columns,
     pack_rows,
-    panel_elements,
     row_elements,
     row_of_share,
-    score_row,
+    seen_keys,
+    where_seen,
+    write_columns,
     write_row,
 )
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
@@ -34,17 +38,14 @@ from smallmind.kernels.codegen.simd import (
     broadcast,
     dropout_factors,
     exp,
-    first_or,
-    keep_first,
-    lane_maximum,
-    lane_sum,
     load,
     maximum,
     store,
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
-from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS, Extent, Rows, Strip
+
+LOWEST = np.finfo(np.float32).min
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
@@ -69,7 +70,7 @@ def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
     workers = scratch.shape[0]
     heads, T = shape.B * shape.H, shape.T
     for worker in prange(workers):
-        own = at(scratch, worker * scratch.shape[1])
+        own = _forward_scratch(at(scratch, worker * scratch.shape[1]), T, shape.D)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
         for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
@@ -83,142 +84,160 @@ def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
                 _attention_rows(*starts, head, first, last, own, dropped)
 
 
-class ForwardLayout(NamedTuple):
-    """Where the parts of the forward pass's scratch begin; at 0, the keys of a head, in panels."""
+class ForwardScratch(NamedTuple):
+    """Pointers into the scratch of the forward pass of a head."""
 
-    values: int  # of a head
-    scores: int  # of a tile of queries, as all below
-    sums: int  # of the exponentials
+    keys: Any  # (T, D) in padded rows
+    values: Any
+    queries: Any  # (D, QUERIES) in panels
+    scores: Any  # (KEYS, QUERIES): a row per key
+    results: Any  # (D, QUERIES)
+    rows: Any  # (QUERIES, D), the results in padded rows
+    top: Any  # (QUERIES,), the largest scores
+    sums: Any  # of the exponentials
+    factors: Any  # by which a block of keys scales down the sums before it
+
+
+class ForwardLayout(NamedTuple):
+    """Where each of them begins, after the keys at 0."""
+
+    values: int
     queries: int
+    scores: int
     results: int
+    rows: int
+    vectors: int
     size: int
 
 
 @called_jit
 def _forward_layout(T, D):
-    values = panel_elements(T, D)
-    scores = values + row_elements(T, D)
-    sums = scores + TILE_ROWS * score_row(T)
-    queries = sums + TILE_ROWS * 16
-    results = queries + row_elements(TILE_ROWS, D)
-    return ForwardLayout(
-        values, scores, sums, queries, results, results + row_elements(TILE_ROWS, D)
+    all_keys, block = row_elements(T, D), row_elements(QUERIES, D)
+    queries = 2 * all_keys
+    scores = queries + block
+    results = scores + KEYS * QUERIES
+    rows = results + block
+    vectors = rows + block
+    return ForwardLayout(all_keys, queries, scores, results, rows, vectors, vectors + 3 * QUERIES)
+
+
+@jit
+def _forward_scratch(scratch, T, D):
+    layout = _forward_layout(T, D)
+    return ForwardScratch(
+        scratch,
+        at(scratch, layout.values),
+        at(scratch, layout.queries),
+        at(scratch, layout.scores),
+        at(scratch, layout.results),
+        at(scratch, layout.rows),
+        at(scratch, layout.vectors),
+        at(scratch, layout.vectors + QUERIES),
+        at(scratch, layout.vectors + 2 * QUERIES),
     )
 
 
 @jit
-def _attention_rows(out, logsumexp, qkv, head, begin, end, scratch, mask):
-    """The queries begin..end of one head. Takes pointers to the arrays."""
-    T, D, C, width = head.T, head.D, head.C, head.width
-    layout = _forward_layout(T, D)
-    keys, values = scratch, at(scratch, layout.values)
-    scores, sums = at(scratch, layout.scores), at(scratch, layout.sums)
-    queries, results = at(scratch, layout.queries), at(scratch, layout.results)
-    D_row, T_row = round_up(D, LANES), score_row(T)
+def _attention_rows(out, logsumexp, qkv, head, begin, end, own, mask):
+    """The queries begin..end of one head. Takes pointers to the arrays.
+
+    Scores lie transposed, so that all sums over keys are sums of vectors, lane by lane. The results
+    of a block of keys are scaled down when a later block has larger scores (Milakov & Gimelshein
+    2018).
+    """
+    D, width = head.D, head.width
+    D_row = round_up(D, LANES)
     scale = np.float32(1 / np.sqrt(D))
-    pack_columns(keys, qkv, head.keys, width, end, D)
-    pack_rows(values, qkv, head.values, width, end, D)
-    for first in range(begin, end, TILE_ROWS):
-        rows = min(TILE_ROWS, end - first)
-        left, seen = first_column(head, first), first + rows
-        pack_rows(queries, qkv, head.queries + first * width, width, rows, D)
-        for panel in range(left // PANEL * PANEL, seen, PANEL):
-            column = max(left, panel)
-            columns = min(panel + PANEL, round_up(seen, LANES)) - column
-            multiply(
-                Rows(at(scores, column), T_row),
-                Strip(at(queries, 0), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(keys, panel * D + column - panel), PANEL),
-                Extent(rows, columns, D),
+    start = first_key(head, begin)
+    pack_rows(at(own.keys, start * D_row), qkv, head.keys + start * width, width, end - start, D)
+    pack_rows(
+        at(own.values, start * D_row), qkv, head.values + start * width, width, end - start, D
+    )
+    for first in range(begin, end, QUERIES):
+        count = min(QUERIES, end - first)
+        columns, start = round_up(count, LANES), first_key(head, first)
+        pack_columns(own.queries, qkv, head.queries + first * width, width, count, D)
+        for i in range(0, columns, LANES):
+            store(own.top, i, broadcast(LOWEST))
+            store(own.sums, i, broadcast(np.float32(0)))
+        for left in range(start, first + count, KEYS):
+            keys = Span(left, min(first + count, left + KEYS))
+            multiply_queries(own.scores, own.keys, own.queries, keys, first, columns, D)
+            for i in range(0, columns, LANES):
+                _exponentials(own, head, first, i, keys, scale, mask)
+            if left > start:
+                _scale_results(own, columns, D)
+            multiply_keys(
+                own.results, own.values, own.scores, keys, first, columns, D, left > start
             )
-        # Each pass covers all rows: within one row, a pass would have to wait for the one before.
-        hides = first_key(head, seen - 1) > left
-        for i in range(rows):
-            if hides:
-                _hide_keys(scores, i * T_row, left, first_key(head, first + i))
-            top = _row_maximum(scores, i * T_row + left, first + i + 1 - left)
-            logsumexp[head.logsumexp + first + i] = top
-        for i in range(rows):
-            top = logsumexp[head.logsumexp + first + i]
-            hidden = first_key(head, first + i) - left if hides else 0
-            shown = Shown(hidden, first + i + 1 - left, round_up(seen, LANES) - left)
-            start, counter = i * T_row + left, (first + i) * T + left
-            sums[i] = _exponentials(scores, start, shown, top, scale, mask, counter)
-        for column in range(0, D, PANEL):
-            multiply(
-                Rows(at(results, column), D_row),
-                Strip(at(scores, left), TILE_ROWS * T_row, T_row, 1),
-                Rows(at(values, left * D_row + column), D_row),
-                Extent(rows, min(PANEL, D_row - column), seen - left),
-            )
-        for i in range(rows):
-            factor = np.float32(1) / sums[i]
-            write_row(out, head.out + (first + i) * C, results, i * D_row, D, factor)
-            row = head.logsumexp + first + i
-            logsumexp[row] = logsumexp[row] * scale + np.log(sums[i])
+        write_columns(own.rows, own.results, columns, D)
+        for i in range(count):
+            factor, row = np.float32(1) / own.sums[i], first + i
+            write_row(out, head.out + row * head.C, own.rows, i * D_row, D, factor)
+            logsumexp[head.logsumexp + row] = own.top[i] * scale + np.log(own.sums[i])
 
 
 @jit
-def _hide_keys(scores, s, left, first):
-    """Of a row that begins at s, the scores left..first become copies of the first one seen.
+def _exponentials(own, head, first, i, keys, scale, mask):
+    """The scores of the queries i..i + LANES of a block -> exp((score - top) scale), after dropout.
 
-    So they change no maximum. Not -inf: CPUs take long where an exponential is too small for a
-    float32.
+    In place; zeros where a query does not see a key. Updates top and sums (with the dropped ones),
+    and writes the factors. The block begins with the query `first`, the scores with keys.left.
     """
-    copies = broadcast(scores[s + first])
-    for j in range(left, first, LANES):
-        store(scores, s + j, first_or(copies, first - j, load(scores, s + j)))
-
-
-@jit
-def _row_maximum(scores, s, count):
-    """The largest of `count` scores from s on."""
-    whole = count // LANES * LANES
-    top = broadcast(scores[s])
-    for j in range(0, whole, LANES):
-        top = maximum(load(scores, s + j), top)
-    if count > whole:
-        top = maximum(first_or(load(scores, s + whole), count - whole, top), top)
-    return lane_maximum(top)
-
-
-class Shown(NamedTuple):
-    """The scores first..last of a row whose keys the query sees, out of `width` scores."""
-
-    first: int
-    last: int
-    width: int
-
-
-@jit
-def _exponentials(scores, s, shown, m, scale, mask, counter):
-    """The scores of a row from s on -> exp((score - m) scale) after dropout; zeros if not shown.
-
-    In place. Returns the sum of the exponentials, including the dropped ones.
-    """
-    zero, begin = broadcast(np.float32(0)), shown.first // LANES * LANES
-    whole = shown.last // LANES * LANES
-    tail = shown.last - whole
-    total = zero
-    for j in range(0, begin, LANES):
-        store(scores, s + j, zero)
-    for j in range(begin, whole, LANES):
-        e = exp((load(scores, s + j) - m) * scale)
-        if j < shown.first:
-            e = first_or(zero, shown.first - j, e)
+    query, zero = first + i, broadcast(np.float32(0))
+    seen = seen_keys(head, query, keys)
+    before = load(own.top, i)
+    top = _maximum(own.scores, head, query, i, keys, seen, before)
+    factor = exp((before - top) * scale)
+    store(own.top, i, top)
+    store(own.factors, i, factor)
+    total = load(own.sums, i) * factor
+    for key in range(keys.left, seen.begin):
+        store(own.scores, (key - keys.left) * QUERIES + i, zero)
+    for key in range(seen.begin, seen.end):
+        place = (key - keys.left) * QUERIES + i
+        score = load(own.scores, place)
+        is_whole = seen.whole_begin <= key < seen.whole_end
+        if not is_whole:
+            score = where_seen(score, top, head, query, key)
+        e = exp((score - top) * scale)
+        if not is_whole:
+            e = where_seen(e, zero, head, query, key)
         total = total + e
         if mask.threshold > 0:
-            e = e * dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
-        store(scores, s + j, e)
-    if tail:
-        e = keep_first(exp((load(scores, s + whole) - m) * scale), tail)
-        if whole < shown.first:
-            e = first_or(zero, shown.first - whole, e)
-        total = total + e
-        if mask.threshold > 0:
-            e = e * dropout_factors(mask.key, counter + whole, mask.threshold, mask.factor)
-        store(scores, s + whole, e)
-        whole += LANES
-    for j in range(whole, shown.width, LANES):
-        store(scores, s + j, zero)
-    return lane_sum(total)
+            place_in_head = query * head.T + key
+            e = e * dropout_factors(mask.key, place_in_head, head.T, mask.threshold, mask.factor)
+        store(own.scores, place, e)
+    for key in range(seen.end, keys.right):
+        store(own.scores, (key - keys.left) * QUERIES + i, zero)
+    store(own.sums, i, total)
+
+
+@jit
+def _maximum(scores, head, query, i, keys, seen, top):
+    """The largest scores of the queries i..i + LANES of a block, and of `top`."""
+    low = broadcast(LOWEST)
+    for key in range(seen.begin, seen.whole_begin):
+        score = load(scores, (key - keys.left) * QUERIES + i)
+        top = maximum(where_seen(score, low, head, query, key), top)
+    # Two chains: a maximum has to wait for the one before.
+    other, key = low, seen.whole_begin
+    while key + 1 < seen.whole_end:
+        place = (key - keys.left) * QUERIES + i
+        top = maximum(load(scores, place), top)
+        other = maximum(load(scores, place + QUERIES), other)
+        key += 2
+    for last in range(key, seen.end):
+        score = load(scores, (last - keys.left) * QUERIES + i)
+        top = maximum(where_seen(score, low, head, query, last), top)
+    return maximum(other, top)
+
+
+@jit
+def _scale_results(own, columns, D):
+    """results *= factors, column by column."""
+    for i in range(0, columns, LANES):
+        factor = load(own.factors, i)
+        for d in range(D):
+            place = d * QUERIES + i
+            store(own.results, place, load(own.results, place) * factor)

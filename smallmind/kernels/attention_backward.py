@@ -1,4 +1,4 @@
-"""The backward pass of `attention`, which recomputes its probabilities, ROWS queries at a time."""
+"""The backward pass of `attention`, which recomputes its probabilities, block by block."""
 
 from typing import Any, NamedTuple
 
@@ -6,19 +6,22 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.attention_heads import (
-    ROWS,
+    KEYS,
+    QUERIES,
+    Span,
     attention_shape,
-    first_column,
     first_key,
     first_keys,
     head_at,
-    multiply,
+    multiply_keys,
+    multiply_queries,
     pack_columns,
     pack_rows,
-    panel_elements,
     row_elements,
     row_of_share,
-    score_row,
+    seen_keys,
+    where_seen,
+    write_columns,
     write_row,
 )
 from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
@@ -30,9 +33,7 @@ from smallmind.kernels.codegen.simd import (
     broadcast,
     dropout_factors,
     exp,
-    first_or,
     fma,
-    keep_first,
     lane_sum,
     load,
     load_first,
@@ -41,13 +42,6 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Extent, Rows, Strip, multiply_panel
-
-
-class Span(NamedTuple):
-    """Columns left..right."""
-
-    left: int
-    right: int
 
 
 def attention_backward(
@@ -105,56 +99,58 @@ class Forward(NamedTuple):
 class BackwardScratch(NamedTuple):
     """Pointers into the scratch of the backward pass of a head."""
 
-    key_panels: Any
-    value_panels: Any
-    queries: Any  # in padded rows, as the four below
-    keys: Any
-    douts: Any
+    keys: Any  # (T, D) in padded rows, as the three below
+    values: Any
     dkeys: Any
     dvalues: Any
-    p: Any  # probabilities of ROWS queries
-    ds: Any  # gradients of their scores
-    dqueries: Any  # of a tile of queries
+    queries: Any  # of a block: (QUERIES, D) in padded rows, as the one below
+    douts: Any
+    query_panels: Any  # the same (D, QUERIES) in panels
+    dout_panels: Any
+    dqueries: Any  # (D, QUERIES)
+    p: Any  # (KEYS, QUERIES), the probabilities: a row per key
+    ds: Any  # the gradients of the scores
+    logsumexp: Any  # (QUERIES,)
+    delta: Any
 
 
 class BackwardLayout(NamedTuple):
-    """Where each group of these parts begins (panels at 0), and the size of a part of the group."""
+    """The sizes of these parts in groups, and that of all together."""
 
-    panel_size: int
-    rows: int
-    rows_size: int
+    all_keys: int
+    block: int
     scores: int
-    scores_size: int
-    dqueries: int
     size: int
 
 
 @called_jit
 def _backward_layout(T, D):
-    panel_size, rows_size = panel_elements(T, D), row_elements(T, D)
-    scores_size = ROWS * score_row(T)
-    rows = 2 * panel_size
-    scores = rows + 5 * rows_size
-    dqueries = scores + 2 * scores_size
-    size = dqueries + row_elements(TILE_ROWS, D)
-    return BackwardLayout(panel_size, rows, rows_size, scores, scores_size, dqueries, size)
+    all_keys, block, scores = row_elements(T, D), row_elements(QUERIES, D), KEYS * QUERIES
+    return BackwardLayout(
+        all_keys, block, scores, 4 * all_keys + 5 * block + 2 * scores + 2 * QUERIES
+    )
 
 
 @jit
 def _backward_scratch(scratch, T, D):
     layout = _backward_layout(T, D)
-    rows, rows_size = layout.rows, layout.rows_size
+    block = at(scratch, 4 * layout.all_keys)
+    scores = at(block, 5 * layout.block)
+    vectors = at(scores, 2 * layout.scores)
     return BackwardScratch(
         scratch,
-        at(scratch, layout.panel_size),
-        at(scratch, rows),
-        at(scratch, rows + rows_size),
-        at(scratch, rows + 2 * rows_size),
-        at(scratch, rows + 3 * rows_size),
-        at(scratch, rows + 4 * rows_size),
-        at(scratch, layout.scores),
-        at(scratch, layout.scores + layout.scores_size),
-        at(scratch, layout.dqueries),
+        at(scratch, layout.all_keys),
+        at(scratch, 2 * layout.all_keys),
+        at(scratch, 3 * layout.all_keys),
+        block,
+        at(block, layout.block),
+        at(block, 2 * layout.block),
+        at(block, 3 * layout.block),
+        at(block, 4 * layout.block),
+        scores,
+        at(scores, layout.scores),
+        vectors,
+        at(vectors, QUERIES),
     )
 
 
@@ -171,21 +167,26 @@ def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
     T, D, width, begin, end = head.T, head.D, head.width, turn.begin, turn.end
     is_first = turn.number == 0
     if is_first:
-        pack_columns(own.key_panels, qkv, head.keys, width, T, D)
-        pack_columns(own.value_panels, qkv, head.values, width, T, D)
         pack_rows(own.keys, qkv, head.keys, width, T, D)
-    pack_rows(own.queries, qkv, head.queries, width, T, D)
-    pack_rows(own.douts, forward.dout, head.out, head.C, T, D)
-    for first in range(begin, T, ROWS):
-        last = min(T, first + ROWS)
-        if first < end:
-            _probabilities(own, forward, head, first, last, Span(0, last))
-            _write_dqueries(dqkv, own, head, first, last)
-        elif first_key(head, first) >= end:
+        pack_rows(own.values, qkv, head.values, width, T, D)
+    for first in range(begin, T, QUERIES):
+        last, seen = min(T, first + QUERIES), first_key(head, first)
+        if first >= end and seen >= end:
             break  # no later query sees these keys
-        else:
-            _probabilities(own, forward, head, first, last, Span(begin, min(last, end)))
-        _add_dkeys_and_dvalues(own, head, first, last, Span(begin, min(last, end)), is_first)
+        _pack_queries(own, qkv, forward, head, first, last)
+        # The gradients of later queries belong to other workers.
+        writes = first < end
+        start, stop = (seen, last) if writes else (max(seen, begin), min(last, end))
+        for left in range(start, stop, KEYS):
+            keys = Span(left, min(stop, left + KEYS))
+            _probabilities(own, forward, head, first, last, keys)
+            if writes:
+                columns = round_up(last - first, LANES)
+                arguments = own.dqueries, own.keys, own.ds, keys, first, columns, D
+                multiply_keys(*arguments, left > start)
+            _add_dkeys_and_dvalues(own, head, first, last, keys, Span(begin, end), is_first)
+        if writes:
+            _write_dqueries(dqkv, own, head, first, last)
     if turn.number + 1 < turn.shared:
         return
     one, D_row = np.float32(1), round_up(D, LANES)
@@ -195,142 +196,143 @@ def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
 
 
 @jit
-def _write_dqueries(dqkv, own, head, first, last):
-    """dq = ds k, for the queries first..last."""
-    D, D_row, T_row = head.D, round_up(head.D, LANES), score_row(head.T)
-    for tile in range(first, last, TILE_ROWS):
-        count, left = min(TILE_ROWS, last - tile), first_column(head, tile)
-        for column in range(0, D, PANEL):
-            multiply(
-                Rows(at(own.dqueries, column), D_row),
-                Strip(at(own.ds, (tile - first) * T_row + left), TILE_ROWS * T_row, T_row, 1),
-                Rows(at(own.keys, left * D_row + column), D_row),
-                Extent(count, min(PANEL, D_row - column), tile + count - left),
-            )
-        for i in range(count):
-            place = head.queries + (tile + i) * head.width
-            write_row(dqkv, place, own.dqueries, i * D_row, D, np.float32(1))
-
-
-@jit
-def _add_dkeys_and_dvalues(own, head, first, last, keys, is_first):
-    """dk += ds^T q, dv += (p mask)^T dout: what the queries first..last add to those of `keys`.
-
-    The first queries that see a key, of the first head that shares it, write instead of adding.
-    """
-    D_row, T_row = round_up(head.D, LANES), score_row(head.T)
-    end = first if head.firsts_step else last  # of the queries that see a tile of keys
-    for tile in range(keys.left, keys.right, TILE_ROWS):
-        count = min(TILE_ROWS, keys.right - tile)
-        while end < last and first_key(head, end) < tile + count:
-            end += 1
-        start = max(first, tile)  # the queries before do not see the tile
-        if start >= end:
-            continue
-        writes = is_first and tile >= first
-        place = (start - first) * T_row + tile
-        for column in range(0, head.D, PANEL):
-            extent = Extent(count, min(PANEL, D_row - column), end - start)
-            dkeys = Rows(at(own.dkeys, tile * D_row + column), D_row)
-            dvalues = Rows(at(own.dvalues, tile * D_row + column), D_row)
-            source = start * D_row + column
-            multiply_panel(
-                dkeys,
-                Strip(at(own.ds, place), TILE_ROWS, 1, T_row),
-                Rows(at(own.queries, source), D_row),
-                extent,
-                Rows(NULL, 0) if writes else dkeys,
-                NULL,
-                NULL,
-            )
-            multiply_panel(
-                dvalues,
-                Strip(at(own.p, place), TILE_ROWS, 1, T_row),
-                Rows(at(own.douts, source), D_row),
-                extent,
-                Rows(NULL, 0) if writes else dvalues,
-                NULL,
-                NULL,
-            )
+def _pack_queries(own, qkv, forward, head, first, last):
+    """Packs the queries first..last, the gradients of their results, logsumexp and delta."""
+    D, width, C, count = head.D, head.width, head.C, last - first
+    queries, outs = head.queries + first * width, head.out + first * C
+    pack_rows(own.queries, qkv, queries, width, count, D)
+    pack_columns(own.query_panels, qkv, queries, width, count, D)
+    pack_rows(own.douts, forward.dout, outs, C, count, D)
+    pack_columns(own.dout_panels, forward.dout, outs, C, count, D)
+    for i in range(round_up(count, LANES)):
+        is_inside = i < count
+        own.logsumexp[i] = (
+            forward.logsumexp[head.logsumexp + first + i] if is_inside else np.float32(0)
+        )
+        # The mean of dp under p.
+        own.delta[i] = (
+            _dot(forward.dout, forward.out, outs + i * C, D) if is_inside else np.float32(0)
+        )
 
 
 @jit
 def _probabilities(own, forward, head, first, last, keys):
-    """Writes p and ds of the queries first..last, with zeros for the keys that a query ignores.
-
-    Those before the first column of a tile of queries are left out.
-    """
-    T, D = head.T, head.D
-    D_row, T_row = round_up(D, LANES), score_row(T)
-    scale = np.float32(1 / np.sqrt(D))
-    for tile in range(first, last, TILE_ROWS):
-        count = min(TILE_ROWS, last - tile)
-        left, seen = max(keys.left, first_column(head, tile)), min(tile + count, keys.right)
-        place = (tile - first) * T_row
-        for panel in range(left // PANEL * PANEL, seen, PANEL):
-            column = max(left, panel)
-            extent = Extent(count, min(panel + PANEL, round_up(seen, LANES)) - column, D)
-            multiply(
-                Rows(at(own.p, place + column), T_row),
-                Strip(at(own.queries, tile * D_row), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(own.key_panels, panel * D + column - panel), PANEL),
-                extent,
-            )
-            multiply(
-                Rows(at(own.ds, place + column), T_row),
-                Strip(at(own.douts, tile * D_row), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(own.value_panels, panel * D + column - panel), PANEL),
-                extent,
-            )
-        for i in range(count):
-            row = tile + i
-            delta = _dot(forward.dout, forward.out, head.out + row * head.C, D)
-            softmax = Softmax(scale, forward.logsumexp[head.logsumexp + row], delta)
-            counter = row * T
-            columns = Span(left, round_up(keys.right, LANES))
-            start = place + i * T_row
-            visible = Span(first_key(head, row), row + 1)
-            _softmax_backward_row(
-                own.p, own.ds, start, visible, columns, softmax, forward.mask, counter
-            )
-
-
-class Softmax(NamedTuple):
-    """p = exp(score scale - logsumexp) of a row, and delta = the mean of dp under p."""
-
-    scale: np.float32
-    logsumexp: np.float32
-    delta: np.float32
+    """Writes p and ds of the queries first..last for a block of keys: zeros where not seen."""
+    D, columns = head.D, round_up(last - first, LANES)
+    multiply_queries(own.p, own.keys, own.query_panels, keys, first, columns, D)
+    multiply_queries(own.ds, own.values, own.dout_panels, keys, first, columns, D)
+    for i in range(0, columns, LANES):
+        _softmax_backward(own, head, first, i, keys, forward.mask)
 
 
 @jit
-def _softmax_backward_row(p, ds, s, seen, columns, softmax, mask, counter):
-    """Scores in p -> probabilities after dropout; their gradients in ds -> those of the scores.
+def _softmax_backward(own, head, first, i, keys, mask):
+    """The queries i..i + LANES of a block, which begins with the query `first`.
 
-    Both rows begin at s. Of the columns given, those that are not seen become zeros.
+    Scores in p -> probabilities after dropout; their gradients in ds -> those of the scores.
     """
-    zero, count = broadcast(np.float32(0)), seen.right
-    begin = max(columns.left, seen.left // LANES * LANES)
-    for j in range(columns.left, min(columns.right, begin), LANES):
-        store(p, s + j, zero)
-        store(ds, s + j, zero)
-    for j in range(begin, min(columns.right, round_up(count, LANES)), LANES):
-        probability = exp(load(p, s + j) * softmax.scale - softmax.logsumexp)
-        is_edge = j < seen.left or j + LANES > count
-        if is_edge:
-            probability = first_or(zero, seen.left - j, keep_first(probability, count - j))
-        dprobability, kept = load(ds, s + j), probability
+    query, zero = first + i, broadcast(np.float32(0))
+    scale = np.float32(1 / np.sqrt(head.D))
+    seen = seen_keys(head, query, keys)
+    logsumexp, delta = load(own.logsumexp, i), load(own.delta, i)
+    for key in range(keys.left, seen.begin):
+        place = (key - keys.left) * QUERIES + i
+        store(own.p, place, zero)
+        store(own.ds, place, zero)
+    for key in range(seen.begin, seen.end):
+        place = (key - keys.left) * QUERIES + i
+        probability, dprobability = exp(load(own.p, place) * scale - logsumexp), load(own.ds, place)
+        is_whole = seen.whole_begin <= key < seen.whole_end
+        if not is_whole:
+            probability = where_seen(probability, zero, head, query, key)
+        kept = probability
         if mask.threshold > 0:
-            factors = dropout_factors(mask.key, counter + j, mask.threshold, mask.factor)
+            place_in_head = query * head.T + key
+            factors = dropout_factors(mask.key, place_in_head, head.T, mask.threshold, mask.factor)
             dprobability, kept = dprobability * factors, probability * factors
-        dscore = probability * (dprobability - softmax.delta) * softmax.scale
-        if is_edge:
-            dscore = first_or(zero, seen.left - j, keep_first(dscore, count - j))
-        store(p, s + j, kept)
-        store(ds, s + j, dscore)
-    for j in range(max(columns.left, round_up(count, LANES)), columns.right, LANES):
-        store(p, s + j, zero)
-        store(ds, s + j, zero)
+        dscore = probability * (dprobability - delta) * scale
+        if not is_whole:
+            dscore = where_seen(dscore, zero, head, query, key)
+        store(own.p, place, kept)
+        store(own.ds, place, dscore)
+    for key in range(seen.end, keys.right):
+        place = (key - keys.left) * QUERIES + i
+        store(own.p, place, zero)
+        store(own.ds, place, zero)
+
+
+@jit
+def _add_dkeys_and_dvalues(own, head, first, last, keys, owned, is_first):
+    """dk += ds^T q, dv += (p mask)^T dout: what the queries first..last add to those of `keys`.
+
+    Only to keys that are `owned`. The first queries that see a key, of the first head that shares
+    it, write instead of adding.
+    """
+    left, right = max(keys.left, owned.left), min(keys.right, owned.right)
+    # All queries may see the keys before them.
+    diagonal = max(left, min(right, first))
+    if left < diagonal:
+        end = _last_query(head, first, last, diagonal - 1)
+        rows, queries = Span(left, diagonal), Span(first, end)
+        _add_to_keys(own, head.D, first, keys.left, rows, queries, False)
+    for tile in range(diagonal, right, TILE_ROWS):
+        rows = Span(tile, min(right, tile + TILE_ROWS))
+        end = _last_query(head, first, last, rows.right - 1)
+        _add_to_keys(own, head.D, first, keys.left, rows, Span(tile, end), is_first)
+
+
+@jit
+def _last_query(head, first, last, key):
+    """The end of the queries, of first..last, that see a key or one before it."""
+    if head.firsts_step == 0:
+        return last
+    while last > first and first_key(head, last - 1) > key:
+        last -= 1
+    return last
+
+
+@jit
+def _add_to_keys(own, D, first, left, keys, queries, writes):
+    """Adds the products of some queries to dk and dv of some keys, or writes them.
+
+    The rows of p and ds begin with the key `left`, their columns with the query `first`.
+    """
+    D_row, source = round_up(D, LANES), queries.left - first
+    place = (keys.left - left) * QUERIES + source
+    for column in range(0, D_row, PANEL):
+        extent = Extent(
+            keys.right - keys.left, min(PANEL, D_row - column), queries.right - queries.left
+        )
+        dkeys = Rows(at(own.dkeys, keys.left * D_row + column), D_row)
+        dvalues = Rows(at(own.dvalues, keys.left * D_row + column), D_row)
+        multiply_panel(
+            dkeys,
+            Strip(at(own.ds, place), TILE_ROWS * QUERIES, QUERIES, 1),
+            Rows(at(own.queries, source * D_row + column), D_row),
+            extent,
+            Rows(NULL, 0) if writes else dkeys,
+            NULL,
+            NULL,
+        )
+        multiply_panel(
+            dvalues,
+            Strip(at(own.p, place), TILE_ROWS * QUERIES, QUERIES, 1),
+            Rows(at(own.douts, source * D_row + column), D_row),
+            extent,
+            Rows(NULL, 0) if writes else dvalues,
+            NULL,
+            NULL,
+        )
+
+
+@jit
+def _write_dqueries(dqkv, own, head, first, last):
+    """Writes dq = ds k of the queries first..last. Overwrites what was packed of them."""
+    D, D_row = head.D, round_up(head.D, LANES)
+    write_columns(own.queries, own.dqueries, round_up(last - first, LANES), D)
+    for i in range(last - first):
+        place = head.queries + (first + i) * head.width
+        write_row(dqkv, place, own.queries, i * D_row, D, np.float32(1))
 
 
 @jit

@@ -6,11 +6,30 @@ import numpy as np
 
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit
 from smallmind.kernels.codegen.rounding import round_up
-from smallmind.kernels.codegen.simd import LANES, at, element, load, load_first, store, store_first
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    element,
+    first_or,
+    load,
+    load_first,
+    store,
+    store_first,
+)
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Rows, multiply_panel
+from smallmind.kernels.gemm.tile import (
+    NULL,
+    PANEL,
+    TILE_ROWS,
+    Extent,
+    Rows,
+    Strip,
+    multiply_panel,
+)
 
-ROWS = 8 * TILE_ROWS  # queries whose probabilities the backward pass holds at once
+# Queries and keys whose scores are computed at a time: they stay in the first-level cache.
+QUERIES = 64
+KEYS = 8 * TILE_ROWS
 _ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
@@ -58,8 +77,8 @@ class Head(NamedTuple):
 
 @jit
 def row_of_share(T, share):
-    """The row at a share of T, moved to the nearest block boundary of the backward pass."""
-    return T if share >= 1 else min(T, np.int64(share * T + ROWS / 2) // ROWS * ROWS)
+    """The row at a share of T, moved to the nearest multiple of QUERIES."""
+    return T if share >= 1 else min(T, np.int64(share * T + QUERIES / 2) // QUERIES * QUERIES)
 
 
 @jit
@@ -95,40 +114,120 @@ def first_key(head, query):
     return np.int64(head.firsts[query * head.firsts_step])
 
 
-@inline_jit
-def first_column(head, query):
-    """The first column of scores that a tile of queries, from this one on, needs.
+class Span(NamedTuple):
+    """The keys, or columns, left..right."""
 
-    It begins a vector, at the latest that of the first key's tile: the backward pass multiplies
-    whole tiles of keys.
-    """
-    if head.firsts_step == 0:
-        return np.int64(0)
-    return first_key(head, query) // TILE_ROWS * TILE_ROWS // LANES * LANES
+    left: int
+    right: int
+
+
+class Seen(NamedTuple):
+    """Of a span of keys, those that some of LANES queries see, and those that all of them see."""
+
+    begin: int
+    whole_begin: int
+    whole_end: int
+    end: int
+
+
+@jit
+def seen_keys(head, query, keys):
+    """The keys seen by LANES queries from this one on."""
+    begin = min(keys.right, max(keys.left, first_key(head, query)))
+    end = max(begin, min(keys.right, query + LANES))
+    last = min(query + LANES, head.T) - 1
+    whole_begin = min(end, max(begin, first_key(head, last)))
+    return Seen(begin, whole_begin, max(whole_begin, min(keys.right, query + 1)), end)
+
+
+@jit
+def where_seen(value, otherwise, head, query, key):
+    """value in the lanes of the queries, from this one on, that see the key, else `otherwise`."""
+    value = first_or(otherwise, key - query, value)
+    if head.firsts_step > 0:
+        count = 0
+        while count < min(LANES, head.T - query) and first_key(head, query + count) <= key:
+            count += 1
+        value = first_or(value, count, otherwise)
+    return value
 
 
 @called_jit
-def panel_elements(T, D):
-    """Elements of the keys or values of a head, in panels."""
-    return round_up(T, PANEL) * D
-
-
-@called_jit
-def row_elements(T, D):
-    """Elements of the queries, keys or values of a head, in padded rows."""
-    return T * round_up(D, LANES)
-
-
-@called_jit
-def score_row(T):
-    """Elements between rows of scores: a power of two would use only few sets of the cache."""
-    return round_up(T, PANEL) + 16
+def row_elements(rows, D):
+    """Elements of as many queries, keys or values of a head, in padded rows."""
+    return rows * round_up(D, LANES)
 
 
 @jit
 def multiply(c, a, b, extent):
     """c = a b: `multiply_panel` with nothing to add and nothing to pack."""
     multiply_panel(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
+
+
+@jit
+def multiply_queries(scores, keys, queries, span, first, width, D):
+    """The keys in a span times `width` queries from `first` on -> scores, a row per key.
+
+    keys (T, D) in padded rows, queries (D, width) in panels; scores (KEYS, QUERIES). Vectors of
+    scores that are all before the diagonal are left out.
+    """
+    D_row, left = round_up(D, LANES), span.left
+    # Those that all queries see, or none because of another document: whole rows.
+    whole = max(0, min(first, span.right) - left) // TILE_ROWS * TILE_ROWS
+    if whole > 0:
+        for panel in range(0, width, PANEL):
+            multiply(
+                Rows(at(scores, panel), QUERIES),
+                Strip(at(keys, left * D_row), TILE_ROWS * D_row, D_row, 1),
+                Rows(at(queries, panel * D), PANEL),
+                Extent(whole, min(PANEL, width - panel), D),
+            )
+    for tile in range(left + whole, span.right, TILE_ROWS):
+        hidden = max(0, tile - first) // LANES * LANES
+        for panel in range(hidden // PANEL * PANEL, width, PANEL):
+            column = max(hidden, panel)
+            multiply(
+                Rows(at(scores, (tile - left) * QUERIES + column), QUERIES),
+                Strip(at(keys, tile * D_row), TILE_ROWS * D_row, D_row, 1),
+                Rows(at(queries, panel * D + column - panel), PANEL),
+                Extent(min(TILE_ROWS, span.right - tile), min(panel + PANEL, width) - column, D),
+            )
+
+
+@jit
+def multiply_keys(c, keys, p, span, first, width, D, adds):
+    """c = keys^T p for the keys in a span, or += if it `adds`; p has a row per key.
+
+    c (D, QUERIES), keys (T, D) in padded rows, p (KEYS, QUERIES), of which `width` columns count.
+    The second half of the queries before the diagonal of the first half is left out.
+    """
+    half = QUERIES // 2
+    split = min(span.right, max(span.left, first + half))
+    D_row = round_up(D, LANES)
+    for skipped in (0, half):
+        begin, end = (span.left, split) if skipped == 0 else (split, span.right)
+        if begin == end:
+            continue
+        for column in range(skipped, width, PANEL):
+            result = Rows(at(c, column), QUERIES)
+            multiply_panel(
+                result,
+                Strip(at(keys, begin * D_row), TILE_ROWS, 1, D_row),
+                Rows(at(p, (begin - span.left) * QUERIES + column), QUERIES),
+                Extent(D, min(PANEL, width - column), end - begin),
+                result if adds or skipped > 0 else Rows(NULL, 0),
+                NULL,
+                NULL,
+            )
+
+
+@jit
+def write_columns(rows, x, width, D):
+    """x (D, QUERIES) -> its first `width` columns as padded rows."""
+    D_row = round_up(D, LANES)
+    for d in range(0, D, LANES):
+        for i in range(0, width, LANES):
+            transpose_tile(at(x, d * QUERIES + i), QUERIES, at(rows, i * D_row + d), D_row)
 
 
 @jit

@@ -92,7 +92,7 @@ def _dropout_part(operands, mask, first, last):
 @inline_jit
 def _dropout_vector(operands, mask, place, count):
     counter = operands.first_in_batch + place
-    factors = dropout_factors(mask.key, counter, mask.threshold, mask.factor)
+    factors = dropout_factors(mask.key, counter, 1, mask.threshold, mask.factor)
     y = load_up_to(operands.x, place, count) * factors
     if operands.adds:
         y = y + load_up_to(operands.addend, place, count)

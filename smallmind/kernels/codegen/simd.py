@@ -373,21 +373,22 @@ for _function, _instruction in (
 
 
 @intrinsic
-def dropout_factors(typingctx, key, index, threshold, scale):
+def dropout_factors(typingctx, key, index, step, threshold, scale):
     """scale in the lanes that dropout keeps, zero in those that it drops.
 
-    The lane at flat position i is kept if the 32-bit hash of (key, i) is at least threshold: see
-    `reference.dropout_mask`.
+    The lanes are at the flat positions index, index + step, ... The one at position i is kept if
+    the 32-bit hash of (key, i) is at least threshold: see `reference.dropout_mask`.
     """
 
     def codegen(context, builder, sig, args):
-        key, index, threshold, scale = args
+        key, index, step, threshold, scale = args
         low, high = builder.trunc(key, I32), builder.trunc(builder.lshr(key, I64(32)), I32)
 
         def mix(x, shift):
             return builder.xor(x, builder.lshr(x, HOST.integer(shift)))
 
         lane = ir.Constant(HOST.integers, list(range(LANES)))
+        lane = builder.mul(lane, HOST.splat(builder, builder.trunc(step, I32)))
         x = builder.add(HOST.splat(builder, builder.trunc(index, I32)), lane)
         x = builder.mul(builder.xor(x, HOST.splat(builder, low)), HOST.integer(0xED5AD4BB))
         x = builder.add(mix(x, 15), HOST.splat(builder, high))
@@ -396,7 +397,8 @@ def dropout_factors(typingctx, key, index, threshold, scale):
         kept = builder.icmp_unsigned(">=", x, HOST.splat(builder, builder.trunc(threshold, I32)))
         return builder.select(kept, HOST.splat(builder, scale), HOST.constant(0.0))
 
-    return vector(types.uint64, types.int64, types.int64, types.float32), codegen
+    kinds = types.uint64, types.int64, types.int64, types.int64, types.float32
+    return vector(*kinds), codegen
 
 
 @jit
