@@ -235,6 +235,17 @@ def minimum(typingctx, a, b):
 
 
 @intrinsic
+def zero_below(typingctx, value, x, limit):
+    """value in the lanes where x is not below limit, zero in the others."""
+
+    def codegen(context, builder, sig, args):
+        value, x, limit = args
+        return builder.select(builder.fcmp_ordered("<", x, limit), HOST.constant(0.0), value)
+
+    return vector(vector, vector, vector), codegen
+
+
+@intrinsic
 def keep_first(typingctx, value, count):
     """value in the first `count` lanes, zero in the others."""
 
@@ -281,6 +292,16 @@ def scale_by_power(typingctx, a, n):
 
     def codegen(context, builder, sig, args):
         return HOST.scale_by_power(builder, *args)
+
+    return vector(vector, vector), codegen
+
+
+@intrinsic
+def scale_by_normal_power(typingctx, a, n):
+    """The same for n from -126 to 127, which takes fewer instructions on some CPUs."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.scale_by_normal_power(builder, *args)
 
     return vector(vector, vector), codegen
 
@@ -408,6 +429,13 @@ def exp(x):
     e**x = 2**n e**r with |r| <= ln(2)/2, e**r by a polynomial of degree 6 (Cephes, expf).
     """
     x = minimum(broadcast(np.float32(89.0)), maximum(broadcast(np.float32(-104.0)), x))
+    p, n = _exp_parts(x)
+    return scale_by_power(p, n)
+
+
+@jit
+def _exp_parts(x):
+    """p, n with e**x = p 2**n."""
     n = nearest(x * np.float32(1.4426950408889634))
     r = fma(n, broadcast(np.float32(-0.693359375)), x)
     r = fma(n, broadcast(np.float32(2.12194440e-4)), r)
@@ -417,14 +445,17 @@ def exp(x):
     p = fma(p, r, broadcast(np.float32(4.1665795894e-2)))
     p = fma(p, r, broadcast(np.float32(1.6666665459e-1)))
     p = fma(p, r, broadcast(np.float32(5.0000001201e-1)))
-    p = fma(p * r, r, r) + np.float32(1.0)
-    return scale_by_power(p, n)
+    return fma(p * r, r, r) + np.float32(1.0), n
 
 
 @jit
 def sigmoid(x):
     """1 / (1 + e**-x) in every lane, within 2e-7 relative; 0 below -88.7, NaN for NaN."""
-    return np.float32(1) / (exp(np.float32(0) - x) + np.float32(1))
+    # Where neither e**-x nor 1 + e**-x leaves the normal numbers, which is faster.
+    low, high = broadcast(np.float32(-88.3)), broadcast(np.float32(87.0))
+    p, n = _exp_parts(np.float32(0) - minimum(high, maximum(low, x)))
+    s = np.float32(1) / (scale_by_normal_power(p, n) + np.float32(1))
+    return zero_below(s, x, broadcast(np.float32(-88.7)))
 
 
 @inline_jit

@@ -220,8 +220,14 @@ class VectorIR:
             builder.fmul(n, self.constant(0.5)),
         )
         rest = builder.fsub(n, half)
-        first = builder.fmul(a, self._power_of_two(builder, half))
-        return builder.fmul(first, self._power_of_two(builder, rest))
+        first = self.scale_by_normal_power(builder, a, half)
+        return self.scale_by_normal_power(builder, first, rest)
+
+    def scale_by_normal_power(self, builder, a, n):
+        """The same for n from -126 to 127."""
+        if self.lanes == 16:
+            return self.scale_by_power(builder, a, n)
+        return builder.fmul(a, self._power_of_two(builder, n))
 
     def _power_of_two(self, builder, n):
         """2**n for integral lanes from -126 to 127, by writing the exponent's bits."""
