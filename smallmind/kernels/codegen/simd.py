@@ -455,7 +455,7 @@ def sigmoid(x):
     low, high = broadcast(np.float32(-88.3)), broadcast(np.float32(87.0))
     p, n = _exp_parts(np.float32(0) - minimum(high, maximum(low, x)))
     s = np.float32(1) / (scale_by_normal_power(p, n) + np.float32(1))
-    return zero_below(s, x, broadcast(np.float32(-88.7)))
+    return zero_below(s, x, broadcast(np.float32(-88.72)))
 
 
 @inline_jit
