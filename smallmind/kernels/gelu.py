@@ -10,13 +10,14 @@ from numba import prange
 from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.simd import (
     LANES,
+    LOG2_E,
     broadcast,
     fma,
     load,
     load_first,
     load_up_to,
     share,
-    sigmoid,
+    sigmoid_base2,
     start_of_overlapping,
     store,
     store_first,
@@ -31,7 +32,8 @@ CUBIC = np.float32(0.044715)
 @jit
 def _sigmoid(x):
     """sigmoid(z(x)) of a Vector."""
-    return sigmoid(x * fma(x * x, broadcast(SLOPE * CUBIC), broadcast(SLOPE)))
+    slope, cubic = LOG2_E * SLOPE, LOG2_E * SLOPE * CUBIC
+    return sigmoid_base2(x * fma(x * x, broadcast(cubic), broadcast(slope)))
 
 
 @jit

@@ -7,10 +7,11 @@ from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.simd import (
     LANES,
+    LOG2_E,
     broadcast,
     fma,
     load_up_to,
-    sigmoid,
+    sigmoid_base2,
     start_of_overlapping,
     store_up_to,
 )
@@ -47,7 +48,7 @@ def _swiglu_row(y, x, r, W):
 def _swiglu_vector(y, x, r, W, c, count):
     gate = load_up_to(x, 2 * r * W + c, count)
     up = load_up_to(x, 2 * r * W + W + c, count)
-    store_up_to(y, r * W + c, gate * sigmoid(gate) * up, count)
+    store_up_to(y, r * W + c, gate * sigmoid_base2(gate * LOG2_E) * up, count)
 
 
 def swiglu_backward(dx, y, dy, x):
@@ -84,7 +85,7 @@ def _swiglu_backward_vector(dx, y, dy, x, r, W, c, count):
     gate = load_up_to(x, 2 * r * W + c, count)
     up = load_up_to(x, 2 * r * W + W + c, count)
     d = load_up_to(dy, r * W + c, count)
-    s = sigmoid(gate)
+    s = sigmoid_base2(gate * LOG2_E)
     silu = gate * s
     # silu' = s + z s (1 - s)
     slope = fma(silu, broadcast(np.float32(1)) - s, s)

@@ -64,6 +64,21 @@ def test_sigmoid_handles_nan_infinities_and_overflow():
     np.testing.assert_array_equal(apply(simd.sigmoid)(x)[:6], [np.nan, 1, 0, 1, 0, 0.5])
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
+def test_sigmoid_base2_is_accurate_over_its_whole_range():
+    y = every_nth_float(501, 1e-38, 160)
+    exact = 1 / (1 + np.exp2(-y.astype(np.float64)))
+    computed = apply(simd.sigmoid_base2)(y).astype(np.float64)
+    # 3e-7 relative; below -125 it is less than 3e-38, and 0.
+    assert (np.abs(computed - exact) <= np.maximum(3e-7 * exact, 3e-38)).all()
+
+
+def test_sigmoid_base2_handles_nan_infinities_and_overflow():
+    y = np.zeros(16, np.float32)
+    y[:6] = np.nan, np.inf, -np.inf, 1000, -1000, 0
+    np.testing.assert_array_equal(apply(simd.sigmoid_base2)(y)[:6], [np.nan, 1, 0, 1, 0, 0.5])
+
+
 @njit(error_model="numpy")
 def _gelu_derivative_of(x):
     return gelu_and_derivative_of(x)[1]

@@ -237,6 +237,18 @@ class VectorIR:
         bits = builder.add(builder.bitcast(shifted, self.integers), self.integer(127))
         return builder.bitcast(builder.shl(bits, self.integer(23)), self.vector)
 
+    def reciprocal(self, builder, a):
+        """1 / a within 2e-7 relative, for normal lanes of a whose reciprocal is normal too."""
+        one = self.constant(1.0)
+        if self.lanes != 16:
+            return builder.fdiv(one, a)
+        # Dividing 16 lanes takes 16 cycles on Intel's CPUs. 14 bits, and one step by Newton:
+        unmasked = ir.Constant(ir.IntType(16), -1)
+        name = "llvm.x86.avx512.rcp14.ps.512"
+        estimate = self.call(builder, name, self.vector, a, self.constant(0.0), unmasked)
+        error = self.fma(builder, builder.fneg(a), estimate, one)
+        return self.fma(builder, estimate, error, estimate)
+
     def first_lanes(self, builder, count):
         """count (i64) -> mask of the lanes below it."""
         lane = ir.Constant(self.integers, list(range(self.lanes)))
