@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -24,6 +24,11 @@ except ImportError:  # Windows
 else:
     FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
 
+# What fcntl says of disks without it: those of other computers.
+NO_FULL_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EOPNOTSUPP}
+# Seconds between attempts at what Windows refuses while another program has the file open, as virus
+# scanners and indexers do for a moment with every new one.
+WAITS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 MAX_WRITE = 2**24  # bytes per system call: some systems refuse more than 2 GB
 # .<target>.<random digits>.smallmind, in earlier versions .<target>.<process>-<number>.smallmind. A
 # process number says nothing: it is 1 in every container, and another host has its own.
@@ -44,19 +49,16 @@ class Files:
         return os.write(file, data)
 
     def fsync(self, file: int) -> None:
-        if FULL_FSYNC is None:
-            os.fsync(file)
-        else:
-            fcntl.fcntl(file, FULL_FSYNC)
+        _fsync(file)
 
     def close(self, file: int) -> None:
         os.close(file)
 
     def replace(self, source: Path, target: Path) -> None:
-        os.replace(source, target)
+        replace(source, target)
 
     def unlink(self, path: Path) -> None:
-        os.unlink(path)
+        _patiently(lambda: os.unlink(path))
 
     def make_directory(self, path: Path) -> None:
         os.mkdir(path)
@@ -66,12 +68,38 @@ class Files:
             return
         file = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(file)
+            _fsync(file)
         finally:
             os.close(file)
 
 
 files = Files()
+
+
+def replace(source: str | PathLike[str], target: str | PathLike[str]) -> None:
+    """Renames source to target, which is replaced if it exists."""
+    _patiently(lambda: os.replace(source, target))
+
+
+def _fsync(file: int) -> None:
+    if FULL_FSYNC is not None:
+        try:
+            fcntl.fcntl(file, FULL_FSYNC)
+            return
+        except OSError as error:
+            if error.errno not in NO_FULL_FSYNC:
+                raise
+    os.fsync(file)
+
+
+def _patiently(operation: Callable[[], None]) -> None:
+    """Calls operation, on Windows again as long as another program may have the file open."""
+    for wait in WAITS if os.name == "nt" else ():
+        try:
+            return operation()
+        except PermissionError:
+            time.sleep(wait)
+    operation()
 
 
 def write(path: str | PathLike[str], chunks: Iterable[bytes | memoryview]) -> None:

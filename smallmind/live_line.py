@@ -31,8 +31,7 @@ class LiveLine:
         is_terminal = stream is not None and stream.isatty()
         # The output of a notebook is no terminal, but a carriage return works there too.
         self.is_live = is_terminal or type(stream).__module__.startswith("ipykernel")
-        dumb = os.name == "nt" or os.environ.get("TERM") in (None, "", "dumb")
-        self._has_escapes = is_terminal and not dumb
+        self._has_escapes = stream is not None and knows_escapes(stream)
         self._width = 0  # of what is shown
         self.column = 0
 
@@ -85,6 +84,15 @@ class LiveLine:
                 self.stream.flush()
         except (OSError, ValueError):
             self.stream = None
+
+
+def knows_escapes(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that knows escape sequences.
+
+    The console of Windows does only after a program has asked it to, which this one does not.
+    """
+    is_dumb = os.name == "nt" or os.environ.get("TERM") in (None, "", "dumb")
+    return stream.isatty() and not is_dumb
 
 
 def fit(variants: tuple[str, ...], width: int) -> str:

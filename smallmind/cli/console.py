@@ -3,6 +3,7 @@
 Only what lists or draws runs may be as wide as the terminal.
 """
 
+import errno
 import functools
 import os
 import re
@@ -204,10 +205,16 @@ class Console:
             # again when it exits: into the null device.
             self.has_reader = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-            if not isinstance(error, BrokenPipeError):
+            if not _has_no_reader(error):
                 self.failure = error
                 if not self.defer_errors:
                     raise
+
+
+def _has_no_reader(error: OSError) -> bool:
+    """Whether an error says that the other end of a pipe is closed; Windows has no name for it."""
+    is_pipe_of_windows = os.name == "nt" and error.errno == errno.EINVAL
+    return isinstance(error, BrokenPipeError) or is_pipe_of_windows
 
 
 def error_line(text: str) -> None:

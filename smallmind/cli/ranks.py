@@ -12,6 +12,7 @@ from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import error_line
 from smallmind.cli.errors import EXPECTED, message_of, status_of
+from smallmind.cli.signals import ENDING
 from smallmind.config import TrainingConfig, __version__
 from smallmind.parallel.environment import rank
 from smallmind.signals import handling
@@ -80,7 +81,7 @@ def _follow(ranks: "Ranks", options: argparse.Namespace, threads: int | None) ->
         _abort(ranks, error)
 
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")  # rank 0 decides what they mean
+SIGNALS = ("SIGINT", *ENDING, "SIGUSR1")  # rank 0 decides what they mean
 
 
 def _abort(ranks: "Ranks", error: BaseException) -> NoReturn:

@@ -14,13 +14,17 @@ if TYPE_CHECKING:
     from smallmind.cli.console import Console
     from smallmind.runs.session import Run
 
+ENDING = ("SIGTERM", "SIGHUP", "SIGBREAK")  # SIGBREAK is Ctrl-Break on Windows
 STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without saving."
 
 
 def ending_on_signals() -> AbstractContextManager[None]:
     """Within the block, SIGTERM and SIGHUP end the command as exceptions do: files are closed.
 
-    So does SIGUSR1 with mpiexec: that of Open MPI kills its ranks soon after any other signal.
+    On Windows, which has no SIGHUP and sends no SIGTERM, Ctrl-Break does; it is also what a program
+    that has started this one can send. So does SIGUSR1 with mpiexec: that of Open MPI kills its
+    ranks soon after any other signal.
+
     Only the first does, so that the next one does not disturb the end: when a terminal is closed,
     the kernel and the shell both send SIGHUP.
     """
@@ -31,14 +35,14 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return handling(end, *_handled("SIGTERM", "SIGHUP", *_of_ranks()))
+    return handling(end, *_handled(*ENDING, *_of_ranks()))
 
 
 @contextmanager
 def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     """Within the block, Ctrl-C, SIGTERM and SIGHUP end training after the current batch.
 
-    So does SIGUSR1 with mpiexec.
+    So do Ctrl-Break on Windows, and SIGUSR1 with mpiexec.
 
     The list then holds the numbers of the signals. Only a second Ctrl-C, at least a second after
     the first, ends the process at once. While there is nothing to save yet, a signal does what it
@@ -48,7 +52,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
 
     received: list[int] = []
     impatience = Impatience()
-    numbers = _handled("SIGINT", "SIGTERM", "SIGHUP", *_of_ranks())
+    numbers = _handled("SIGINT", *ENDING, *_of_ranks())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,6 @@
 """Watch a run from another process: its curve, its speed, what it writes, until it ends."""
 
 import argparse
-import os
 import shutil
 import time
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from smallmind.charts.axis import worth_seeing
 from smallmind.cli.console import GAP, INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
 from smallmind.cli.text_plot import SAMPLES, Series, plot
-from smallmind.live_line import fit
+from smallmind.live_line import fit, knows_escapes
 from smallmind.table import format_bytes
 from smallmind.training.progress import draw_bar
 
@@ -42,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
     view = open_view(run_of(options), FIELDS)
     console = Console()
-    is_live = console.is_terminal and os.environ.get("TERM") not in (None, "", "dumb")
+    is_live = knows_escapes(console.stream)
     try:
         if not options.once and view.state == State.RUNNING:
             (_watch_terminal if is_live else _watch_lines)(view, console)

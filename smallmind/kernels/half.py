@@ -16,7 +16,8 @@ BFLOAT16 = np.int16
 def to_float32(array: np.ndarray) -> np.ndarray:
     """array -> its values as float32; an array of float32 or float64 is returned unchanged."""
     if array.dtype == FLOAT16:
-        return array.view(np.float16).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # ARM tells of signaling NaNs
+            return array.view(np.float16).astype(np.float32)
     if array.dtype == BFLOAT16:
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array
@@ -28,7 +29,8 @@ def round_to(values: np.ndarray, dtype: Any) -> np.ndarray:
     In bfloat16 numbers below 2**-126 become zero, as in the instruction of CPUs that have one.
     """
     if dtype == FLOAT16:
-        with np.errstate(over="ignore"):  # overflow becomes infinity
+        # Overflow becomes infinity; ARM tells of signaling NaNs.
+        with np.errstate(over="ignore", invalid="ignore"):
             return values.astype(np.float16).view(FLOAT16)
     if dtype == BFLOAT16:
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32)

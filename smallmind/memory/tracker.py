@@ -89,7 +89,7 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage: on Linux its peak includes the parent process before exec.
-        for line in status.read_text().splitlines():
+        for line in status.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     import resource

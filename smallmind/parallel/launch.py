@@ -100,7 +100,7 @@ def _one_per_core(cpus: Sequence[int]) -> list[int]:
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            core = siblings.read_text()
+            core = siblings.read_text(encoding="ascii")
         except OSError:
             core = str(cpu)
         if core not in seen:

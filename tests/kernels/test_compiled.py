@@ -252,7 +252,7 @@ def test_distillation_is_exact_if_the_teacher_is_close_to_the_student(random):
     outputs = [(9,), (9, 65), (9,), logits]
     pairs = run_both("distillation", outputs, teacher_logits, np.zeros(9, "i"), 1.0, 4.0, 1.0)
     # The loss is a ten-thousandth of its terms.
-    np.testing.assert_allclose(*pairs[0], atol=3e-6)
+    np.testing.assert_allclose(*pairs[0], atol=5e-6)
     np.testing.assert_allclose(*pairs[1], atol=3e-6)
     np.testing.assert_allclose(*pairs[2], atol=3e-6)
 

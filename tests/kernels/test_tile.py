@@ -24,6 +24,7 @@ from smallmind.kernels.gemm.tile import tile_function
         ("x86_64", {}, "x86_64"),
         ("aarch64", {}, "NEON"),
         ("arm64", {}, "NEON"),
+        ("ARM64", {}, "NEON"),
     ],
 )
 def test_the_tile_fills_the_registers_and_no_more(architecture, features, name):
@@ -83,7 +84,7 @@ CPUS = [
 ]
 
 
-MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|tdpbf16ps|fmla(?:\.4s)?|mulps)\s"
+MULTIPLICATION = r"\s(vfmadd\w+|vdpbf16ps|tdpbf16ps|(?:fmla|bfdot)(?:\.4s)?|mulps)\s"
 
 
 def inner_loop(cpu, triple, isa, transposed, packs=False, pairs=False):
@@ -95,6 +96,12 @@ def inner_loop(cpu, triple, isa, transposed, packs=False, pairs=False):
 
 def hottest_block(module, function, cpu, triple):
     """The block of its assembly that multiplies most."""
+    blocks = re.split(r"\n(?=\S)", assembly(module, function, cpu, triple))
+    return max(blocks, key=lambda block: len(re.findall(MULTIPLICATION, block)))
+
+
+def assembly(module, function, cpu, triple):
+    """What LLVM generates for that CPU."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module.triple = triple
@@ -103,8 +110,7 @@ def hottest_block(module, function, cpu, triple):
     parsed = llvm.parse_assembly(str(module))
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     passes.getModulePassManager().run(parsed, passes)
-    blocks = re.split(r"\n(?=\S)", machine.emit_assembly(parsed))
-    return max(blocks, key=lambda block: len(re.findall(MULTIPLICATION, block)))
+    return machine.emit_assembly(parsed)
 
 
 @pytest.mark.parametrize("packs", [False, True])

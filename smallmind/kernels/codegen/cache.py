@@ -79,7 +79,7 @@ class CheckedFiles:
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
-            os.replace(temporary, self.directory / name)
+            durable.replace(temporary, self.directory / name)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 from numba.core import config
 
+INCOMPLETE_MODELS = ("ampere1b", "oryon-1")  # AmpereOne M, Snapdragon X; in LLVM 22
+
 
 @dataclass(frozen=True)
 class InstructionSet:
@@ -22,7 +24,8 @@ class InstructionSet:
     bfloat16: bool = False  # has a dot product of bfloat16 pairs
     pairs: bool = False  # bfloat16 is multiplied in pairs
     matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
-    fast_bfloat16: bool = False  # faster than float32: Intel's dot product is not, AMD's is
+    # Faster than float32: Intel's dot product is not, AMD's and that of Arm's own cores are.
+    fast_bfloat16: bool = False
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -48,11 +51,47 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
         )
     if features.get("avx2") and features.get("fma"):
         return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)
-    if architecture.startswith(("aarch64", "arm64")):
-        return InstructionSet("NEON", lanes=4, tile_rows=6, tile_vectors=4)
+    if is_arm(architecture):
+        dots = bool(features.get("bf16"))
+        # Arm's own cores that have SVE multiply as many pairs as single numbers per cycle. Apple
+        # says nothing about its own.
+        is_neoverse = features.get("sve")
+        return InstructionSet(
+            "NEON",
+            lanes=4,
+            tile_rows=6,
+            tile_vectors=4,
+            bfloat16=dots,
+            pairs=dots,
+            fast_bfloat16=bool(dots and is_neoverse),
+        )
     return InstructionSet(
         architecture, lanes=4, tile_rows=6, tile_vectors=2, fused=False, half=half
     )
+
+
+def is_arm(architecture: str) -> bool:
+    """Whether this is the name of 64-bit ARM, which systems call differently."""
+    return architecture.lower().startswith(("aarch64", "arm64"))
+
+
+def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
+    """Whether LLVM uses the bfloat16 instructions of an ARM CPU with these features.
+
+    It knows them by the CPU's name alone: the features that it reads from the system lack them.
+    What it makes of a conversion says whether it may be given a dot product, on which it would end
+    the process otherwise.
+    """
+    module = llvm.parse_assembly(
+        """
+        define <4 x bfloat> @narrow(<4 x float> %x) {
+          %y = fptrunc <4 x float> %x to <4 x bfloat>
+          ret <4 x bfloat> %y
+        }
+        """
+    )
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu, features, opt=1)
+    return "bfcvtn" in machine.emit_assembly(module)
 
 
 def _may_use_matrix_unit() -> bool:
@@ -66,11 +105,29 @@ def _may_use_matrix_unit() -> bool:
         return False
 
 
+def _avoid_incomplete_models() -> None:
+    """Has Numba compile as for any ARM CPU if LLVM would fail on this one.
+
+    Its descriptions of these lack instructions that tiles consist of, and it ends the process.
+    """
+    if config.CPU_NAME in (None, "host") and llvm.get_host_cpu_name() in INCOMPLETE_MODELS:
+        config.CPU_NAME = "generic"
+
+
 def _compiled_features() -> dict[str, bool]:
     """The features that Numba compiles for: the host's, unless its settings name others."""
     features = _llvm_features()
     if features.get("amx-bf16") and not _may_use_matrix_unit():
         features["amx-bf16"] = False
+    if is_arm(ARCHITECTURE):
+        _avoid_incomplete_models()
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        is_host = config.CPU_NAME in (None, "host")
+        cpu = llvm.get_host_cpu_name() if is_host else config.CPU_NAME
+        flags = config.CPU_FEATURES
+        flags = llvm.get_host_cpu_features().flatten() if flags is None else flags
+        features["bf16"] = compiles_bfloat16(llvm.get_process_triple(), cpu, flags)
     return features
 
 
@@ -96,4 +153,5 @@ def _llvm_features() -> dict[str, bool]:
     }
 
 
-ISA = instruction_set(llvm.get_process_triple().split("-")[0], _compiled_features())
+ARCHITECTURE = llvm.get_process_triple().split("-")[0]
+ISA = instruction_set(ARCHITECTURE, _compiled_features())

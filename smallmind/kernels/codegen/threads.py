@@ -1,10 +1,13 @@
 """How many threads the kernels run on, and which library runs them."""
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +17,7 @@ from numba.np.ufunc import parallel
 
 from smallmind.checks import InputError
 
+CPUS = Path("/sys/devices/system/cpu")
 # Only one Python thread at a time runs parallel kernels: two would compete for the same cores, and
 # on Numba's workqueue layer the second aborts the process.
 _one_at_a_time = threading.Lock()
@@ -99,7 +103,8 @@ def bind_to_cores() -> None:
     for each other in every kernel. Call it before the first kernel runs.
     """
     os.environ.setdefault("OMP_PROC_BIND", "spread")
-    os.environ.setdefault("OMP_PLACES", "cores")
+    fast = fast_cpus()
+    os.environ.setdefault("OMP_PLACES", ",".join(f"{{{cpu}}}" for cpu in fast) or "cores")
 
 
 @dataclass
@@ -138,8 +143,40 @@ def max_threads() -> int:
 
 
 def cores() -> int:
-    """The number of cores to use: two threads that share one core's multipliers gain nothing."""
-    return min(max_threads(), psutil.cpu_count(logical=False) or max_threads())
+    """The number of cores to use.
+
+    Two threads that share one core's multipliers gain nothing. Where some cores are much slower
+    than others, all would wait for these: every thread has an equal share of the work.
+    """
+    fast = fast_cores_of_mac() or len(fast_cpus())
+    return min(max_threads(), fast or psutil.cpu_count(logical=False) or max_threads())
+
+
+def fast_cpus() -> list[int]:
+    """The CPUs that have more than half the speed of the fastest, on Linux; empty if all have."""
+    capacities = {}
+    for file in CPUS.glob("cpu[0-9]*/cpu_capacity"):  # only where they differ, or on ARM
+        with suppress(OSError, ValueError):
+            capacities[int(file.parent.name[3:])] = int(file.read_text(encoding="ascii"))
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
+        capacities = {cpu: speed for cpu, speed in capacities.items() if cpu in usable}
+    fast = [cpu for cpu, speed in capacities.items() if 2 * speed > max(capacities.values())]
+    return [] if len(fast) == len(capacities) else sorted(fast)
+
+
+def fast_cores_of_mac() -> int | None:
+    """The number of performance cores, which macOS tells of its own CPUs; elsewhere None."""
+    if sys.platform != "darwin":
+        return None
+    count = ctypes.c_int(0)
+    size = ctypes.c_size_t(ctypes.sizeof(count))
+    name = b"hw.perflevel0.physicalcpu"
+    try:
+        ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(count), ctypes.byref(size), None, 0)
+    except (OSError, AttributeError):
+        return None
+    return count.value or None
 
 
 def has_started() -> bool:

@@ -118,13 +118,24 @@ class VectorIR:
         if storage is Storage.FLOAT16 and self.isa.half:
             return builder.fptrunc(value, ir.VectorType(ir.HalfType(), self.lanes))
         if storage is Storage.BFLOAT16 and self.isa.bfloat16:
-            # Flushes numbers below 2**-126 to zero, as the dot product does.
             kind = ir.VectorType(_BFloat(), self.lanes)
-            narrow = self.call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, value)
+            if self.lanes == 16:
+                # Flushes numbers below 2**-126 to zero, as the dot product does.
+                narrow = self.call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", kind, value)
+            else:
+                narrow = builder.fptrunc(self._flush_denormals(builder, value), kind)
             return builder.bitcast(narrow, ir.VectorType(I16, self.lanes))
         bits = builder.bitcast(value, self.integers)
         narrow = self._narrow_bfloat16 if storage is Storage.BFLOAT16 else self._narrow_float16
         return builder.trunc(narrow(builder, bits), ir.VectorType(I16, self.lanes))
+
+    def _flush_denormals(self, builder, value):
+        """Zero of the same sign in place of numbers below 2**-126."""
+        bits = builder.bitcast(value, self.integers)
+        magnitude = builder.and_(bits, self.integer(0x7FFFFFFF))
+        is_denormal = builder.icmp_unsigned("<", magnitude, self.integer(0x00800000))
+        sign = builder.and_(bits, self.integer(0x80000000))
+        return builder.bitcast(builder.select(is_denormal, sign, bits), self.vector)
 
     def _narrow_bfloat16(self, builder, bits):
         upper = builder.lshr(bits, self.integer(16))
@@ -194,7 +205,9 @@ class VectorIR:
             return total
         pairs = ir.VectorType(_BFloat(), 2 * self.lanes)
         a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        # Both flush denormal numbers to zero.
+        avx512, neon = "llvm.x86.avx512bf16.dpbf16ps.512", "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
+        name = avx512 if self.lanes == 16 else neon
         return self.call(builder, name, self.vector, total, a, b)
 
     def _lower_half(self, builder, bits):

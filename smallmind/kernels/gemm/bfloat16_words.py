@@ -7,7 +7,6 @@ consists of words; otherwise its rows are interleaved two at a time as it is pac
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from smallmind.kernels.codegen.jit import jit
@@ -40,21 +39,40 @@ def interleave(typingctx, out, target, array, lower, upper, count):
     def codegen(context, builder, sig, args):
         out, target, array, lower, upper, count = args
         kind = ir.VectorType(I16, LANES)
-        halves = []
-        for index in (lower, upper):
-            data = context.make_array(sig.args[2])(context, builder, value=array).data
+        data = context.make_array(sig.args[2])(context, builder, value=array).data
+        place = context.make_array(sig.args[0])(context, builder, value=out).data
+
+        def write(load):
+            lower_half, upper_half = (builder.zext(load(i), HOST.integers) for i in (lower, upper))
+            word = builder.or_(lower_half, builder.shl(upper_half, HOST.integer(16)))
+            word = builder.bitcast(word, HOST.vector)
+            HOST.store(builder, word, builder.gep(place, [target]))
+
+        def load_whole(index):
+            pointer = builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+            return builder.load(pointer, align=2)
+
+        def load_first(index):
             pointer = builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
             absent = builder.icmp_signed("<", index, I64(0))
             mask = HOST.first_lanes(builder, builder.select(absent, I64(0), count))
             name = f"llvm.masked.load.v{LANES}i16.p0"
-            types_ = ir.FunctionType(kind, [pointer.type, I32, mask.type, kind])
-            function = cgutils.get_or_insert_function(builder.module, types_, name)
-            value = builder.call(function, [pointer, I32(2), mask, ir.Constant(kind, None)])
-            halves.append(builder.zext(value, HOST.integers))
-        shifted = builder.shl(halves[1], HOST.integer(16))
-        word = builder.bitcast(builder.or_(halves[0], shifted), HOST.vector)
-        place = context.make_array(sig.args[0])(context, builder, value=out).data
-        HOST.store(builder, word, builder.gep(place, [target]))
+            zeros = ir.Constant(kind, None)
+            return HOST.call(builder, name, kind, pointer, I32(2), mask, zeros)
+
+        if LANES == 16:
+            write(load_first)
+            return context.get_dummy_value()
+        # Without masks in the CPU, each lane would cost a branch.
+        is_whole = builder.and_(
+            builder.icmp_signed(">=", count, I64(LANES)),
+            builder.icmp_signed(">=", upper, I64(0)),
+        )
+        with builder.if_else(is_whole, likely=True) as (whole, edge):
+            with whole:
+                write(load_whole)
+            with edge:
+                write(load_first)
         return context.get_dummy_value()
 
     n = types.int64

@@ -1,0 +1,210 @@
+"""What LLVM makes of the kernels' operations on ARM, compiled here for CPUs that are not here."""
+
+import re
+
+import llvmlite.binding as llvm
+import pytest
+from llvmlite import ir
+
+from smallmind.kernels.codegen import isa as isa_module
+from smallmind.kernels.codegen.isa import compiles_bfloat16, instruction_set
+from smallmind.kernels.codegen.vector_ir import F32, I64, Storage, VectorIR
+from tests.kernels.test_tile import assembly, inner_loop, vectors_on_the_stack
+
+LINUX, MACOS, WINDOWS = "aarch64-unknown-linux-gnu", "arm64-apple-darwin", "aarch64-pc-windows-msvc"
+PLAIN = [("neoverse-n1", LINUX), ("apple-m1", MACOS), ("cortex-a72", LINUX), ("generic", WINDOWS)]
+WITH_BFLOAT16 = [("neoverse-v1", LINUX), ("neoverse-n2", LINUX), ("apple-m2", MACOS)]
+NEON = instruction_set("aarch64", {})
+DOTS = instruction_set("aarch64", {"bf16": True})
+
+
+def multiplications(loop):
+    """-> the instructions that multiply and add, and the registers that they add to."""
+    found = re.findall(r"\s(fmla|bfdot)(?:\.4s\s+|\s+)v(\d+)", loop)
+    return {name for name, _ in found}, [int(register) for _, register in found]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("cpu", "triple", "pairs"),
+    [(*cpu, False) for cpu in PLAIN] + [(*cpu, True) for cpu in WITH_BFLOAT16],
+)
+def test_every_sum_of_a_tile_stays_in_a_register_of_its_own(cpu, triple, pairs, transposed):
+    loop = inner_loop(cpu, triple, DOTS if pairs else NEON, transposed, pairs=pairs)
+    names, registers = multiplications(loop)
+    assert names == {"bfdot" if pairs else "fmla"}
+    assert len(registers) == len(set(registers)) == NEON.tile_rows * NEON.tile_vectors == 24
+    assert not vectors_on_the_stack(loop)
+    assert not re.search(r"\s(bl|blr|mov(\.16b)?\s+v\d+)", loop)
+
+
+def compiled(operation, cpu, triple, isa=NEON):
+    """The assembly of a function of three pointers, which is given a builder, VectorIR and them."""
+    module, ops = ir.Module(), VectorIR(isa)
+    kind = ir.FunctionType(ir.VoidType(), [F32.as_pointer()] * 3)
+    function = ir.Function(module, kind, "operation")
+    builder = ir.IRBuilder(function.append_basic_block())
+    operation(builder, ops, *function.args)
+    builder.ret_void()
+    return assembly(module, function, cpu, triple)
+
+
+def fma(builder, ops, a, b, c):
+    ops.store(builder, ops.fma(builder, *(ops.load(builder, x) for x in (a, b, c))), a)
+
+
+def from_float16(builder, ops, a, b, _):
+    ops.store(builder, ops.load(builder, b, Storage.FLOAT16), a)
+
+
+def to_float16(builder, ops, a, b, _):
+    ops.store(builder, ops.load(builder, b), a, Storage.FLOAT16)
+
+
+def from_bfloat16(builder, ops, a, b, _):
+    ops.store(builder, ops.load(builder, b, Storage.BFLOAT16), a)
+
+
+def to_bfloat16(builder, ops, a, b, _):
+    ops.store(builder, ops.load(builder, b), a, Storage.BFLOAT16)
+
+
+def dot_pairs(builder, ops, a, b, c):
+    values = (ops.load(builder, x) for x in (a, b, c))
+    ops.store(builder, ops.dot_pairs(builder, *values), a)
+
+
+def prefetch(builder, ops, a, b, c):
+    ops.prefetch(builder, a)
+    ops.prefetch(builder, b, locality=2)
+    ops.prefetch(builder, c, write=True)
+
+
+def square_root(builder, ops, a, b, _):
+    kind = ops.vector
+    ops.store(builder, ops.call(builder, "llvm.sqrt.v4f32", kind, ops.load(builder, b)), a)
+
+
+def nearest(builder, ops, a, b, _):
+    kind = ops.vector
+    ops.store(builder, ops.call(builder, "llvm.nearbyint.v4f32", kind, ops.load(builder, b)), a)
+
+
+def scale_by_power(builder, ops, a, b, c):
+    ops.store(builder, ops.scale_by_power(builder, ops.load(builder, b), ops.load(builder, c)), a)
+
+
+def lane_sum(builder, ops, a, b, _):
+    builder.store(ops.fold(builder, ops.load(builder, b), builder.fadd), a)
+
+
+def partial(builder, ops, a, b, _):
+    ops.store_first(builder, ops.load_first(builder, b, I64(3)), a, I64(3))
+
+
+@pytest.mark.parametrize(("cpu", "triple"), PLAIN)
+@pytest.mark.parametrize(
+    ("operation", "instructions"),
+    [
+        (fma, ["fmla"]),
+        (from_float16, ["fcvtl"]),
+        (to_float16, ["fcvtn"]),
+        (from_bfloat16, ["shll"]),
+        (to_bfloat16, ["bsl|bif|bit", "xtn|shrn|uzp2"]),
+        (prefetch, ["pldl1keep", "pldl2keep", "pstl1keep"]),
+        (square_root, ["fsqrt"]),
+        (nearest, ["frinti"]),
+        (scale_by_power, ["fmul", "shl"]),
+        (lane_sum, ["fadd|faddp"]),
+        (partial, ["ldr|ldp|ld1|mov", "str|stp|st1"]),
+    ],
+)
+def test_an_operation_is_a_few_instructions(operation, instructions, cpu, triple):
+    shown = compiled(operation, cpu, triple)
+    for instruction in instructions:
+        assert re.search(rf"\b({instruction})\b", shown), shown
+    assert not re.search(r"\sblr?\s", shown), "it calls a function"
+    assert len(re.findall(r"\n\t[a-z]", shown)) < 40
+
+
+@pytest.mark.parametrize(("cpu", "triple"), WITH_BFLOAT16)
+def test_a_cpu_with_bfloat16_narrows_and_multiplies_pairs_in_one_instruction(cpu, triple):
+    assert "bfcvtn" in compiled(to_bfloat16, cpu, triple, DOTS)
+    assert len(re.findall(r"\sbfdot", compiled(dot_pairs, cpu, triple, DOTS))) == 1
+
+
+def test_without_such_an_instruction_pairs_take_two_multiplications():
+    assert len(re.findall(r"\sfmla", compiled(dot_pairs, "neoverse-n1", LINUX))) == 2
+
+
+@pytest.mark.parametrize(
+    ("cpu", "features", "expected"),
+    [
+        ("apple-m1", "", False),
+        ("apple-m2", "", True),
+        ("neoverse-n1", "+neon,+lse", False),
+        ("neoverse-v1", "+neon,+sve", True),
+        ("neoverse-v1", "-bf16", False),
+        ("generic", "", False),
+        ("generic", "+bf16", True),
+    ],
+)
+def test_llvm_tells_which_cpus_have_bfloat16(cpu, features, expected):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    assert compiles_bfloat16(LINUX, cpu, features) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),  # the host, which is a neoverse-n1
+        ({"CPU_NAME": "neoverse-v1"}, True),
+        ({"CPU_NAME": "neoverse-v1", "CPU_FEATURES": "-bf16"}, False),
+        ({"CPU_FEATURES": "+bf16"}, True),
+    ],
+    ids=str,
+)
+def test_the_settings_of_numba_decide_on_arm_too(settings, expected, monkeypatch):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    features = llvm.FeatureMap({"neon": True})
+    monkeypatch.setattr(isa_module, "ARCHITECTURE", "aarch64")
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: LINUX)
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: "neoverse-n1")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
+    for name in ("CPU_NAME", "CPU_FEATURES"):
+        monkeypatch.setattr(isa_module.config, name, settings.get(name))
+    isa = instruction_set("aarch64", isa_module._compiled_features())
+    assert (isa.name, isa.pairs) == ("NEON", expected)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "host", "expected"),
+    [
+        (None, "oryon-1", "generic"),
+        ("host", "ampere1b", "generic"),
+        (None, "neoverse-n1", None),
+        ("neoverse-n1", "oryon-1", "neoverse-n1"),
+    ],
+)
+def test_a_cpu_that_llvm_fails_on_is_compiled_for_as_any_other(chosen, host, expected, monkeypatch):
+    monkeypatch.setattr(llvm, "get_host_cpu_name", lambda: host)
+    monkeypatch.setattr(isa_module.config, "CPU_NAME", chosen)
+    isa_module._avoid_incomplete_models()
+    name = isa_module.config.CPU_NAME
+    assert name == expected
+
+
+@pytest.mark.parametrize(
+    ("features", "pairs", "is_fast"),
+    [
+        ({}, False, False),
+        ({"sve": True}, False, False),  # such as A64FX
+        ({"bf16": True}, True, False),  # Apple's, which nobody has measured
+        ({"bf16": True, "sve": True}, True, True),  # Neoverse V1 and later
+    ],
+)
+def test_bfloat16_is_chosen_on_arm_where_it_is_known_to_be_faster(features, pairs, is_fast):
+    isa = instruction_set("aarch64", features)
+    assert (isa.pairs, isa.bfloat16, isa.fast_bfloat16) == (pairs, pairs, is_fast)
