@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.codegen.jit import jit, parallel_jit, serial_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
@@ -51,7 +51,7 @@ def _column_sums_chunk(partial, x, chunk):
             store_first(partial, target + c, total, tail)
 
 
-@called_jit
+@serial_jit
 def add_column_sums(out, partial, column):
     """partial (P, W) -> out (C,) += the sums of columns column..column + C. Adds to out."""
     W, C = partial.shape[1], out.size
