@@ -71,6 +71,7 @@ class Pace:
     def __init__(self) -> None:
         self._alone = True  # how the last repetition was made
         self._in_turn = 0  # repetitions made that way, one after another
+        self._interval = 4 * TRIAL  # short at first, when little is known
         self._better = False
         self._costs: dict[bool, float] = {}  # alone or not -> nanoseconds, of the last ones
 
@@ -79,11 +80,12 @@ class Pace:
         alone = self._alone
         if len(self._costs) == 2 and alone == self._better:
             ratio = self._costs[not alone] / self._costs[alone]
-            is_over = self._in_turn >= TRIED_EVERY * max(1.0, ratio)
+            is_over = self._in_turn >= self._interval * max(1.0, ratio)
         else:
             is_over = self._in_turn >= TRIAL
         if is_over:
             self._alone, self._in_turn = not alone, 0
+            self._interval = min(TRIED_EVERY, self._interval + TRIAL)
         self._in_turn += 1
         return self._alone
 
