@@ -67,8 +67,16 @@ def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
     chunks = ceil_div(x.size, ELEMENTS)
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
-    _sums_of_squares(partial, x)
+    if chunks == 1:
+        _sum_of_squares_alone(partial, x)
+    else:
+        _sums_of_squares(partial, x)
     return float(partial.sum())
+
+
+@serial_jit
+def _sum_of_squares_alone(partial, x):
+    partial[0] = _sum_of_squares_chunk(x, np.int64(0))
 
 
 @parallel_jit

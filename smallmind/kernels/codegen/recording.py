@@ -24,6 +24,7 @@ from smallmind.signals import deferred
 
 TRIED_EVERY = 128  # repetitions or more, before some are made the other way:
 TRIAL = 4  # so many
+WORTH = 1.15  # times faster that several threads must be: they have to find all cores free
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """
 define i32 @run(ptr %calls, i64 %count) {
@@ -97,7 +98,7 @@ class Pace:
         # One that was interrupted changes little.
         self._costs[alone] = (before + min(nanoseconds, 3 * before)) / 2
         if len(self._costs) == 2:
-            self._better = self._costs[True] < self._costs[False]
+            self._better = self._costs[True] < WORTH * self._costs[False]
 
 
 class Recording:
