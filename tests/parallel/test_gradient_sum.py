@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smallmind.kernels.alignment import ALIGNMENT
 from smallmind import TransformerModel
+from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.ranks import ALONE

@@ -95,8 +95,8 @@ class Pace:
         if self._in_turn == 1:  # other threads were asleep, or data in the caches of other cores
             return
         before = self._costs.get(alone, nanoseconds)
-        # One that was interrupted changes little.
-        self._costs[alone] = (before + min(nanoseconds, 3 * before)) / 2
+        # A single one that was interrupted changes nothing.
+        self._costs[alone] = (before + min(nanoseconds, 1.5 * before)) / 2
         if len(self._costs) == 2:
             self._better = self._costs[True] < WORTH * self._costs[False]
 
