@@ -9,6 +9,7 @@ import ctypes
 import functools
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -74,7 +75,9 @@ class Pace:
         self._in_turn = 0  # repetitions made that way, one after another
         self._interval = 4 * TRIAL  # short at first, when little is known
         self._better = False
-        self._costs: dict[bool, float] = {}  # alone or not -> nanoseconds, of the last ones
+        # Alone or not -> nanoseconds of the last ones, and of the fastest of these.
+        self._last = {alone: deque[int](maxlen=TRIAL) for alone in (True, False)}
+        self._costs: dict[bool, int] = {}
 
     def is_faster_alone(self) -> bool:
         """How the next repetition is made."""
@@ -94,9 +97,10 @@ class Pace:
         """A repetition took so long."""
         if self._in_turn == 1:  # other threads were asleep, or data in the caches of other cores
             return
-        before = self._costs.get(alone, nanoseconds)
-        # A single one that was interrupted changes nothing.
-        self._costs[alone] = (before + min(nanoseconds, 1.5 * before)) / 2
+        # The fastest of the last ones: that some were interrupted changes nothing.
+        last = self._last[alone]
+        last.append(nanoseconds)
+        self._costs[alone] = min(last)
         if len(self._costs) == 2:
             self._better = self._costs[True] < WORTH * self._costs[False]
 
