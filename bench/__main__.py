@@ -40,6 +40,8 @@ ISAS = {
     },
 }
 
+# Shapes of `step` that have a name.
+NAMED = {"tiny": [(16, 16, C, 1, 4) for C in (16, 64, 128)]}
 ARCHS = ("gpt2", "llama", "modern")
 FAULTS = (
     "operations",
@@ -71,6 +73,10 @@ def _shapes(text: str) -> list[tuple[int, ...]]:
     return [_shape(word) for word in text.split(",")]
 
 
+def _step_shapes(text: str) -> list[tuple[int, ...]]:
+    return [shape for word in text.split(",") for shape in NAMED.get(word) or [_shape(word)]]
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -99,9 +105,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     step = commands.add_parser("step", help="compare a training step with other libraries")
     step.add_argument(
         "--shapes",
-        type=_shapes,
+        type=_step_shapes,
         metavar="S,S",
-        help="such as 12x64x128x4x4: B, T, C, layers, heads",
+        help="such as 12x64x128x4x4: B, T, C, layers, heads; or tiny: 1 layer of 16, 64, 128",
     )
     step.add_argument(
         "--peers",

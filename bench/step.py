@@ -41,6 +41,8 @@ COMPARED = 20  # first steps, in which losses must agree
 AGREEMENT = 1e-3  # nats
 AGREEMENT_16_BITS = 2e-2
 TURN = 5  # steps
+TURN_OPERATIONS = 1e9  # so many operations make a turn longer, and the measurement with it
+LONGEST_TURN = 100  # steps
 SIZES = [
     Sizes(12, 64, 128, 4, 4),
     Sizes(16, 128, 128, 4, 4),
@@ -110,6 +112,14 @@ def operations(sizes: Sizes, multiplied: int) -> int:
     return 6 * multiplied * tokens + 6 * sizes.n_layer * sizes.n_embd * sizes.T * tokens
 
 
+def steps_per_turn(operations: int) -> int:
+    """Steps of so many operations -> how many of them are a turn: those of small models are short.
+
+    The first steps of a turn find nothing in the caches.
+    """
+    return int(min(LONGEST_TURN, max(TURN, TURN_OPERATIONS // operations)))
+
+
 def multiplied_parameters(model: TransformerModel) -> int:
     """The elements of hidden matrices and of the token embedding, which is also the head."""
     hidden = sum(spec.size for spec in model.flat.specs if spec.role == Role.MATRIX)
@@ -119,6 +129,9 @@ def multiplied_parameters(model: TransformerModel) -> int:
 def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int) -> dict[str, Any]:
     """Runs the contestants in turn -> the record. Units: seconds, bytes, nats per token."""
     model = TransformerModel(job.model_config(sizes, arch))
+    work = operations(sizes, multiplied_parameters(model))
+    turn = steps_per_turn(work)
+    steps = steps * turn // TURN
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "job.npz")
         job.write(path, sizes, arch, dict(model.parameters), built_in_text().encode())
@@ -130,11 +143,11 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
         first = {name: p.ask(run=[0, COMPARED])["losses"] for name, p in processes.items()}
         seconds: dict[str, list[float]] = {name: [] for name in processes}
         processor: dict[str, list[float]] = {name: [] for name in processes}
-        for start in range(COMPARED, COMPARED + steps, TURN):
+        for start in range(COMPARED, COMPARED + steps, turn):
             for name, process in processes.items():
-                turn = process.ask(run=[start, TURN])
-                seconds[name] += turn["seconds"]
-                processor[name] += turn["processor_seconds"]
+                answer = process.ask(run=[start, turn])
+                seconds[name] += answer["seconds"]
+                processor[name] += answer["processor_seconds"]
         memory = {name: process.ask(memory=True) for name, process in processes.items()}
         python, ceiling = processes["ours"].ask(python=True), processes["ours"].ask(ceiling=True)
         for process in processes.values():
@@ -144,7 +157,7 @@ def measure(sizes: Sizes, arch: str, peers: list[str], steps: int, threads: int)
         "sizes": asdict(sizes),
         "arch": arch,
         "parameters": model.flat.count,
-        "operations": operations(sizes, multiplied_parameters(model)),
+        "operations": work,
         "multiply_add_per_second": ceiling,
         "python_seconds": python,
         "contestants": {
@@ -172,7 +185,8 @@ def show(record: dict[str, Any]) -> None:
         rows.append(
             [
                 name,
-                f"{result['seconds'] * 1e3:.2f}",
+                f"{result['seconds'] * 1e3:.3f}",
+                f"{result['seconds'] / sizes.B * 1e6:,.1f}",
                 f"{result['spread'] * 100:.0f} %",
                 f"{result['processor_seconds'] * 1e3:.2f}",
                 f"{sizes.B * sizes.T / result['seconds']:,.0f}",
@@ -189,6 +203,7 @@ def show(record: dict[str, Any]) -> None:
     heads = [
         "",
         "ms",
+        "us/sample",
         "spread",
         "CPU ms",
         "tokens/s",
@@ -204,7 +219,7 @@ def show(record: dict[str, Any]) -> None:
     share = record["python_seconds"] / own["seconds"]
     print(f"\n{record['arch']}, {sizes.name}, {record['parameters']:,} parameters")
     print(tabulate(rows, heads, stralign="right", disable_numparse=True))
-    print(f"Python takes {record['python_seconds'] * 1e3:.2f} ms of our step, {share * 100:.1f} %")
+    print(f"Python takes {record['python_seconds'] * 1e3:.3f} ms of our step, {share * 100:.1f} %")
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:

@@ -79,7 +79,9 @@ class _Phrase(_Task):
     def __init__(self, phrase: str, at_once: bool) -> None:
         super().__init__()
         # It may name a file, which may have any name.
-        self.phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
+        if not phrase.isprintable():
+            phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
+        self.phrase = phrase
         self.is_shown = at_once
         if at_once:
             _state.hook(self.phrase, False)

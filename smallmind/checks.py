@@ -1,6 +1,7 @@
 """Fields of settings that check themselves, and checks of arguments."""
 
 import dataclasses
+import functools
 import math
 import numbers
 import operator
@@ -112,13 +113,18 @@ def check_type(name: str, value: Any, *kinds: type | None) -> Any:
 
     True and False are no numbers.
     """
-    types = tuple(type(None) if kind is None else kind for kind in kinds)
+    types = _types(kinds)
     if isinstance(value, types) and not (isinstance(value, bool) and bool not in types):
         return value
     wanted = " or ".join(_type_name(kind) for kind in kinds)
     shown = repr(value) if isinstance(value, int | float | str | None) else "an object"
     shown = f"{shown[:37]}..." if len(shown) > 40 else shown
     raise TypeError(f"{name} must be {wanted}, not {shown} of type {type(value).__name__}")
+
+
+@functools.cache
+def _types(kinds: tuple[type | None, ...]) -> tuple[type, ...]:
+    return tuple(type(None) if kind is None else kind for kind in kinds)
 
 
 def _type_name(kind: type | None) -> str:

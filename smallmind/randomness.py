@@ -16,6 +16,14 @@ def hash64(*words: int) -> int:
     return x
 
 
+def hash64_each(words: tuple[int, ...], last: np.ndarray) -> np.ndarray:
+    """words, last (n,) from 0 on -> hash64(*words, word) for each word in last (n,), uint64."""
+    x = last.astype(np.uint64) + np.uint64((hash64(*words) + 0x9E3779B97F4A7C15) & _WORD)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def hash_words(words: np.ndarray, key: int) -> np.ndarray:
     """words (n,), integers -> a 64-bit hash of each word and key (n,), uint64."""
     x = words.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)

@@ -212,10 +212,17 @@ def test_the_operations_of_a_step_are_counted():
     assert step.multiplied_parameters(model) == 2 * (4 * 7 * 7 + 2 * 7 * 28) + 65 * 7
 
 
+def test_turns_of_short_steps_are_longer():
+    turns = [step.steps_per_turn(operations) for operations in (10**6, 10**8, 10**10)]
+    assert turns == [100, 10, 5]
+
+
 def test_shapes_are_parsed():
     options = parse(["kernels", "matmul", "--shapes", "1x2x3,40x50x60", "--threads", "2"])
     assert options.shapes == [(1, 2, 3), (40, 50, 60)]
     assert options.threads == 2
+    named = parse(["step", "--shapes", "tiny,2x8x16x2x2"])
+    assert named.shapes[0] == (16, 16, 16, 1, 4) and named.shapes[-1] == (2, 8, 16, 2, 2)
     assert parse(["step", "--peers", ""]).peers == []  # none rather than the default
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.jit import jit, parallel_jit, serial_jit
 from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
@@ -17,6 +17,8 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
+
+SMALL = 16384  # elements up to which one thread is faster than waking others
 
 _NO_VECTOR = np.empty(0, np.float32)
 
@@ -34,7 +36,17 @@ def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
     working = _NO_VECTOR if working is None else working
     # Always float64: any other type of number would compile another specialisation.
     coefficients = AdamWCoefficients(*map(float, coefficients))
-    _adamw(parameters, gradients, m, v, decayed, coefficients, working, threads())
+    if parameters.size <= SMALL:
+        _adamw_alone(parameters, gradients, m, v, decayed, coefficients, working)
+    else:
+        _adamw(parameters, gradients, m, v, decayed, coefficients, working, threads())
+
+
+@serial_jit
+def _adamw_alone(parameters, gradients, m, v, decayed, coefficients, working):
+    size = parameters.size
+    _adamw_part(parameters, gradients, m, v, working, 0, decayed, True, coefficients)
+    _adamw_part(parameters, gradients, m, v, working, decayed, size, False, coefficients)
 
 
 @parallel_jit

@@ -21,7 +21,7 @@ from smallmind.kernels.rmsnorm import rmsnorm, rmsnorm_backward
 from smallmind.kernels.rope import rope
 from smallmind.kernels.softcap import softcap, softcap_backward
 from smallmind.kernels.swiglu import swiglu, swiglu_backward
-from smallmind.kernels.vectors import add_vectors, copy_vector
+from smallmind.kernels.vectors import add_vectors, clear, copy_vector
 
 __all__ = [
     "adamw",
@@ -31,6 +31,7 @@ __all__ = [
     "average_gradient",
     "bigrams",
     "cached_attention",
+    "clear",
     "column_sum",
     "copy_columns",
     "copy_vector",

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.codegen.jit import jit, parallel_jit, serial_jit
 from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
@@ -51,7 +51,7 @@ def _column_sums_chunk(partial, x, chunk):
             store_first(partial, target + c, total, tail)
 
 
-@called_jit
+@serial_jit
 def add_column_sums(out, partial, column):
     """partial (P, W) -> out (C,) += the sums of columns column..column + C. Adds to out."""
     W, C = partial.shape[1], out.size
@@ -67,8 +67,16 @@ def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
     chunks = ceil_div(x.size, ELEMENTS)
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
-    _sums_of_squares(partial, x)
+    if chunks == 1:
+        _sum_of_squares_alone(partial, x)
+    else:
+        _sums_of_squares(partial, x)
     return float(partial.sum())
+
+
+@serial_jit
+def _sum_of_squares_alone(partial, x):
+    partial[0] = _sum_of_squares_chunk(x, np.int64(0))
 
 
 @parallel_jit

@@ -215,6 +215,11 @@ def copy_vector(out, x):
     out[...] = round_to(to_float32(x), out.dtype)
 
 
+def clear(out):
+    """out of any shape -> zeros."""
+    out[...] = 0
+
+
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 

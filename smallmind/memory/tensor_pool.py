@@ -3,7 +3,7 @@
 import math
 import numbers
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,6 +12,7 @@ import numpy as np
 
 from smallmind.checks import check_type
 from smallmind.kernels.alignment import ALIGNMENT, aligned_empty
+from smallmind.signals import deferred
 
 MAX_REQUESTS = 4096  # sizes whose bucket a pool remembers
 
@@ -68,6 +69,33 @@ class _Bucket:
         self.idle: list[np.ndarray] = []
 
 
+class Reservation:
+    """Arrays of a pool that are rented together, again and again. See `TensorPool.reserve`.
+
+    Between two rents the pool still has them for others: it takes the reservation apart as soon as
+    it would have to allocate.
+    """
+
+    __slots__ = ("_lock", "arrays", "in_use", "is_whole", "nbytes")
+
+    def __init__(self, lock: threading.Lock, arrays: list[tuple[_Bucket, np.ndarray]]) -> None:
+        self._lock = lock
+        self.arrays = arrays
+        self.nbytes = sum(bucket.nbytes for bucket, _ in arrays)
+        self.is_whole = True
+        self.in_use = False
+
+    def rent(self) -> bool:
+        """Rents all arrays -> False, with nothing done, if the pool has taken it apart."""
+        with self._lock:
+            self.in_use = self.is_whole
+            return self.in_use
+
+    def return_(self) -> None:
+        """Returns what `rent` rented, if it did."""
+        self.in_use = False
+
+
 class TensorPool:
     """Arrays by bucket and dtype. Thread-safe.
 
@@ -93,6 +121,7 @@ class TensorPool:
         self._requests: dict[tuple[int, Any], _Bucket] = {}  # (n, dtype as given) -> bucket
         # Keyed by the identity of the array's base, which lives as long as the entry.
         self._rented: dict[int, tuple[_Bucket, np.ndarray, int, object]] = {}
+        self._reservations: list[Reservation] = []  # their arrays are in no bucket
         self._lock = threading.Lock()
         self._closed = False
         self._rents = self._misses = 0
@@ -110,6 +139,8 @@ class TensorPool:
             except TypeError:
                 check_type("n", n, numbers.Integral)
                 raise
+            if not bucket.idle and self._reservations:
+                self._end_reservations()
             idle = bucket.idle
             array = idle[-1] if idle else self._allocate(bucket)
             key = id(array.base)
@@ -162,6 +193,30 @@ class TensorPool:
         for array in arrays:
             self.return_(array, clear=False)
 
+    def reserve(self, arrays: Iterable[np.ndarray]) -> Reservation | None:
+        """Arrays that were rented before -> the way to rent the same ones again, all at once.
+
+        None if not all of them are idle. Other reservations that are not in use end.
+        """
+        wanted = {id(array.base) for array in arrays}
+        with self._lock, deferred():
+            self._check_open()
+            self._end_reservations()
+            buckets = self._buckets.values()
+            found = [
+                (bucket, array)
+                for bucket in buckets
+                for array in bucket.idle
+                if id(array.base) in wanted
+            ]
+            if len(found) < len(wanted):
+                return None
+            for bucket in buckets:
+                bucket.idle = [array for array in bucket.idle if id(array.base) not in wanted]
+            reservation = Reservation(self._lock, found)
+            self._reservations.append(reservation)
+            return reservation
+
     @contextmanager
     def borrow(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Iterator[np.ndarray]:
         """`with pool.borrow((B, T)) as x:` rents for the duration of the block."""
@@ -185,6 +240,9 @@ class TensorPool:
         with self._lock:
             self._closed = True
             self._trim()
+            for reservation in self._reservations:
+                reservation.is_whole = False
+            self._reservations.clear()
             self._rented.clear()
             self._requests.clear()
             self._bytes_held = self._bytes_rented = 0
@@ -198,11 +256,12 @@ class TensorPool:
     def statistics(self) -> PoolStatistics:
         """The counters so far."""
         with self._lock:
+            reserved = sum(each.nbytes for each in self._reservations if each.in_use)
             return PoolStatistics(
                 rents=self._rents,
                 hits=self._rents - self._misses,
                 bytes_held=self._bytes_held,
-                bytes_rented=self._bytes_rented,
+                bytes_rented=self._bytes_rented + reserved,
                 high_water_mark=self._high_water_mark,
             )
 
@@ -236,7 +295,20 @@ class TensorPool:
                 )
         return self._new_array(bucket.size, bucket.dtype)
 
+    def _end_reservations(self) -> None:
+        """Makes the arrays of all reservations that are not in use idle."""
+        with deferred():
+            for reservation in self._reservations:
+                if reservation.in_use:
+                    continue
+                reservation.is_whole = False
+                for bucket, array in reservation.arrays:
+                    bucket.idle.append(array)
+            self._reservations = [each for each in self._reservations if each.is_whole]
+
     def _trim(self) -> int:
+        if self._reservations:
+            self._end_reservations()
         before = self._bytes_held
         for bucket in self._buckets.values():
             nbytes = len(bucket.idle) * bucket.nbytes

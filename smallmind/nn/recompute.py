@@ -41,6 +41,11 @@ class RecomputePlan:
         length = segment_length(strategy, n_layer, interval)
         return cls(length, enabled=strategy != CheckpointStrategy.NONE)
 
+    @property
+    def state(self) -> tuple[bool, int]:
+        """What the plan depends on."""
+        return self.enabled, self.checkpoint_interval
+
     def segments(self, n_layer: int) -> list[range]:
         """n_layer -> the blocks of each segment. The last is the shortest: it is not recomputed."""
         step = self.checkpoint_interval if self.enabled else max(1, n_layer)

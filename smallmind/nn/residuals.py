@@ -38,7 +38,7 @@ class Source:
         carried, name = self.workspace.carried, f"gradient of {self.name}"
         if name not in carried:
             carried[name] = self.workspace.rent_full_precision(*self.value.shape)
-            carried[name][...] = 0
+            self.workspace.kernels.clear(carried[name])  # for the layer that adds to it
         return carried[name]
 
     def add_gradient(self, dx: np.ndarray, first: int) -> None:

@@ -23,6 +23,7 @@ from smallmind.nn.inspection import Inspection, Observer
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.recorded_gradients import RecordedGradients
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Result, Workspace
 from smallmind.settings import from_saved
@@ -146,6 +147,7 @@ class TransformerModel(Tabular):
         self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.first_window = 0  # of the next batch in a larger one: they depend on that too
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
+        self._recorded = RecordedGradients()
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
@@ -311,19 +313,18 @@ class TransformerModel(Tabular):
         check_type("scale", scale, numbers.Real)
         ids, targets = self._checked_pair(ids, targets)
 
+        share = scale / targets.size
+        constants = share, self.flat.compute_address, self.recompute_plan.state
+
         def compute(windows: slice) -> float:
-            with self.workspace.profile("Forward"):
-                logits = self.network.forward(ids[windows])
-            with self.workspace.profile("Loss"):
-                losses = self.workspace.rent_full_precision(*ids[windows].shape)
-                kernel = objective and functools.partial(objective, windows)
-                dlogits = self._cross_entropy(
-                    losses, logits, targets[windows], scale / targets.size, kernel
-                )
-                total = float(losses.sum())  # in its own precision: converting takes a buffer
-            with self.workspace.profile("Backward"):
-                self.network.backward(dlogits)
-            return total
+            kernel = objective and functools.partial(objective, windows)
+            plain = functools.partial(self._add_gradients, scale=share, kernel=kernel)
+            batch = ids[windows], targets[windows]
+            if kernel or self.network.after_block:
+                losses = plain(*batch)
+            else:
+                losses = self._recorded.run(self.workspace, self.flat, constants, *batch, plain)
+            return float(losses.sum())  # in its own precision: converting takes a buffer
 
         total, number = 0.0, self.passes
         self.passes += 1
@@ -332,6 +333,19 @@ class TransformerModel(Tabular):
             first_row = (self.first_window + windows.start) * ids.shape[1]
             total += self.workspace.one_pass(one_pass, number, first_row)
         return total / targets.size
+
+    def _add_gradients(
+        self, ids: np.ndarray, targets: np.ndarray, scale: float, kernel: Kernel | None
+    ) -> np.ndarray:
+        """ids, targets (B, T) -> losses (B, T), rented; adds scale times their gradients."""
+        with self.workspace.profile("Forward"):
+            logits = self.network.forward(ids)
+        with self.workspace.profile("Loss"):
+            losses = self.workspace.rent_full_precision(*ids.shape)
+            dlogits = self._cross_entropy(losses, logits, targets, scale, kernel)
+        with self.workspace.profile("Backward"):
+            self.network.backward(dlogits)
+        return losses
 
     def inspect(self, ids: np.ndarray, targets: np.ndarray | None = None) -> Inspection:
         """ids (B, T) -> attention, activations and logits of a pass, as copies.

@@ -10,7 +10,7 @@ import numpy as np
 
 from smallmind import activity
 from smallmind.kernels.alignment import aligned_zeros
-from smallmind.memory.tensor_pool import TensorPool
+from smallmind.memory.tensor_pool import Reservation, TensorPool
 from smallmind.nn.backend import Backend
 from smallmind.nn.cache import KeyValueCache
 from smallmind.randomness import hash64
@@ -57,6 +57,8 @@ class Workspace:
         self._rented: dict[int, np.ndarray] = {}
         self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
         self._keeps_arrays = False
+        self._noted: list[np.ndarray] | None = None  # what a pass has rented so far, if it is noted
+        self.reservation: Reservation | None = None  # of arrays that this pass rents, all at once
         self.new_recording = backend.new_recording
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
@@ -85,6 +87,8 @@ class Workspace:
             return aligned_zeros(math.prod(shape), dtype).reshape(shape)
         array = self.pool.rent(math.prod(shape), dtype, self._busy).reshape(shape)
         self._rented[id(array)] = array
+        if self._noted is not None:
+            self._noted.append(array)
         return array
 
     def release(self, *arrays: np.ndarray) -> None:
@@ -136,6 +140,9 @@ class Workspace:
 
     def _end_pass(self) -> None:
         self.pass_number = None
+        if self.reservation:
+            self.reservation.return_()
+            self.reservation = None
         self.carried.clear()
         self._rented.clear()
         self.pool.return_all(self._busy)
@@ -192,6 +199,29 @@ class Workspace:
             yield
         finally:
             self._keeps_arrays = False
+
+    @contextmanager
+    def noting_rents(self) -> Iterator[list[np.ndarray]]:
+        """Within the block, what is rented is added to the list that it yields."""
+        noted: list[np.ndarray] = []
+        self._noted = noted
+        try:
+            yield noted
+        finally:
+            self._noted = None
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether nothing but its results depends on how the kernels of this pass are called.
+
+        Not so while they are profiled or checked. With dropout they take other numbers each time.
+        """
+        return (
+            self.new_recording is not None
+            and self.profile is no_profile
+            and self.poll is nothing
+            and not self.drop_probability
+        )
 
     def new_dropout_site(self) -> int:
         """Registers a place in the model that drops activations -> its number, from 0."""

@@ -1,8 +1,8 @@
 """AdamW over the flat parameter vector."""
 
 import numbers
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,16 @@ from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
 from smallmind.parallel.ranks import ALONE, Ranks, bounds
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
+
+
+class _Part(NamedTuple):
+    """Of a range of parameters, those that a rank updates."""
+
+    whole: slice
+    parameters: slice
+    moments: slice
+    decayed: int  # of the parameters, the first ones
+    ends: list[int]  # where in the range those of each rank begin, and the end
 
 
 class AdamW(Optimizer):
@@ -66,6 +76,7 @@ class AdamW(Optimizer):
         self._first, self._last = ends[ranks.rank : ranks.rank + 2]
         self.m = flat.zeros(self._last - self._first, flat.data.dtype)
         self.v = flat.zeros(self._last - self._first, flat.data.dtype)
+        self._parts = list(self._own_parts())
 
     def __repr__(self) -> str:
         return (
@@ -101,21 +112,29 @@ class AdamW(Optimizer):
             gradient_scale=clipping.scale,
             max_gradient=clipping.max_gradient,
         )
-        end = 0
-        for part in self._ranges:
-            start, end = end, end + part.stop - part.start
-            first, last = max(start, self._first), min(end, self._last)
-            if first < last:
-                moments = (x[first - self._first : last - self._first] for x in (self.m, self.v))
-                own = slice(part.start + first - start, part.start + last - start)
-                decayed = max(0, min(own.stop, self._decayed) - own.start)
+        for part in self._parts:
+            if part.moments.start < part.moments.stop:
+                own = part.parameters
+                moments = self.m[part.moments], self.v[part.moments]
                 working = None if flat.working is None else flat.working[own]
                 kernels.adamw(
-                    flat.data[own], flat.grad[own], *moments, decayed, coefficients, working
+                    flat.data[own], flat.grad[own], *moments, part.decayed, coefficients, working
                 )
             if self.ranks.size > 1:
-                ends = [min(max(place, start), end) - start for place in self._ends]
-                share_parameters(self.model, self.ranks, part, ends)
+                share_parameters(self.model, self.ranks, part.whole, part.ends)
+
+    def _own_parts(self) -> Iterator[_Part]:
+        """What this rank has of each range of parameters with its roles."""
+        end = 0
+        for whole in self._ranges:
+            start, end = end, end + whole.stop - whole.start
+            first = min(max(start, self._first), end)
+            last = max(first, min(end, self._last))
+            own = slice(whole.start + first - start, whole.start + last - start)
+            moments = slice(first - self._first, last - self._first)
+            decayed = max(0, min(own.stop, self._decayed) - own.start)
+            ends = [min(max(place, start), end) - start for place in self._ends]
+            yield _Part(whole, own, moments, decayed, ends)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The moments, by name."""

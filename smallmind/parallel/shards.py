@@ -52,6 +52,8 @@ class ShardSampler(Sampler):
         return math.ceil(self.whole.max_batch_size * len(self.own) / self.shards)
 
     def starts(self, number: int) -> np.ndarray:
+        if self.shards == 1:
+            return self.whole.starts(number)
         begin = bounds(self.windows_in_batch(number), self.shards)
         return self.whole.starts(number)[begin[self.own.start] : begin[self.own.stop]]
 
@@ -63,6 +65,8 @@ class ShardSampler(Sampler):
 
     def shard(self, number: int, batch: Batch, shard: int) -> Batch:
         """Of batch `number`, as drawn by this sampler, the windows of one of its shards."""
+        if self.shards == 1:
+            return batch
         begin = bounds(self.windows_in_batch(number), self.shards)
         first = begin[self.own.start]
         part = slice(begin[shard] - first, begin[shard + 1] - first)
@@ -75,7 +79,7 @@ class ShardSampler(Sampler):
 
     def first_window(self, number: int, shard: int) -> int:
         """The place of a shard's first window in batch `number`."""
-        return bounds(self.windows_in_batch(number), self.shards)[shard]
+        return bounds(self.windows_in_batch(number), self.shards)[shard] if shard else 0
 
 
 class Node(NamedTuple, Generic[Value]):

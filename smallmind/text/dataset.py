@@ -9,7 +9,7 @@ from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.config import ModelConfig, RunConfig
 from smallmind.memory.lru import LRU
-from smallmind.randomness import hash64
+from smallmind.randomness import hash64_each
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
@@ -157,7 +157,8 @@ class Dataset:
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:
     """`count` multiples of stride below limit, determined by key."""
     choices = (limit - 1) // stride + 1
-    return np.array([hash64(*key, row) % choices * stride for row in range(count)])
+    hashes = hash64_each(key, np.arange(count))
+    return (hashes % np.uint64(choices)).astype(np.int64) * stride
 
 
 def _windows(tokens: Tokens, T: int, starts: np.ndarray, out: Batch | None) -> Batch:
@@ -165,6 +166,12 @@ def _windows(tokens: Tokens, T: int, starts: np.ndarray, out: Batch | None) -> B
         shape = (len(starts), T)
         out = Batch(np.empty(shape, np.int32), np.empty(shape, np.int32), starts)
     ids, targets = out.ids[: len(starts)], out.targets[: len(starts)]
+    if isinstance(tokens, np.ndarray) and tokens.strides == (tokens.itemsize,):
+        # All windows as overlapping rows, without copying anything.
+        shape = len(tokens) - T, T + 1
+        windows = np.ndarray(shape, tokens.dtype, tokens, strides=2 * tokens.strides)[starts]
+        ids[...], targets[...] = windows[:, :-1], windows[:, 1:]
+        return Batch(ids, targets, starts)
     for row, start in enumerate(starts):
         window = tokens[start : start + T + 1]
         ids[row], targets[row] = window[:-1], window[1:]

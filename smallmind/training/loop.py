@@ -146,10 +146,11 @@ class Loop:
     def _after_step(self, clock: StepClock) -> Iterator[Record]:
         """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
         config, progress = self.run.config, self.run.progress
-        with clock.apart("evaluations"):
-            yield from self._evaluation()
-        if evaluation_is_due(config, progress):  # it was stopped
-            return
+        if evaluation_is_due(config, progress):
+            with clock.apart("evaluations"):
+                yield from self._evaluation()
+            if evaluation_is_due(config, progress):  # it was stopped
+                return
         step = progress.step
         # That of the last step comes when everything else is saved.
         is_last = progress.ended or step == config.steps
@@ -169,10 +170,8 @@ class Loop:
             yield from self._save(self.saver, best)
 
     def _evaluation(self) -> Iterator[Record]:
-        """Evaluates if due -> the record, and another one if the run ends."""
+        """Evaluates -> the record, and another one if the run ends."""
         config, progress = self.run.config, self.run.progress
-        if not evaluation_is_due(config, progress):
-            return
         if record := self.evaluate(progress.step, config.val_batches):
             self.run.schedule.observe(record.val_loss)
             end = count_evaluation(config, progress, record)

@@ -156,7 +156,7 @@ def test_every_kernel_computes_in_the_type_of_its_inputs(random, dtype):
         "copy_vector": ([out(R)], x(R)),
     }
     # The others compute no floats, or return one.
-    without = {"sum_of_squares", "bigrams", "document_starts"}
+    without = {"sum_of_squares", "bigrams", "clear", "document_starts"}
     assert set(calls) | without == set(compiled.__all__)
     for name, (outputs, *inputs) in calls.items():
         Assigned.dtypes.clear()

@@ -42,6 +42,14 @@ def test_sums_and_copies_have_the_bits_of_the_reference(random, dtype, result):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_cleared_is_zero_and_nothing_else(dtype):
+    for n in (*SIZES, *LARGE):
+        fast = Guarded((n, 3), dtype=dtype)
+        compiled.clear(fast.array)
+        assert_same(fast, np.zeros((n, 3), dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_sum_may_replace_one_of_its_terms(random, dtype, place):
     for n in (5, 64, 1023):

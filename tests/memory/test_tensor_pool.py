@@ -179,3 +179,55 @@ def test_several_threads_never_get_the_same_array():
     assert not errors
     statistics = pool.statistics()
     assert statistics.rents == 8 * 300 and statistics.bytes_rented == 0
+
+
+def test_reserved_arrays_are_rented_together():
+    pool = TensorPool()
+    arrays = [pool.rent(n) for n in (64, 64, 1000)]
+    assert pool.reserve(arrays[:1]) is None  # still rented
+    for array in arrays:
+        pool.return_(array)
+    held = pool.statistics().bytes_held
+    reservation = pool.reserve([arrays[0], arrays[2].reshape(10, 100)])
+    assert pool.statistics().bytes_rented == 0
+    assert reservation.rent()
+    assert pool.statistics().bytes_rented == reservation.nbytes
+    others = [pool.rent(64), pool.rent(1000)]
+    assert np.shares_memory(others[0], arrays[1])
+    assert not any(np.shares_memory(other, arrays[i]) for other in others for i in (0, 2))
+    assert pool.statistics().bytes_held > held
+    reservation.return_()
+    assert reservation.rent()  # nothing had to be allocated since
+    reservation.return_()
+
+
+def test_a_reservation_ends_before_anything_is_allocated():
+    pool = TensorPool()
+    arrays = [pool.rent(64), pool.rent(1000)]
+    for array in arrays:
+        pool.return_(array)
+    held, reservation = pool.statistics().bytes_held, pool.reserve(arrays)
+    assert pool.reserve(arrays[:1]).rent()  # ends the other one, as do all below
+    assert not reservation.rent() and pool.reserve(arrays) is None
+    other = pool.rent(1000)
+    assert np.shares_memory(other, arrays[1])
+    assert pool.statistics().bytes_held == held
+
+
+@pytest.mark.parametrize("end", [TensorPool.trim, TensorPool.close])
+def test_reserved_arrays_are_freed_with_the_others(end):
+    pool = TensorPool()
+    array = pool.rent(64)
+    pool.return_(array)
+    reservation = pool.reserve([array])
+    end(pool)
+    assert not reservation.rent() and pool.statistics().bytes_held == 0
+
+
+def test_at_its_capacity_a_pool_frees_what_is_reserved():
+    pool = TensorPool(capacity=10_000)
+    array = pool.rent(1000)
+    pool.return_(array)
+    reservation = pool.reserve([array])
+    pool.rent(2000)
+    assert not reservation.rent()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from smallmind import InputError
-from smallmind.text.dataset import Batch, Dataset
+from smallmind.randomness import hash64, hash64_each
+from smallmind.text.dataset import Batch, Dataset, random_starts
 from smallmind.text.samplers import RandomWindows, draw
 
 TOKENS = np.arange(1000, dtype=np.int32)
@@ -31,6 +32,26 @@ def test_targets_are_the_tokens_that_follow():
     np.testing.assert_array_equal(targets, ids + 1)
     np.testing.assert_array_equal(np.diff(ids, axis=1), 1)
     np.testing.assert_array_equal(ids[:, 0], starts)
+
+
+def test_windows_in_memory_are_those_of_any_other_tokens():
+    dataset = Dataset(TOKENS, block_size=16, batch_size=8, seed=1)
+    for starts in ([0, 883, 5, 5], [7], []):
+        batch = dataset.windows(np.array(starts, np.int64))
+        # Not contiguous: taken window by window.
+        spread = Dataset(TOKENS.repeat(2)[::2], block_size=16, batch_size=8, seed=1)
+        np.testing.assert_array_equal(batch.ids, spread.windows(np.array(starts)).ids)
+        np.testing.assert_array_equal(batch.targets, spread.windows(np.array(starts)).targets)
+    with pytest.raises(IndexError):
+        dataset.windows(np.array([884]))
+
+
+def test_starts_are_hashes_of_the_key_and_the_row():
+    for key in ((0, 0, 0), (2**63 - 1, 2, 10**9), ()):
+        hashes = [hash64(*key, row) for row in range(100)]
+        assert hash64_each(key, np.arange(100)).tolist() == hashes
+        starts = random_starts(key, 100, 12345, stride=7)
+        assert starts.tolist() == [x % 1764 * 7 for x in hashes]
 
 
 def test_windows_begin_at_multiples_of_a_stride():

@@ -7,9 +7,9 @@ through. Arguments keep their values: what changes from pass to pass has to lie 
 
 import ctypes
 import functools
-import math
 import struct
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -23,10 +23,9 @@ from smallmind.activity import clock_ns
 from smallmind.kernels.codegen.threads import PARALLEL, one_thread, threads
 from smallmind.signals import deferred
 
-# Bytes below which all kernels of a pass together take less than starting and joining threads for
-# each of them does as soon as another program runs.
-SMALL = 8 * 1024 * 1024
-TRIED_EVERY = 32  # repetitions, of which one is made the other way
+TRIED_EVERY = 128  # repetitions or more, before some are made the other way:
+TRIAL = 4  # so many
+WORTH = 1.15  # times faster that several threads must be: they have to find all cores free
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """
 define i32 @run(ptr %calls, i64 %count) {
@@ -65,27 +64,45 @@ active = _Active()
 
 
 class Pace:
-    """Whether repetitions are faster on one thread: where another program has the other cores.
+    """Whether repetitions are faster on one thread: small ones are, and where another program has
+    the other cores. Threads wait for each other at the end of every kernel.
 
-    Threads then wait for each other at the end of every kernel. Both ways are timed from time to
-    time.
+    Both ways are timed from time to time, more rarely the more that costs.
     """
 
     def __init__(self) -> None:
-        self._repetitions = 0
-        self._costs: dict[bool, float] = {}  # alone or not -> nanoseconds, of the last ones
+        self._alone = True  # how the last repetition was made
+        self._in_turn = 0  # repetitions made that way, one after another
+        self._interval = 4 * TRIAL  # short at first, when little is known
+        self._better = False
+        # Alone or not -> nanoseconds of the last ones, and of the fastest of these.
+        self._last = {alone: deque[int](maxlen=TRIAL) for alone in (True, False)}
+        self._costs: dict[bool, int] = {}
 
     def is_faster_alone(self) -> bool:
         """How the next repetition is made."""
-        self._repetitions += 1
-        better = self._costs.get(True, math.inf) < self._costs.get(False, math.inf)
-        is_trial = self._repetitions % TRIED_EVERY == TRIED_EVERY // 2
-        return better != is_trial
+        alone = self._alone
+        if len(self._costs) == 2 and alone == self._better:
+            ratio = self._costs[not alone] / self._costs[alone]
+            is_over = self._in_turn >= self._interval * max(1.0, ratio)
+        else:
+            is_over = self._in_turn >= TRIAL
+        if is_over:
+            self._alone, self._in_turn = not alone, 0
+            self._interval = min(TRIED_EVERY, self._interval + TRIAL)
+        self._in_turn += 1
+        return self._alone
 
     def count(self, alone: bool, nanoseconds: int) -> None:
         """A repetition took so long."""
-        before = self._costs.get(alone, nanoseconds)
-        self._costs[alone] = before / 4 + nanoseconds * 3 / 4
+        if self._in_turn == 1:  # other threads were asleep, or data in the caches of other cores
+            return
+        # The fastest of the last ones: that some were interrupted changes nothing.
+        last = self._last[alone]
+        last.append(nanoseconds)
+        self._costs[alone] = min(last)
+        if len(self._costs) == 2:
+            self._better = self._costs[True] < WORTH * self._costs[False]
 
 
 class Recording:
@@ -96,7 +113,6 @@ class Recording:
         self._tables: list[np.ndarray] = []  # of the arguments of each call
         self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
         self._address = 0
-        self._is_small = False
         self._pace = Pace()
         self._threads = threads()
 
@@ -125,7 +141,6 @@ class Recording:
             np.int64,
         ).reshape(-1, 2)
         self._address = self._program.ctypes.data  # asking NumPy takes microseconds
-        self._is_small = self.nbytes < SMALL
 
     def add(self, function: Any, arguments: tuple[Any, ...]) -> None:
         """A call that has been made."""
@@ -149,7 +164,7 @@ class Recording:
 
     def repeat(self) -> None:
         """Makes all calls again, on one thread where that is faster: it changes no result."""
-        alone = self._is_small or self._pace.is_faster_alone()
+        alone = self._pace.is_faster_alone()
         with PARALLEL.region, one_thread() if alone else nullcontext():
             start = clock_ns()
             status = _loop()(self._address, len(self._program))

@@ -1,0 +1,344 @@
+"""Recorded passes of training give the losses and gradients of the layers, to the bit."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from smallmind import AdamW, TransformerModel
+from smallmind.kernels.codegen.recording import Recording
+from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
+from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn import recorded_gradients
+from smallmind.nn.attention import Attention
+from smallmind.nn.embedding import Embedding
+from smallmind.nn.linear import Linear
+from smallmind.nn.mlp import SwiGLU
+from smallmind.nn.network import Network
+from smallmind.nn.recompute import RecomputePlan
+from smallmind.nn.recorded_gradients import AFTER, CHECKED, KINDS
+from smallmind.nn.rmsnorm import RMSNorm
+from smallmind.presets import ARCHITECTURES
+
+T, V = 12, 31
+ENOUGH = AFTER + 2 + CHECKED  # passes after which they are repeated
+VARIANTS = {
+    **ARCHITECTURES,
+    "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
+    "documents": {**ARCHITECTURES["modern"], "document_token": 3, "logit_softcap": 5.0},
+}
+
+
+def new_model(variant="gpt2", **changes):
+    model = TransformerModel(V, T, 24, 2, 4, **{"seed": 1, **VARIANTS[variant], **changes})
+    model.workspace.pool = TensorPool()
+    return model
+
+
+def without_recordings(model):
+    model.workspace.new_recording = None
+    return model
+
+
+def batch(number, rows=5):
+    windows = np.random.default_rng(number).integers(0, V, (rows, T + 1), np.int32)
+    return windows[:, :-1], windows[:, 1:]
+
+
+class Pair:
+    """Two models that are trained alike, one of them without recordings."""
+
+    def __init__(self, *arguments, precision="float32", **changes):
+        self.models = [new_model(*arguments, **changes) for _ in range(2)]
+        without_recordings(self.models[1])
+        for model in self.models:
+            model.use_precision(precision)
+        self.optimizers = [AdamW(model, 1e-2) for model in self.models]
+        self.steps = 0
+
+    def step(self, rows=5, number=None, **named):
+        """A step of both, which must do the same."""
+        self.steps += 1
+        ids, targets = batch(self.steps if number is None else number, rows)
+        losses = [model.loss_and_gradients(ids, targets, **named) for model in self.models]
+        assert losses[0] == losses[1]
+        self.compare()
+        self.update()
+
+    def compare(self):
+        recorded, plain = (model.flat.grad for model in self.models)
+        np.testing.assert_array_equal(recorded.view(np.int32), plain.view(np.int32))
+
+    def update(self):
+        for optimizer in self.optimizers:
+            optimizer.step(1.0)
+
+    @property
+    def is_repeating(self):
+        """Whether a step of the first model does not go through its layers."""
+        return not self.goes_through_layers()
+
+    def goes_through_layers(self, **named):
+        """Whether a step of the first model does."""
+        calls, forward = [], Network.forward
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Network, "forward", lambda *given: calls.append(1) or forward(*given))
+            self.step(**named)
+        return len(calls) == 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_repeated_passes_give_the_bits_of_the_layers(variant, precision):
+    pair = Pair(variant, precision=precision)
+    for _ in range(ENOUGH):
+        pair.step()
+    assert pair.is_repeating
+    for model in pair.models:
+        model.flat.data *= np.float32(0.9)  # by hand
+        model.flat.refresh()
+    for _ in range(5):
+        pair.step()
+
+
+def test_they_add_to_gradients_and_take_no_memory():
+    pair = Pair("modern")
+    pools = [model.workspace.pool for model in pair.models]
+    for number in range(3 * ENOUGH):
+        pair.step()
+        for model in pair.models:  # a second micro-batch
+            model.loss_and_gradients(*batch(number))
+        pair.compare()
+        pair.update()
+        held = [pool.statistics().bytes_held for pool in pools]
+        assert held[0] == held[1]
+        assert pools[0].statistics().bytes_rented == 0
+    assert pair.is_repeating
+
+
+def test_the_number_of_threads_may_change():
+    if max_threads() == 1:
+        pytest.skip("needs two threads")
+    count, pair = threads(), Pair("modern")
+    try:
+        for number in range(4 * ENOUGH):
+            set_threads(1 + number // ENOUGH % 2)
+            assert pair.goes_through_layers() or number % ENOUGH
+            assert number % ENOUGH < ENOUGH - 1 or pair.is_repeating
+    finally:
+        set_threads(count)
+
+
+def test_models_that_share_a_pool_may_be_trained_in_turn():
+    pairs = [Pair("gpt2"), Pair("llama"), Pair("gpt2", seed=5)]
+    for pair in pairs:
+        pair.models[0].workspace.pool = pairs[0].models[0].workspace.pool
+    for _ in range(2 * ENOUGH):
+        for pair in pairs:
+            pair.step()
+            pair.models[0].losses(*batch(0, rows=7))
+    assert any(pair.is_repeating for pair in pairs)
+
+
+def test_batches_of_several_shapes_and_scales_take_turns():
+    pair = Pair()
+    for number in range(3 * ENOUGH):
+        pair.step(rows=3 + number % 2)
+        pair.step(scale=1.0 if number < ENOUGH else 64.0)
+        pair.step(scale=1.0 + number)  # never the same
+    assert pair.is_repeating
+    for number in range(3 * ENOUGH * KINDS):
+        pair.step(rows=1 + number % (2 * KINDS))
+
+
+def test_another_precision_or_recompute_is_another_pass():
+    pair = Pair()
+    for change in (
+        lambda model: model.use_precision("bfloat16"),
+        lambda model: model.use_recompute(RecomputePlan(1)),
+        lambda model: model.use_precision("float32"),
+    ):
+        for model in pair.models:
+            change(model)
+        for _ in range(ENOUGH):
+            pair.step()
+        assert pair.is_repeating
+
+
+def test_a_thread_repeats_only_what_it_has_recorded_itself():
+    pair = Pair()
+    for _ in range(ENOUGH):
+        pair.step()
+    found = []
+    other = threading.Thread(target=lambda: found.append(pair.is_repeating))
+    other.start()
+    other.join()
+    assert found == [False]
+    assert pair.is_repeating
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("part", [Embedding, RMSNorm, Attention, SwiGLU])
+@pytest.mark.parametrize("method", ["forward", "backward"])
+def test_layers_that_compute_without_kernels_are_not_skipped(part, method, same, monkeypatch):
+    original = getattr(part, method)
+
+    def changed(self, x, *others, **named):
+        result = original(self, x, *others, **named)
+        dx = others[0] if others else x
+        target = result if isinstance(result, np.ndarray) else dx
+        # Depends on what is there, unlike a constant that a kernel would have been given.
+        target *= np.float32(1.25) + np.float32(0.125) * np.sign(target[:1])
+        if part is Embedding and method == "backward":
+            self.token.grad[:2] *= 2
+        return result
+
+    monkeypatch.setattr(part, method, changed)
+    pair = Pair("llama")
+    for _ in range(2 * ENOUGH):
+        pair.step(number=1 if same else None)
+    assert not pair.is_repeating
+
+
+def test_a_layer_that_computes_from_the_weights_is_not_skipped(monkeypatch):
+    """It fits as long as they are those of the recording."""
+
+    def changed(self, y, x, residual):
+        weight = self.weight.compute / np.abs(self.weight.compute).max()
+        kernels = self.workspace.kernels_for(self.name)
+        kernels.matmul(y, x, weight, self.bias.compute, residual)
+        return y
+
+    monkeypatch.setattr(Linear, "_forward", changed)
+    pair = Pair("gpt2")
+    for number in range(2 * ENOUGH):
+        ids, targets = batch(number)
+        for model in pair.models:
+            model.loss_and_gradients(ids, targets)
+        pair.compare()
+        if number >= AFTER + 2 * CHECKED:
+            pair.update()
+        else:
+            for model in pair.models:
+                model.zero_gradients()
+    assert not pair.is_repeating
+
+
+def test_the_same_batch_again_and_again_is_repeated():
+    pair = Pair()
+    for _ in range(ENOUGH):
+        pair.step(number=1)
+    assert not pair.goes_through_layers(number=1)
+    for _ in range(2 * ENOUGH):
+        pair.step()
+    assert pair.is_repeating
+
+
+def test_whoever_has_to_see_the_layers_sees_them():
+    pair = Pair()
+    for _ in range(ENOUGH):
+        pair.step()
+    model = pair.models[0]
+    workspace, network = model.workspace, model.network
+    assert pair.is_repeating
+    seen = []
+    with workspace.wrapped_kernels(lambda name, kernel: seen.append(name) or kernel):
+        assert pair.goes_through_layers() and "attention_backward" in seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspace, "poll", lambda: seen.append("poll"))
+        assert pair.goes_through_layers() and "poll" in seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "after_block", lambda: seen.append("block"))
+        assert pair.goes_through_layers() and seen.count("block") == 2
+    profile = workspace.profile
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workspace, "profile", lambda name: seen.append(name) or profile(name))
+        assert pair.goes_through_layers() and "Backward" in seen
+
+    def objective(_windows, *given):
+        seen.append("objective")
+        workspace.kernels.cross_entropy(*given)
+
+    assert pair.goes_through_layers(objective=objective) and "objective" in seen
+    model.inspect(*batch(0))
+    assert pair.is_repeating
+
+
+def test_dropout_has_a_new_mask_in_every_pass():
+    pair = Pair("gpt2", dropout=0.2)
+    for _ in range(2 * ENOUGH):
+        pair.step()
+    assert not pair.is_repeating
+
+
+@pytest.mark.parametrize("step", [AFTER + 1, AFTER + 2, ENOUGH + 2])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_interrupt_leaves_everything_as_after_a_pass_of_the_layers(step, place, monkeypatch):
+    """While recording, while it is checked, and later."""
+    pair = Pair("llama")
+    for _ in range(step - 1):
+        pair.step()
+    model = pair.models[0]
+    repeat, finish = Recording.repeat, Recording._finish
+
+    def interrupted(original):
+        def run(self):
+            if place == "after":
+                original(self)
+            raise KeyboardInterrupt
+
+        return run
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Recording, "repeat", interrupted(repeat))
+        patch.setattr(Recording, "_finish", interrupted(finish))
+        model.loss_and_gradients(*batch(0))
+    assert model.workspace.pool.statistics().bytes_rented == 0
+    model.zero_gradients()
+    for _ in range(2 * ENOUGH):
+        pair.step()
+    assert pair.is_repeating
+
+
+def test_what_others_rent_during_a_repetition_is_theirs(monkeypatch):
+    pair = Pair("modern")
+    for _ in range(ENOUGH):
+        pair.step()
+    pool, repeat = pair.models[0].workspace.pool, Recording.repeat
+    sizes = [5 * T * width for width in (1, 4, 24, 31, 72, 96, 192)]
+
+    def crowded(self):
+        others = [pool.rent(size) for size in sizes for _ in range(9)]
+        for other in others:
+            other[:] = np.nan
+        repeat(self)
+        for other in others:
+            assert np.isnan(other).all()
+            pool.return_(other)
+
+    monkeypatch.setattr(Recording, "repeat", crowded)
+    assert pair.is_repeating
+
+
+def test_large_passes_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(recorded_gradients, "LARGEST", 1000)
+    pair = Pair()
+    for _ in range(2 * ENOUGH):
+        pair.step()
+    assert not pair.is_repeating
+
+
+def test_after_the_pool_has_freed_its_arrays_a_pass_is_recorded_again():
+    pair = Pair("modern")
+    pool = pair.models[0].workspace.pool
+    for _ in range(3):
+        for _ in range(ENOUGH):
+            pair.step()
+        assert pair.is_repeating
+        pool.trim()
+        gc.collect()
+        assert pool.statistics().bytes_held == 0
+    with pool.borrow(5 * T * 24):
+        for _ in range(ENOUGH):
+            pair.step()
