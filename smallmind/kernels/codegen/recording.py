@@ -52,6 +52,7 @@ done:
 }
 """
 _engines: list[llvm.ExecutionEngine] = []  # keep their machine code alive
+_addresses: dict[tuple[Any, ...], int] = {}  # of callers, by function and types
 
 
 class _Active(threading.local):
@@ -133,13 +134,13 @@ class Recording:
     def _finish(self) -> None:
         """Turns the calls into addresses."""
         self._tables = [_table(arguments) for _, arguments in self._calls]
-        self._program = np.array(
-            [
-                (_caller(function, *map(function.typeof_pyval, arguments)), table.ctypes.data)
-                for (function, arguments), table in zip(self._calls, self._tables, strict=True)
-            ],
-            np.int64,
-        ).reshape(-1, 2)
+        kinds = [
+            (function, *map(function.typeof_pyval, arguments))
+            for function, arguments in self._calls
+        ]
+        tables = (table.ctypes.data for table in self._tables)
+        self._program = np.array(list(zip(_callers(kinds), tables, strict=True)), np.int64)
+        self._program = self._program.reshape(-1, 2)
         self._address = self._program.ctypes.data  # asking NumPy takes microseconds
 
     def add(self, function: Any, arguments: tuple[Any, ...]) -> None:
@@ -197,21 +198,33 @@ def _append(content: bytearray, argument: Any) -> None:
         content += np.asarray(argument).tobytes().ljust(8, b"\0")
 
 
-@functools.cache
-def _caller(function: Any, *kinds: Any) -> int:
-    """The address of a function that calls the version for these types, given their table."""
+def _callers(kinds: list[tuple[Any, ...]]) -> list[int]:
+    """For each function and the types of its arguments, the address of what `_caller` writes.
+
+    Those that are new are compiled together: each piece of code that LLVM links takes memory.
+    """
+    new = [kind for kind in dict.fromkeys(kinds) if kind not in _addresses]
+    if new:
+        engine = _compile("".join(_caller(f"call{i}", *kind) for i, kind in enumerate(new)))
+        for i, kind in enumerate(new):
+            _addresses[kind] = int(engine.get_function_address(f"call{i}"))
+    return [_addresses[kind] for kind in kinds]
+
+
+def _caller(name: str, function: Any, *kinds: Any) -> str:
+    """LLVM code of a function that calls the version for these types, given their table."""
     compiled = function.overloads[kinds]
     assert compiled.signature.return_type == types.none, function
     address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
     packer = compiled.target_context.get_arg_packer(compiled.fndesc.argtypes)
     loads = arguments = ""
     for i, kind in enumerate(packer.argument_types):
-        name = "ptr" if isinstance(kind, ir.PointerType) else str(kind)
+        type_ = "ptr" if isinstance(kind, ir.PointerType) else str(kind)
         loads += f"  %p{i} = getelementptr i64, ptr %table, i64 {i}\n"
-        loads += f"  %a{i} = load {name}, ptr %p{i}\n"
-        arguments += f", {name} %a{i}"
-    return _compile(
-        f"define i32 @run(ptr %table) {{\n{loads}"
+        loads += f"  %a{i} = load {type_}, ptr %p{i}\n"
+        arguments += f", {type_} %a{i}"
+    return (
+        f"define i32 @{name}(ptr %table) {{\n{loads}"
         "  %result = alloca ptr\n  %exception = alloca ptr\n"
         f"  %function = inttoptr i64 {address} to ptr\n"
         f"  %status = call i32 %function(ptr %result, ptr %exception{arguments})\n"
@@ -222,11 +235,13 @@ def _caller(function: Any, *kinds: Any) -> int:
 @functools.cache
 def _loop() -> Any:
     # PYFUNCTYPE holds Python's lock, as kernels do.
-    return ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(_compile(_LOOP))
+    return ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)(
+        _compile(_LOOP).get_function_address("run")
+    )
 
 
-def _compile(code: str) -> int:
-    """LLVM code of a function named run -> its address."""
+def _compile(code: str) -> llvm.ExecutionEngine:
+    """LLVM code -> what knows the addresses of its functions."""
     with deferred():
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -234,4 +249,4 @@ def _compile(code: str) -> int:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(code), machine)
         engine.finalize_object()
     _engines.append(engine)
-    return int(engine.get_function_address("run"))
+    return engine
