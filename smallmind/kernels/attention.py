@@ -161,12 +161,12 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, own, mask):
     scale = np.float32(1 / np.sqrt(D))
     unit, block = padding_unit(qkv), keys_per_block(qkv)
     start = first_key(head, begin) // block * block
-    pack_keys_and_values(qkv, own, qkv, head, start, end)
+    pack_keys_and_values(qkv, own, head, start, end)
     for first in range(begin, end, QUERIES):
         count = min(QUERIES, end - first)
         columns, start = round_up(count, LANES), first_key(head, first) // block * block
         stop = start + round_up(first + count - start, unit)
-        pack_queries(qkv, own, qkv, head.queries + first * width, width, count, D)
+        pack_queries(qkv, own, head.queries + first * width, width, count, D)
         for i in range(0, columns, LANES):
             store(own.top, i, broadcast(LOWEST))
             store(own.sums, i, broadcast(np.float32(0)))
@@ -209,13 +209,13 @@ def _exponentials(x, own, head, first, i, keys, scale, mask):
     for key in range(left, seen.begin, 2):
         store_two(x, own.scores, key - left, i, zero, zero)
     for key in range(seen.begin, seen.whole_begin, 2):
-        first_e, second_e = _two_exponentials(x, place, key, scale, top, mask, False)
+        first_e, second_e = _two_masked(x, place, key, scale, top, mask)
         total, other = total + first_e, other + second_e
     for key in range(seen.whole_begin, seen.whole_end, 2):
         first_e, second_e = _two_exponentials(x, place, key, scale, top, mask, True)
         total, other = total + first_e, other + second_e
     for key in range(seen.whole_end, seen.end, 2):
-        first_e, second_e = _two_exponentials(x, place, key, scale, top, mask, False)
+        first_e, second_e = _two_masked(x, place, key, scale, top, mask)
         total, other = total + first_e, other + second_e
     for key in range(seen.end, keys.right, 2):
         store_two(x, own.scores, key - left, i, zero, zero)
@@ -250,6 +250,12 @@ def _two_exponentials(x, place, key, scale, top, mask, is_whole):
         kept_too = second * dropout_factors(mask.key, index + 1, T, mask.threshold, mask.factor)
     store_two(x, place.scores, row, place.i, kept, kept_too)
     return first, second
+
+
+@jit
+def _two_masked(x, place, key, scale, top, mask):
+    """Those of keys that some queries do not see: not inlined, which would double the code."""
+    return _two_exponentials(x, place, key, scale, top, mask, False)
 
 
 @jit

@@ -46,11 +46,12 @@ from smallmind.kernels.codegen.simd import (
     dropout_factors,
     exp2,
     fma,
-    lane_sum,
     load,
     load_first,
+    store,
 )
 from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 
 
@@ -186,7 +187,7 @@ def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
     unit, block = padding_unit(qkv), keys_per_block(qkv)
     is_first = turn.number == 0
     if is_first:
-        pack_head(qkv, own, qkv, head)
+        pack_head(qkv, own, head)
     for first in range(begin, T, QUERIES):
         last, seen = min(T, first + QUERIES), first_key(head, first)
         if first >= end and seen >= end:
@@ -228,17 +229,34 @@ def _pack_queries(own, qkv, forward, head, first, last, columns):
     """Packs the queries first..last, the gradients of their results, logsumexp and delta."""
     D, width, C, count = head.D, head.width, head.C, last - first
     queries, outs, spare = head.queries + first * width, head.out + first * C, own.dqueries
-    pack_both(qkv, own.queries, own.query_columns, spare, qkv, queries, width, count, D)
-    pack_both(qkv, own.douts, own.dout_columns, spare, forward.dout, outs, C, count, D)
-    for i in range(columns):
-        is_inside = i < count
-        own.logsumexp[i] = (
-            forward.logsumexp[head.logsumexp + first + i] if is_inside else np.float32(0)
-        )
+    pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D)
+    pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D)
+    for i in range(0, columns, LANES):
+        inside = min(LANES, count - i)
+        place = head.logsumexp + first + i
+        store(own.logsumexp, i, load_first(forward.logsumexp, place, inside))
         # The mean of dp under p.
-        own.delta[i] = (
-            _dot(forward.dout, forward.out, outs + i * C, D) if is_inside else np.float32(0)
-        )
+        delta = _row_dots(own.p, forward.dout, forward.out, outs + i * C, C, inside, D)
+        store(own.delta, i, delta)
+
+
+@jit
+def _row_dots(spare, a, b, place, stride, rows, count):
+    """The dot products of up to LANES rows of two matrices, `count` elements each.
+
+    spare (LANES, LANES) is overwritten.
+    """
+    for row in range(LANES):
+        total = broadcast(np.float32(0))
+        for c in range(0, count, LANES):
+            n, element = min(LANES, count - c) if row < rows else 0, place + row * stride + c
+            total = fma(load_first(a, element, n), load_first(b, element, n), total)
+        store(spare, row * LANES, total)
+    transpose_tile(spare, LANES, spare, LANES)
+    total = load(spare, 0)
+    for lane in range(1, LANES):
+        total = total + load(spare, lane * LANES)
+    return total
 
 
 @jit
@@ -255,11 +273,11 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
     for key in range(left, seen.begin, 2):
         store_gradients(x, own, key - left, i, zero, zero, zero, zero)
     for key in range(seen.begin, seen.whole_begin, 2):
-        _two_gradients(x, own, place, key, vectors, mask, False)
+        _two_masked(x, own, place, key, vectors, mask)
     for key in range(seen.whole_begin, seen.whole_end, 2):
         _two_gradients(x, own, place, key, vectors, mask, True)
     for key in range(seen.whole_end, seen.end, 2):
-        _two_gradients(x, own, place, key, vectors, mask, False)
+        _two_masked(x, own, place, key, vectors, mask)
     for key in range(seen.end, keys.right, 2):
         store_gradients(x, own, key - left, i, zero, zero, zero, zero)
 
@@ -290,6 +308,12 @@ def _two_gradients(x, own, place, key, vectors, mask, is_whole):
     p, ds = _gradient(place, row, key, vectors, mask, is_whole)
     other_p, other_ds = _gradient(place, row + 1, key + 1, vectors, mask, is_whole)
     store_gradients(x, own, row, place.i, p, other_p, ds, other_ds)
+
+
+@jit
+def _two_masked(x, own, place, key, vectors, mask):
+    """Those of keys that some queries do not see: not inlined, which would double the code."""
+    _two_gradients(x, own, place, key, vectors, mask, False)
 
 
 @inline_jit
@@ -351,13 +375,3 @@ def _write_dqueries(dqkv, own, head, first, last):
     for i in range(last - first):
         place = head.queries + (first + i) * head.width
         write_row(dqkv, place, own.queries, i * D_row, D, _scale(head))
-
-
-@jit
-def _dot(a, b, place, count):
-    """The dot product of the same `count` elements of two matrices."""
-    total = broadcast(np.float32(0))
-    for c in range(0, count, LANES):
-        n = min(LANES, count - c)
-        total = fma(load_first(a, place + c, n), load_first(b, place + c, n), total)
-    return lane_sum(total)

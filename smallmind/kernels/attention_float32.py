@@ -7,7 +7,7 @@ import numpy as np
 
 from smallmind.kernels.attention_heads import KEYS as MAX_KEYS
 from smallmind.kernels.attention_heads import QUERIES, pack_rows
-from smallmind.kernels.codegen.jit import inline_jit, jit
+from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import LANES, at, element, store
 from smallmind.kernels.codegen.transpose import transpose_tile
@@ -26,62 +26,61 @@ TILE_KEYS = TILE_ROWS  # that are multiplied at a time on the diagonal
 UNIT = 1  # keys and queries are padded to multiples of it
 
 
-@inline_jit
-def begin_products():
+def begin_products(_x):
     """Before the products of a worker."""
 
 
-@inline_jit
-def end_products():
+def end_products(_x):
     """After them."""
 
 
-@jit
-def pack_keys_and_values(own, x, head, start, end):
+def pack_keys_and_values(x, own, head, start, end):
     """Packs the keys and values start..end of a head for the forward pass."""
+    _pack(x, own, head, start, end)
+
+
+@jit
+def _pack(x, own, head, start, end):
     D, width, count, D_row = head.D, head.width, end - start, round_up(head.D, LANES)
     for rows, place in ((own.keys, head.keys), (own.values, head.values)):
         target = at(rows, start * D_row)
         pack_rows(target, D_row, x, place + start * width, width, count, count, D)
 
 
-@jit
-def pack_head(own, x, head):
+def pack_head(x, own, head):
     """Packs the keys and values of a head for the backward pass."""
-    pack_keys_and_values(own, x, head, 0, head.T)
+    _pack(x, own, head, 0, head.T)
 
 
-@jit
-def pack_queries(own, x, place, stride, count, D):
+def pack_queries(x, own, place, stride, count, D):
     """`count` queries -> own.queries (D, columns), for the forward pass."""
     _pack_columns(own.queries, x, place, stride, count, D)
 
 
-@jit
-def pack_both(rows, columns, _spare, x, place, stride, count, D):
+def pack_both(x, rows, columns, _spare, place, stride, count, D):
     """`count` rows of x -> rows (count, D) and columns (D, count), for the backward pass."""
     pack_rows(rows, round_up(D, LANES), x, place, stride, count, count, D)
     _pack_columns(columns, x, place, stride, count, D)
 
 
-@inline_jit
-def key_columns(own):
+def key_columns(_x, own):
     """The packed keys that `multiply_keys` takes."""
     return own.keys
 
 
-@inline_jit
-def store_two(p, row, i, first, second):
+def store_two(_x, p, row, i, first, second):
     """Writes LANES elements from column i on of the rows `row` and `row` + 1 of p."""
     store(p, row * QUERIES + i, first)
     store(p, (row + 1) * QUERIES + i, second)
 
 
-@inline_jit
-def store_gradients(own, row, i, p, other_p, ds, other_ds):
+def store_gradients(_x, own, row, i, p, other_p, ds, other_ds):
     """Writes LANES elements of two rows of p and ds."""
-    store_two(own.p, row, i, p, other_p)
-    store_two(own.ds, row, i, ds, other_ds)
+    place = row * QUERIES + i
+    store(own.p, place, p)
+    store(own.p, place + QUERIES, other_p)
+    store(own.ds, place, ds)
+    store(own.ds, place + QUERIES, other_ds)
 
 
 @jit
@@ -90,8 +89,7 @@ def _multiply(c, a, b, extent):
     multiply_panel(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
 
 
-@jit
-def multiply_queries(scores, keys, queries, span, first, width, D):
+def multiply_queries(_x, scores, keys, queries, span, first, width, D):
     """The keys in a span times `width` queries from `first` on -> scores, a row per key.
 
     keys (T, D) in padded rows, queries (D, width) in panels; scores (KEYS, QUERIES). Vectors of
@@ -120,8 +118,7 @@ def multiply_queries(scores, keys, queries, span, first, width, D):
             )
 
 
-@jit
-def multiply_keys(c, keys, p, span, first, width, D, adds):
+def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
     """c = keys^T p for the keys in a span, or += if it `adds`; p has a row per key.
 
     c (D, QUERIES), keys (T, D) in padded rows, p (KEYS, QUERIES), of which `width` columns count.
@@ -147,8 +144,7 @@ def multiply_keys(c, keys, p, span, first, width, D, adds):
             )
 
 
-@jit
-def add_to_keys(own, D, first, left, keys, queries, writes):
+def add_to_keys(_x, own, D, first, left, keys, queries, writes):
     """Adds the products of some queries to dk and dv of some keys, or writes them.
 
     The rows of p and ds begin with the key `left`, their columns with the query `first`.

@@ -26,13 +26,11 @@ HAS_TILES = ISA.matrix_unit
 
 if HAS_TILES:
 
-    @inline_jit
-    def begin_products():
+    def begin_products(_x):
         """Before the products of a worker."""
         configure(TILE, TILE)
 
-    @inline_jit
-    def end_products():
+    def end_products(_x):
         """After them."""
         release()
 
@@ -56,12 +54,10 @@ if HAS_TILES:
 else:
     from smallmind.kernels.gemm.bfloat16_pairs import multiply as multiply_pairs
 
-    @inline_jit
-    def begin_products():
+    def begin_products(_x):
         """Before the products of a worker."""
 
-    @inline_jit
-    def end_products():
+    def end_products(_x):
         """After them."""
 
     @jit
@@ -92,8 +88,7 @@ def _depth(D):
     return _words(D) if HAS_TILES else ceil_div(D, 2)
 
 
-@jit
-def pack_keys_and_values(own, x, head, start, end):
+def pack_keys_and_values(x, own, head, start, end):
     """Packs the keys and values start..end of a head for the forward pass.
 
     start is the first of a block.
@@ -102,8 +97,7 @@ def pack_keys_and_values(own, x, head, start, end):
     _pack_blocks(own.values, x, head.values, head, start, end)
 
 
-@jit
-def pack_head(own, x, head):
+def pack_head(x, own, head):
     """Packs the keys and values of a head for the backward pass."""
     _pack_words(own.keys, x, head.keys, head, 0, head.T)
     _pack_blocks(own.key_columns, x, head.keys, head, 0, head.T)
@@ -144,14 +138,12 @@ def _word_row(x, place, stride, row, count, channels):
     return zip_halves(round_two(first, second))
 
 
-@jit
-def pack_queries(own, x, place, stride, count, D):
+def pack_queries(x, own, place, stride, count, D):
     """`count` queries -> own.queries, words of channels (D / 2, QUERIES), for the forward pass."""
     _pack_columns(own.queries, own.rows, x, place, stride, count, D)
 
 
-@jit
-def pack_both(rows, columns, spare, x, place, stride, count, D):
+def pack_both(x, rows, columns, spare, place, stride, count, D):
     """`count` rows of x -> the same, and rows, words of them (QUERIES / 2, D)."""
     D_row = round_up(D, LANES)
     _pack_columns(columns, spare, x, place, stride, count, D)
@@ -170,14 +162,12 @@ def _pack_columns(columns, rows, x, place, stride, count, D):
             transpose_tile(at(rows, i * row + d), row, at(columns, d * QUERIES + i), QUERIES)
 
 
-@inline_jit
-def key_columns(own):
+def key_columns(_x, own):
     """The packed keys that `multiply_keys` takes."""
     return own.key_columns
 
 
-@inline_jit
-def store_two(p, row, i, first, second):
+def store_two(_x, p, row, i, first, second):
     """Writes LANES elements from column i on of the rows `row` and `row` + 1 of p, as words.
 
     Over what is read by then if p holds the scores.
@@ -185,8 +175,7 @@ def store_two(p, row, i, first, second):
     store(p, row // 2 * QUERIES + i, zip_halves(round_two(first, second)))
 
 
-@inline_jit
-def store_gradients(own, row, i, p, other_p, ds, other_ds):
+def store_gradients(_x, own, row, i, p, other_p, ds, other_ds):
     """Writes LANES elements of two rows of p and ds.
 
     p and ds_rows hold words of queries, ds words of keys.
@@ -199,8 +188,7 @@ def store_gradients(own, row, i, p, other_p, ds, other_ds):
     store(own.ds, row // 2 * QUERIES + i, zip_halves(both))
 
 
-@jit
-def multiply_queries(scores, keys, queries, span, first, width, D):
+def multiply_queries(_x, scores, keys, queries, span, first, width, D):
     """The keys in a span times `width` queries from `first` on -> scores, a row per key.
 
     Tiles of scores that are all before the diagonal are left out.
@@ -227,8 +215,7 @@ def multiply_queries(scores, keys, queries, span, first, width, D):
         )
 
 
-@jit
-def multiply_keys(c, keys, p, span, first, width, D, adds):
+def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
     """c = keys^T p for the keys in a span, or += if it `adds`; keys and p are words of keys.
 
     c (D, QUERIES), of which `width` columns count. The second half of the queries before the
@@ -251,8 +238,7 @@ def multiply_keys(c, keys, p, span, first, width, D, adds):
         )
 
 
-@jit
-def add_to_keys(own, D, first, left, keys, queries, writes):
+def add_to_keys(_x, own, D, first, left, keys, queries, writes):
     """Adds the products of some queries to dk and dv of some keys, or writes them.
 
     The rows of p and ds begin with the key `left`, their columns with the query `first`.

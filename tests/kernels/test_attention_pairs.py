@@ -46,11 +46,10 @@ def run_exactly(qkv, dout, shape, *mask):
     return out, logsumexp, dqkv
 
 
-def assert_rounded(found, exact):
-    """No number is off by more than a few roundings to 8 bits."""
-    scale = np.abs(exact).max()
-    np.testing.assert_allclose(found, exact, rtol=0, atol=2.0**-7 * scale)
-    assert np.sqrt(np.mean((found - exact) ** 2)) <= 2.0**-7 * np.sqrt(np.mean(exact**2))
+def assert_rounded(found, exact, allowed):
+    """All numbers are off by no more than some roundings to 8 bits of the largest."""
+    np.testing.assert_allclose(found, exact, rtol=0, atol=allowed * np.abs(exact).max())
+    assert np.sqrt(np.mean((found - exact) ** 2)) <= allowed * np.sqrt(np.mean(exact**2))
 
 
 SIZES = [*range(1, 20), 31, 32, 33, 47, 63, 64, 65, 81, 95, 96, 97, 127, 128, 129, 130, 193, 321]
@@ -65,9 +64,9 @@ def test_attention_of_every_size_matches_the_reference(random, D):
         qkv, dout = bfloat16(random, B * T, (H + 2 * G) * D), bfloat16(random, B * T, H * D)
         inputs = qkv, dout, (B, H, T), KEY, probability, 5 * T, firsts
         (out, logsumexp, dqkv), exact = run_compiled(*inputs), run_exactly(*inputs)
-        assert_rounded(out, exact[0])
+        assert_rounded(out, exact[0], 2.0**-7)
         np.testing.assert_allclose(logsumexp, exact[1], rtol=2e-6, atol=2e-6)
-        assert_rounded(dqkv, exact[2])
+        assert_rounded(dqkv, exact[2], 2.0**-6)
 
 
 def test_attention_is_exact_where_nothing_is_rounded(random):
