@@ -47,13 +47,15 @@ from smallmind.kernels.codegen.simd import (
     dropout_factors,
     exp2,
     load,
+    log2,
     maximum,
     store,
+    store_first,
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 
-LOG2_E = np.float32(1.4426950408889634)
+LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 LOWEST = np.finfo(np.float32).min
 
 
@@ -181,11 +183,14 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, own, mask):
             operands = own.results, own.values, own.scores
             multiply_keys(qkv, *operands, keys, first, columns, D, adds)
         write_columns(own.rows, own.results, columns, D)
+        for i in range(0, columns, LANES):
+            sums, place = load(own.sums, i), head.logsumexp + first + i
+            total = load(own.top, i) * scale + log2(sums) * LN_2
+            store_first(logsumexp, place, total, min(LANES, count - i))
+            store(own.factors, i, np.float32(1) / sums)
         for i in range(count):
-            row = first + i
-            factor = np.float32(1) / own.sums[i]
-            write_row(out, head.out + row * C, own.rows, i * D_row, D, factor)
-            logsumexp[head.logsumexp + row] = own.top[i] * scale + np.log(own.sums[i])
+            place = head.out + (first + i) * C
+            write_row(out, place, own.rows, i * D_row, D, own.factors[i])
 
 
 @jit

@@ -69,6 +69,14 @@ def test_exp2_handles_nan_infinities_and_overflow():
     np.testing.assert_array_equal(computed, [np.nan, np.inf, 0, np.inf, 0, np.inf, 0, 1])
 
 
+def test_log2_is_accurate_over_its_whole_range():
+    x = every_nth_float(501, 1.2e-38, 3.4e38)
+    x = x[x > 0][: len(x) // 32 * 16]
+    exact = np.log2(x.astype(np.float64))
+    computed = apply(simd.log2)(x).astype(np.float64)
+    assert (np.abs(computed - exact) <= 6e-7 * np.maximum(1, np.abs(exact))).all()
+
+
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
 def test_sigmoid_is_accurate_over_its_whole_range():
     x = every_nth_float(501, 1e-38, 110)

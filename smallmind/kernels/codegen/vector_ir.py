@@ -244,6 +244,12 @@ class VectorIR:
             builder, a, self._floor(builder, self._clamped_power(builder, n))
         )
 
+    def estimate_log2(self, builder, a):
+        """The exponent of a and, in place of the logarithm of its significand, that less 1."""
+        bits = builder.sitofp(builder.bitcast(a, self.integers), self.vector)
+        scaled = builder.fmul(bits, self.constant(2.0**-23))
+        return builder.fsub(scaled, self.constant(127.0))
+
     def _floor(self, builder, a):
         return self.call(builder, f"llvm.floor.v{self.lanes}f32", self.vector, a)
 
