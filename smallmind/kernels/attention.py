@@ -18,10 +18,6 @@ from smallmind.kernels.attention_heads import (
     first_key,
     first_keys,
     head_at,
-    multiply_keys,
-    multiply_queries,
-    pack_columns,
-    pack_rows,
     row_elements,
     row_of_share,
     seen_keys,
@@ -29,7 +25,19 @@ from smallmind.kernels.attention_heads import (
     write_columns,
     write_row,
 )
-from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.attention_products import (
+    begin_products,
+    end_products,
+    keys_per_block,
+    load_products,
+    multiply_keys,
+    multiply_queries,
+    pack_keys_and_values,
+    pack_queries,
+    padding_unit,
+    store_two,
+)
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
@@ -37,14 +45,17 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     dropout_factors,
-    exp,
+    exp2,
     load,
+    log2,
     maximum,
     store,
+    store_first,
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 
+LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 LOWEST = np.finfo(np.float32).min
 
 
@@ -59,6 +70,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     """
     threshold, factor = dropout_threshold(probability)
     shape = attention_shape(qkv, out, logsumexp, firsts)
+    load_products(qkv)
     rows = scratch(threads(), _forward_layout(shape.T, shape.D).size)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
@@ -72,6 +84,7 @@ def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
     for worker in prange(workers):
         own = _forward_scratch(at(scratch, worker * scratch.shape[1]), T, shape.D)
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
+        begin_products(at(qkv, 0))
         for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
             # of the first n rows grows as the square of n.
@@ -82,14 +95,15 @@ def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
                 dropped = mask_of_head(mask, first_head + index)
                 starts = at(out, 0), at(logsumexp, 0), at(qkv, 0)
                 _attention_rows(*starts, head, first, last, own, dropped)
+        end_products(at(qkv, 0))
 
 
 class ForwardScratch(NamedTuple):
     """Pointers into the scratch of the forward pass of a head."""
 
-    keys: Any  # (T, D) in padded rows
+    keys: Any  # as `attention_products` packs them, as the two below
     values: Any
-    queries: Any  # (D, QUERIES) in panels
+    queries: Any  # of a block
     scores: Any  # (KEYS, QUERIES): a row per key
     results: Any  # (D, QUERIES)
     rows: Any  # (QUERIES, D), the results in padded rows
@@ -145,72 +159,108 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, own, mask):
     of a block of keys are scaled down when a later block has larger scores (Milakov & Gimelshein
     2018).
     """
-    D, width = head.D, head.width
-    D_row = round_up(D, LANES)
+    D, width, C, D_row = head.D, head.width, head.C, round_up(head.D, LANES)
     scale = np.float32(1 / np.sqrt(D))
-    start = first_key(head, begin)
-    pack_rows(at(own.keys, start * D_row), qkv, head.keys + start * width, width, end - start, D)
-    pack_rows(
-        at(own.values, start * D_row), qkv, head.values + start * width, width, end - start, D
-    )
+    unit, block = padding_unit(qkv), keys_per_block(qkv)
+    start = first_key(head, begin) // block * block
+    pack_keys_and_values(qkv, own, head, start, end)
     for first in range(begin, end, QUERIES):
         count = min(QUERIES, end - first)
-        columns, start = round_up(count, LANES), first_key(head, first)
-        pack_columns(own.queries, qkv, head.queries + first * width, width, count, D)
+        columns, start = round_up(count, LANES), first_key(head, first) // block * block
+        stop = start + round_up(first + count - start, unit)
+        pack_queries(qkv, own, head.queries + first * width, width, count, D)
         for i in range(0, columns, LANES):
             store(own.top, i, broadcast(LOWEST))
             store(own.sums, i, broadcast(np.float32(0)))
-        for left in range(start, first + count, KEYS):
-            keys = Span(left, min(first + count, left + KEYS))
-            multiply_queries(own.scores, own.keys, own.queries, keys, first, columns, D)
+        for left in range(start, stop, block):
+            keys = Span(left, min(stop, left + block))
+            adds = left > start
+            multiply_queries(qkv, own.scores, own.keys, own.queries, keys, first, columns, D)
             for i in range(0, columns, LANES):
-                _exponentials(own, head, first, i, keys, scale, mask)
-            if left > start:
+                _exponentials(qkv, own, head, first, i, keys, scale, mask)
+            if adds:
                 _scale_results(own, columns, D)
-            multiply_keys(
-                own.results, own.values, own.scores, keys, first, columns, D, left > start
-            )
+            operands = own.results, own.values, own.scores
+            multiply_keys(qkv, *operands, keys, first, columns, D, adds)
         write_columns(own.rows, own.results, columns, D)
+        for i in range(0, columns, LANES):
+            sums, place = load(own.sums, i), head.logsumexp + first + i
+            total = load(own.top, i) * scale + log2(sums) * LN_2
+            store_first(logsumexp, place, total, min(LANES, count - i))
+            store(own.factors, i, np.float32(1) / sums)
         for i in range(count):
-            factor, row = np.float32(1) / own.sums[i], first + i
-            write_row(out, head.out + row * head.C, own.rows, i * D_row, D, factor)
-            logsumexp[head.logsumexp + row] = own.top[i] * scale + np.log(own.sums[i])
+            place = head.out + (first + i) * C
+            write_row(out, place, own.rows, i * D_row, D, own.factors[i])
 
 
 @jit
-def _exponentials(own, head, first, i, keys, scale, mask):
+def _exponentials(x, own, head, first, i, keys, scale, mask):
     """The scores of the queries i..i + LANES of a block -> exp((score - top) scale), after dropout.
 
     In place; zeros where a query does not see a key. Updates top and sums (with the dropped ones),
     and writes the factors. The block begins with the query `first`, the scores with keys.left.
     """
-    query, zero = first + i, broadcast(np.float32(0))
+    query, left, zero = first + i, keys.left, broadcast(np.float32(0))
     seen = seen_keys(head, query, keys)
     before = load(own.top, i)
     top = _maximum(own.scores, head, query, i, keys, seen, before)
-    factor = exp((before - top) * scale)
+    scale = broadcast(scale * LOG2_E)
+    factor = exp2((before - top) * scale)
     store(own.top, i, top)
     store(own.factors, i, factor)
-    total = load(own.sums, i) * factor
-    for key in range(keys.left, seen.begin):
-        store(own.scores, (key - keys.left) * QUERIES + i, zero)
-    for key in range(seen.begin, seen.end):
-        place = (key - keys.left) * QUERIES + i
-        score = load(own.scores, place)
-        is_whole = seen.whole_begin <= key < seen.whole_end
-        if not is_whole:
-            score = where_seen(score, top, head, query, key)
-        e = exp((score - top) * scale)
-        if not is_whole:
-            e = where_seen(e, zero, head, query, key)
-        total = total + e
-        if mask.threshold > 0:
-            place_in_head = query * head.T + key
-            e = e * dropout_factors(mask.key, place_in_head, head.T, mask.threshold, mask.factor)
-        store(own.scores, place, e)
-    for key in range(seen.end, keys.right):
-        store(own.scores, (key - keys.left) * QUERIES + i, zero)
-    store(own.sums, i, total)
+    # Two sums: an addition has to wait for the one before.
+    total, other = load(own.sums, i) * factor, zero
+    place = Place(own.scores, head, query, i, left)
+    for key in range(left, seen.begin, 2):
+        store_two(x, own.scores, key - left, i, zero, zero)
+    for key in range(seen.begin, seen.whole_begin, 2):
+        first_e, second_e = _two_masked(x, place, key, scale, top, mask)
+        total, other = total + first_e, other + second_e
+    for key in range(seen.whole_begin, seen.whole_end, 2):
+        first_e, second_e = _two_exponentials(x, place, key, scale, top, mask, True)
+        total, other = total + first_e, other + second_e
+    for key in range(seen.whole_end, seen.end, 2):
+        first_e, second_e = _two_masked(x, place, key, scale, top, mask)
+        total, other = total + first_e, other + second_e
+    for key in range(seen.end, keys.right, 2):
+        store_two(x, own.scores, key - left, i, zero, zero)
+    store(own.sums, i, total + other)
+
+
+class Place(NamedTuple):
+    """LANES queries, from `query` on, in column i on of rows from the key `left` on."""
+
+    scores: Any
+    head: Any
+    query: int
+    i: int
+    left: int
+
+
+@inline_jit
+def _two_exponentials(x, place, key, scale, top, mask, is_whole):
+    """Those of a key and the next. Writes them after dropout, returns them before it."""
+    head, query, row = place.head, place.query, key - place.left
+    zero = broadcast(np.float32(0))
+    here = row * QUERIES + place.i
+    first = exp2((load(place.scores, here) - top) * scale)
+    second = exp2((load(place.scores, here + QUERIES) - top) * scale)
+    if not is_whole:
+        first = where_seen(first, zero, head, query, key)
+        second = where_seen(second, zero, head, query, key + 1)
+    kept, kept_too = first, second
+    if mask.threshold > 0:
+        index, T = query * head.T + key, head.T
+        kept = first * dropout_factors(mask.key, index, T, mask.threshold, mask.factor)
+        kept_too = second * dropout_factors(mask.key, index + 1, T, mask.threshold, mask.factor)
+    store_two(x, place.scores, row, place.i, kept, kept_too)
+    return first, second
+
+
+@jit
+def _two_masked(x, place, key, scale, top, mask):
+    """Those of keys that some queries do not see: not inlined, which would double the code."""
+    return _two_exponentials(x, place, key, scale, top, mask, False)
 
 
 @jit
@@ -220,17 +270,19 @@ def _maximum(scores, head, query, i, keys, seen, top):
     for key in range(seen.begin, seen.whole_begin):
         score = load(scores, (key - keys.left) * QUERIES + i)
         top = maximum(where_seen(score, low, head, query, key), top)
-    # Two chains: a maximum has to wait for the one before.
-    other, key = low, seen.whole_begin
-    while key + 1 < seen.whole_end:
+    # Four chains: a maximum has to wait for the one before.
+    second, third, fourth, key = low, low, low, seen.whole_begin
+    while key + 3 < seen.whole_end:
         place = (key - keys.left) * QUERIES + i
         top = maximum(load(scores, place), top)
-        other = maximum(load(scores, place + QUERIES), other)
-        key += 2
+        second = maximum(load(scores, place + QUERIES), second)
+        third = maximum(load(scores, place + 2 * QUERIES), third)
+        fourth = maximum(load(scores, place + 3 * QUERIES), fourth)
+        key += 4
     for last in range(key, seen.end):
         score = load(scores, (last - keys.left) * QUERIES + i)
         top = maximum(where_seen(score, low, head, query, last), top)
-    return maximum(other, top)
+    return maximum(maximum(fourth, third), maximum(second, top))
 
 
 @jit

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels.attention import LOG2_E
 from smallmind.kernels.attention_heads import (
     KEYS,
     QUERIES,
@@ -13,10 +14,6 @@ from smallmind.kernels.attention_heads import (
     first_key,
     first_keys,
     head_at,
-    multiply_keys,
-    multiply_queries,
-    pack_columns,
-    pack_rows,
     row_elements,
     row_of_share,
     seen_keys,
@@ -24,7 +21,22 @@ from smallmind.kernels.attention_heads import (
     write_columns,
     write_row,
 )
-from smallmind.kernels.codegen.jit import called_jit, jit, parallel_jit
+from smallmind.kernels.attention_products import (
+    add_to_keys,
+    begin_products,
+    end_products,
+    key_columns,
+    keys_per_block,
+    keys_per_tile,
+    load_products,
+    multiply_keys,
+    multiply_queries,
+    pack_both,
+    pack_head,
+    padding_unit,
+    store_gradients,
+)
+from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
@@ -32,16 +44,15 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     dropout_factors,
-    exp,
+    exp2,
     fma,
-    lane_sum,
     load,
     load_first,
     store,
 )
 from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
-from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Extent, Rows, Strip, multiply_panel
 
 
 def attention_backward(
@@ -50,6 +61,7 @@ def attention_backward(
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
     shape = attention_shape(qkv, out, logsumexp, firsts)
+    load_products(qkv)
     rows = scratch(threads(), _backward_layout(shape.T, shape.D).size)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
@@ -65,6 +77,7 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, mask, first_hea
     for worker in prange(workers):
         own = _backward_scratch(at(scratch, worker * scratch.shape[1]), T, shape.D)
         begin, end = groups * np.int64(worker), groups * (np.int64(worker) + 1)
+        begin_products(at(qkv, 0))
         for group in range(begin // workers, ceil_div(end, workers)):
             first = row_of_share(T, max(0, begin - group * workers) / workers)
             last = row_of_share(T, min(workers, end - group * workers) / workers)
@@ -76,6 +89,7 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, mask, first_hea
                     head = head_at(index, shape, at(firsts, 0))
                     rows = Turn(first, last, number, shared)
                     _attention_backward_rows(at(dqkv, 0), at(qkv, 0), forward, head, rows, own)
+        end_products(at(qkv, 0))
 
 
 class Turn(NamedTuple):
@@ -99,17 +113,19 @@ class Forward(NamedTuple):
 class BackwardScratch(NamedTuple):
     """Pointers into the scratch of the backward pass of a head."""
 
-    keys: Any  # (T, D) in padded rows, as the three below
+    keys: Any  # as `attention_products` packs them, as the two below
+    key_columns: Any
     values: Any
-    dkeys: Any
+    dkeys: Any  # (T, D) in padded rows, as the one below
     dvalues: Any
-    queries: Any  # of a block: (QUERIES, D) in padded rows, as the one below
+    queries: Any  # of a block, packed in both ways, as are the gradients of their results
     douts: Any
-    query_panels: Any  # the same (D, QUERIES) in panels
-    dout_panels: Any
+    query_columns: Any
+    dout_columns: Any
     dqueries: Any  # (D, QUERIES)
     p: Any  # (KEYS, QUERIES), the probabilities: a row per key
     ds: Any  # the gradients of the scores
+    ds_rows: Any  # half the size
     logsumexp: Any  # (QUERIES,)
     delta: Any
 
@@ -126,19 +142,21 @@ class BackwardLayout(NamedTuple):
 @called_jit
 def _backward_layout(T, D):
     all_keys, block, scores = row_elements(T, D), row_elements(QUERIES, D), KEYS * QUERIES
-    return BackwardLayout(
-        all_keys, block, scores, 4 * all_keys + 5 * block + 2 * scores + 2 * QUERIES
-    )
+    halves = (9 * all_keys + 5 * scores) // 2
+    return BackwardLayout(all_keys, block, scores, halves + 5 * block + 2 * QUERIES)
 
 
 @jit
 def _backward_scratch(scratch, T, D):
     layout = _backward_layout(T, D)
-    block = at(scratch, 4 * layout.all_keys)
+    key_columns = at(scratch, 4 * layout.all_keys)
+    block = at(key_columns, layout.all_keys // 2)
     scores = at(block, 5 * layout.block)
-    vectors = at(scores, 2 * layout.scores)
+    halves = at(scores, 2 * layout.scores)
+    vectors = at(halves, layout.scores // 2)
     return BackwardScratch(
         scratch,
+        key_columns,
         at(scratch, layout.all_keys),
         at(scratch, 2 * layout.all_keys),
         at(scratch, 3 * layout.all_keys),
@@ -149,6 +167,7 @@ def _backward_scratch(scratch, T, D):
         at(block, 4 * layout.block),
         scores,
         at(scores, layout.scores),
+        halves,
         vectors,
         at(vectors, QUERIES),
     )
@@ -163,106 +182,162 @@ def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
     """
     # forward: s = q k^T scale, p = exp(s - logsumexp), out = (p mask) v
     # backward, with dp = (dout v^T) mask and the mean of dp under p, which is dout . out:
-    #   dv = (p mask)^T dout;  ds = p (dp - dout . out) scale;  dq = ds k;  dk = ds^T q
+    #   dv = (p mask)^T dout;  ds = p (dp - dout . out);  dq = ds k scale;  dk = ds^T q scale
     T, D, width, begin, end = head.T, head.D, head.width, turn.begin, turn.end
+    unit, block = padding_unit(qkv), keys_per_block(qkv)
     is_first = turn.number == 0
     if is_first:
-        pack_rows(own.keys, qkv, head.keys, width, T, D)
-        pack_rows(own.values, qkv, head.values, width, T, D)
+        pack_head(qkv, own, head)
     for first in range(begin, T, QUERIES):
         last, seen = min(T, first + QUERIES), first_key(head, first)
         if first >= end and seen >= end:
             break  # no later query sees these keys
-        _pack_queries(own, qkv, forward, head, first, last)
+        columns = round_up(last - first, max(LANES, unit))
+        _pack_queries(own, qkv, forward, head, first, last, columns)
         # The gradients of later queries belong to other workers.
         writes = first < end
+        seen = seen // block * block
         start, stop = (seen, last) if writes else (max(seen, begin), min(last, end))
-        for left in range(start, stop, KEYS):
-            keys = Span(left, min(stop, left + KEYS))
-            _probabilities(own, forward, head, first, last, keys)
+        stop = start + round_up(stop - start, unit)
+        for left in range(start, stop, block):
+            keys = Span(left, min(stop, left + block))
+            multiply_queries(qkv, own.p, own.keys, own.query_columns, keys, first, columns, D)
+            multiply_queries(qkv, own.ds, own.values, own.dout_columns, keys, first, columns, D)
+            for i in range(0, columns, LANES):
+                _softmax_backward(qkv, own, head, first, i, keys, forward.mask)
             if writes:
-                columns = round_up(last - first, LANES)
-                arguments = own.dqueries, own.keys, own.ds, keys, first, columns, D
-                multiply_keys(*arguments, left > start)
-            _add_dkeys_and_dvalues(own, head, first, last, keys, Span(begin, end), is_first)
+                operands = own.dqueries, key_columns(qkv, own), own.ds
+                multiply_keys(qkv, *operands, keys, first, columns, D, left > start)
+            _add_dkeys_and_dvalues(qkv, own, head, first, last, keys, Span(begin, end), is_first)
         if writes:
             _write_dqueries(dqkv, own, head, first, last)
     if turn.number + 1 < turn.shared:
         return
-    one, D_row = np.float32(1), round_up(D, LANES)
+    one, scale, D_row = np.float32(1), _scale(head), round_up(D, LANES)
     for t in range(begin, end):
-        write_row(dqkv, head.keys + t * width, own.dkeys, t * D_row, D, one)
+        write_row(dqkv, head.keys + t * width, own.dkeys, t * D_row, D, scale)
         write_row(dqkv, head.values + t * width, own.dvalues, t * D_row, D, one)
 
 
+@inline_jit
+def _scale(head):
+    return np.float32(1 / np.sqrt(head.D))
+
+
 @jit
-def _pack_queries(own, qkv, forward, head, first, last):
+def _pack_queries(own, qkv, forward, head, first, last, columns):
     """Packs the queries first..last, the gradients of their results, logsumexp and delta."""
     D, width, C, count = head.D, head.width, head.C, last - first
-    queries, outs = head.queries + first * width, head.out + first * C
-    pack_rows(own.queries, qkv, queries, width, count, D)
-    pack_columns(own.query_panels, qkv, queries, width, count, D)
-    pack_rows(own.douts, forward.dout, outs, C, count, D)
-    pack_columns(own.dout_panels, forward.dout, outs, C, count, D)
-    for i in range(round_up(count, LANES)):
-        is_inside = i < count
-        own.logsumexp[i] = (
-            forward.logsumexp[head.logsumexp + first + i] if is_inside else np.float32(0)
-        )
-        # The mean of dp under p.
-        own.delta[i] = (
-            _dot(forward.dout, forward.out, outs + i * C, D) if is_inside else np.float32(0)
-        )
-
-
-@jit
-def _probabilities(own, forward, head, first, last, keys):
-    """Writes p and ds of the queries first..last for a block of keys: zeros where not seen."""
-    D, columns = head.D, round_up(last - first, LANES)
-    multiply_queries(own.p, own.keys, own.query_panels, keys, first, columns, D)
-    multiply_queries(own.ds, own.values, own.dout_panels, keys, first, columns, D)
+    queries, outs, spare = head.queries + first * width, head.out + first * C, own.dqueries
+    pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D)
+    pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D)
     for i in range(0, columns, LANES):
-        _softmax_backward(own, head, first, i, keys, forward.mask)
+        inside = min(LANES, count - i)
+        place = head.logsumexp + first + i
+        store(own.logsumexp, i, load_first(forward.logsumexp, place, inside))
+        # The mean of dp under p.
+        delta = _row_dots(own.p, forward.dout, forward.out, outs + i * C, C, inside, D)
+        store(own.delta, i, delta)
 
 
 @jit
-def _softmax_backward(own, head, first, i, keys, mask):
+def _row_dots(spare, a, b, place, stride, rows, count):
+    """The dot products of up to LANES rows of two matrices, `count` elements each.
+
+    spare (LANES, LANES) is overwritten.
+    """
+    for row in range(LANES):
+        total = broadcast(np.float32(0))
+        for c in range(0, count, LANES):
+            n, element = min(LANES, count - c) if row < rows else 0, place + row * stride + c
+            total = fma(load_first(a, element, n), load_first(b, element, n), total)
+        store(spare, row * LANES, total)
+    transpose_tile(spare, LANES, spare, LANES)
+    total = load(spare, 0)
+    for lane in range(1, LANES):
+        total = total + load(spare, lane * LANES)
+    return total
+
+
+@jit
+def _softmax_backward(x, own, head, first, i, keys, mask):
     """The queries i..i + LANES of a block, which begins with the query `first`.
 
-    Scores in p -> probabilities after dropout; their gradients in ds -> those of the scores.
+    Products in p -> probabilities after dropout; their gradients in ds -> those of the scores.
+    Zeros where a query does not see a key.
     """
-    query, zero = first + i, broadcast(np.float32(0))
-    scale = np.float32(1 / np.sqrt(head.D))
+    query, left, zero = first + i, keys.left, broadcast(np.float32(0))
     seen = seen_keys(head, query, keys)
-    logsumexp, delta = load(own.logsumexp, i), load(own.delta, i)
-    for key in range(keys.left, seen.begin):
-        place = (key - keys.left) * QUERIES + i
-        store(own.p, place, zero)
-        store(own.ds, place, zero)
-    for key in range(seen.begin, seen.end):
-        place = (key - keys.left) * QUERIES + i
-        probability, dprobability = exp(load(own.p, place) * scale - logsumexp), load(own.ds, place)
-        is_whole = seen.whole_begin <= key < seen.whole_end
-        if not is_whole:
-            probability = where_seen(probability, zero, head, query, key)
-        kept = probability
-        if mask.threshold > 0:
-            place_in_head = query * head.T + key
-            factors = dropout_factors(mask.key, place_in_head, head.T, mask.threshold, mask.factor)
-            dprobability, kept = dprobability * factors, probability * factors
-        dscore = probability * (dprobability - delta) * scale
-        if not is_whole:
-            dscore = where_seen(dscore, zero, head, query, key)
-        store(own.p, place, kept)
-        store(own.ds, place, dscore)
-    for key in range(seen.end, keys.right):
-        place = (key - keys.left) * QUERIES + i
-        store(own.p, place, zero)
-        store(own.ds, place, zero)
+    vectors = Vectors(broadcast(_scale(head)), zero - load(own.logsumexp, i), load(own.delta, i))
+    place = Place(own.p, own.ds, head, query, i, left)
+    for key in range(left, seen.begin, 2):
+        store_gradients(x, own, key - left, i, zero, zero, zero, zero)
+    for key in range(seen.begin, seen.whole_begin, 2):
+        _two_masked(x, own, place, key, vectors, mask)
+    for key in range(seen.whole_begin, seen.whole_end, 2):
+        _two_gradients(x, own, place, key, vectors, mask, True)
+    for key in range(seen.whole_end, seen.end, 2):
+        _two_masked(x, own, place, key, vectors, mask)
+    for key in range(seen.end, keys.right, 2):
+        store_gradients(x, own, key - left, i, zero, zero, zero, zero)
+
+
+class Vectors(NamedTuple):
+    """What the rows of a block have in common."""
+
+    scale: Any
+    shift: Any  # -logsumexp
+    delta: Any
+
+
+class Place(NamedTuple):
+    """LANES queries, from `query` on, in column i on of rows of p and ds from the key `left` on."""
+
+    p: Any
+    ds: Any
+    head: Any
+    query: int
+    i: int
+    left: int
+
+
+@inline_jit
+def _two_gradients(x, own, place, key, vectors, mask, is_whole):
+    """Writes the probabilities of a key and the next, and the gradients of their scores."""
+    row = key - place.left
+    p, ds = _gradient(place, row, key, vectors, mask, is_whole)
+    other_p, other_ds = _gradient(place, row + 1, key + 1, vectors, mask, is_whole)
+    store_gradients(x, own, row, place.i, p, other_p, ds, other_ds)
 
 
 @jit
-def _add_dkeys_and_dvalues(own, head, first, last, keys, owned, is_first):
+def _two_masked(x, own, place, key, vectors, mask):
+    """Those of keys that some queries do not see: not inlined, which would double the code."""
+    _two_gradients(x, own, place, key, vectors, mask, False)
+
+
+@inline_jit
+def _gradient(place, row, key, vectors, mask, is_whole):
+    head, query, here = place.head, place.query, row * QUERIES + place.i
+    # The product with log2(e) comes last: logsumexp may be in the thousands.
+    p = exp2(fma(load(place.p, here), vectors.scale, vectors.shift) * LOG2_E)
+    dp = load(place.ds, here)
+    zero = broadcast(np.float32(0))
+    if not is_whole:
+        p = where_seen(p, zero, head, query, key)
+    kept = p
+    if mask.threshold > 0:
+        index = query * head.T + key
+        factors = dropout_factors(mask.key, index, head.T, mask.threshold, mask.factor)
+        dp, kept = dp * factors, p * factors
+    ds = p * (dp - vectors.delta)
+    if not is_whole:
+        ds = where_seen(ds, zero, head, query, key)
+    return kept, ds
+
+
+@jit
+def _add_dkeys_and_dvalues(x, own, head, first, last, keys, owned, is_first):
     """dk += ds^T q, dv += (p mask)^T dout: what the queries first..last add to those of `keys`.
 
     Only to keys that are `owned`. The first queries that see a key, of the first head that shares
@@ -274,11 +349,12 @@ def _add_dkeys_and_dvalues(own, head, first, last, keys, owned, is_first):
     if left < diagonal:
         end = _last_query(head, first, last, diagonal - 1)
         rows, queries = Span(left, diagonal), Span(first, end)
-        _add_to_keys(own, head.D, first, keys.left, rows, queries, False)
-    for tile in range(diagonal, right, TILE_ROWS):
-        rows = Span(tile, min(right, tile + TILE_ROWS))
+        add_to_keys(x, own, head.D, first, keys.left, rows, queries, False)
+    height = keys_per_tile(x)
+    for tile in range(diagonal, right, height):
+        rows = Span(tile, min(right, tile + height))
         end = _last_query(head, first, last, rows.right - 1)
-        _add_to_keys(own, head.D, first, keys.left, rows, Span(tile, end), is_first)
+        add_to_keys(x, own, head.D, first, keys.left, rows, Span(tile, end), is_first)
 
 
 @jit
@@ -292,54 +368,10 @@ def _last_query(head, first, last, key):
 
 
 @jit
-def _add_to_keys(own, D, first, left, keys, queries, writes):
-    """Adds the products of some queries to dk and dv of some keys, or writes them.
-
-    The rows of p and ds begin with the key `left`, their columns with the query `first`.
-    """
-    D_row, source = round_up(D, LANES), queries.left - first
-    place = (keys.left - left) * QUERIES + source
-    for column in range(0, D_row, PANEL):
-        extent = Extent(
-            keys.right - keys.left, min(PANEL, D_row - column), queries.right - queries.left
-        )
-        dkeys = Rows(at(own.dkeys, keys.left * D_row + column), D_row)
-        dvalues = Rows(at(own.dvalues, keys.left * D_row + column), D_row)
-        multiply_panel(
-            dkeys,
-            Strip(at(own.ds, place), TILE_ROWS * QUERIES, QUERIES, 1),
-            Rows(at(own.queries, source * D_row + column), D_row),
-            extent,
-            Rows(NULL, 0) if writes else dkeys,
-            NULL,
-            NULL,
-        )
-        multiply_panel(
-            dvalues,
-            Strip(at(own.p, place), TILE_ROWS * QUERIES, QUERIES, 1),
-            Rows(at(own.douts, source * D_row + column), D_row),
-            extent,
-            Rows(NULL, 0) if writes else dvalues,
-            NULL,
-            NULL,
-        )
-
-
-@jit
 def _write_dqueries(dqkv, own, head, first, last):
-    """Writes dq = ds k of the queries first..last. Overwrites what was packed of them."""
+    """Writes dq = ds k scale of the queries first..last. Overwrites what was packed of them."""
     D, D_row = head.D, round_up(head.D, LANES)
     write_columns(own.queries, own.dqueries, round_up(last - first, LANES), D)
     for i in range(last - first):
         place = head.queries + (first + i) * head.width
-        write_row(dqkv, place, own.queries, i * D_row, D, np.float32(1))
-
-
-@jit
-def _dot(a, b, place, count):
-    """The dot product of the same `count` elements of two matrices."""
-    total = broadcast(np.float32(0))
-    for c in range(0, count, LANES):
-        n = min(LANES, count - c)
-        total = fma(load_first(a, place + c, n), load_first(b, place + c, n), total)
-    return lane_sum(total)
+        write_row(dqkv, place, own.queries, i * D_row, D, _scale(head))

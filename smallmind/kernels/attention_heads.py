@@ -9,7 +9,7 @@ from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import (
     LANES,
     at,
-    element,
+    broadcast,
     first_or,
     load,
     load_first,
@@ -17,19 +17,10 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.gemm.tile import (
-    NULL,
-    PANEL,
-    TILE_ROWS,
-    Extent,
-    Rows,
-    Strip,
-    multiply_panel,
-)
 
-# Queries and keys whose scores are computed at a time: they stay in the first-level cache.
+# Queries and, at most, keys whose scores are computed at a time: they stay in the first cache.
 QUERIES = 64
-KEYS = 8 * TILE_ROWS
+KEYS = 64
 _ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
@@ -122,7 +113,10 @@ class Span(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Of a span of keys, those that some of LANES queries see, and those that all of them see."""
+    """Of a span of keys, those that some of LANES queries see, and those that all of them see.
+
+    All are even numbers of keys after the first of the span.
+    """
 
     begin: int
     whole_begin: int
@@ -132,12 +126,19 @@ class Seen(NamedTuple):
 
 @jit
 def seen_keys(head, query, keys):
-    """The keys seen by LANES queries from this one on."""
-    begin = min(keys.right, max(keys.left, first_key(head, query)))
+    """The keys seen by LANES queries from this one on, in pairs from the first of the span on."""
+    first = keys.left
+    begin = min(keys.right, max(first, first_key(head, min(query, head.T - 1))))
     end = max(begin, min(keys.right, query + LANES))
     last = min(query + LANES, head.T) - 1
-    whole_begin = min(end, max(begin, first_key(head, last)))
-    return Seen(begin, whole_begin, max(whole_begin, min(keys.right, query + 1)), end)
+    whole_begin = first + round_up(min(end, max(begin, first_key(head, last))) - first, 2)
+    whole_end = first + (min(keys.right, query + 1) - first) // 2 * 2
+    return Seen(
+        first + (begin - first) // 2 * 2,
+        whole_begin,
+        max(whole_begin, whole_end),
+        first + round_up(end - first, 2),
+    )
 
 
 @jit
@@ -154,71 +155,8 @@ def where_seen(value, otherwise, head, query, key):
 
 @called_jit
 def row_elements(rows, D):
-    """Elements of as many queries, keys or values of a head, in padded rows."""
-    return rows * round_up(D, LANES)
-
-
-@jit
-def multiply(c, a, b, extent):
-    """c = a b: `multiply_panel` with nothing to add and nothing to pack."""
-    multiply_panel(c, a, b, extent, Rows(NULL, 0), NULL, NULL)
-
-
-@jit
-def multiply_queries(scores, keys, queries, span, first, width, D):
-    """The keys in a span times `width` queries from `first` on -> scores, a row per key.
-
-    keys (T, D) in padded rows, queries (D, width) in panels; scores (KEYS, QUERIES). Vectors of
-    scores that are all before the diagonal are left out.
-    """
-    D_row, left = round_up(D, LANES), span.left
-    # Those that all queries see, or none because of another document: whole rows.
-    whole = max(0, min(first, span.right) - left) // TILE_ROWS * TILE_ROWS
-    if whole > 0:
-        for panel in range(0, width, PANEL):
-            multiply(
-                Rows(at(scores, panel), QUERIES),
-                Strip(at(keys, left * D_row), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(queries, panel * D), PANEL),
-                Extent(whole, min(PANEL, width - panel), D),
-            )
-    for tile in range(left + whole, span.right, TILE_ROWS):
-        hidden = max(0, tile - first) // LANES * LANES
-        for panel in range(hidden // PANEL * PANEL, width, PANEL):
-            column = max(hidden, panel)
-            multiply(
-                Rows(at(scores, (tile - left) * QUERIES + column), QUERIES),
-                Strip(at(keys, tile * D_row), TILE_ROWS * D_row, D_row, 1),
-                Rows(at(queries, panel * D + column - panel), PANEL),
-                Extent(min(TILE_ROWS, span.right - tile), min(panel + PANEL, width) - column, D),
-            )
-
-
-@jit
-def multiply_keys(c, keys, p, span, first, width, D, adds):
-    """c = keys^T p for the keys in a span, or += if it `adds`; p has a row per key.
-
-    c (D, QUERIES), keys (T, D) in padded rows, p (KEYS, QUERIES), of which `width` columns count.
-    The second half of the queries before the diagonal of the first half is left out.
-    """
-    half = QUERIES // 2
-    split = min(span.right, max(span.left, first + half))
-    D_row = round_up(D, LANES)
-    for skipped in (0, half):
-        begin, end = (span.left, split) if skipped == 0 else (split, span.right)
-        if begin == end:
-            continue
-        for column in range(skipped, width, PANEL):
-            result = Rows(at(c, column), QUERIES)
-            multiply_panel(
-                result,
-                Strip(at(keys, begin * D_row), TILE_ROWS, 1, D_row),
-                Rows(at(p, (begin - span.left) * QUERIES + column), QUERIES),
-                Extent(D, min(PANEL, width - column), end - begin),
-                result if adds or skipped > 0 else Rows(NULL, 0),
-                NULL,
-                NULL,
-            )
+    """Elements of as many queries, keys or values of a head, in padded rows and columns."""
+    return round_up(rows, KEYS) * round_up(D, LANES)
 
 
 @jit
@@ -241,28 +179,14 @@ def write_row(out, place, x, source, count, factor):
 
 
 @jit
-def pack_columns(panels, x, place, stride, T, D):
-    """T rows of D elements -> their transpose as panels (D, PANEL); zeros in the columns past T."""
-    for t in range(0, round_up(T, LANES), LANES):
-        panel, column = t // PANEL * PANEL * D, t % PANEL
-        whole = D - D % LANES if t + LANES <= T else 0
-        for d in range(0, whole, LANES):
-            transpose_tile(
-                at(x, place + t * stride + d), stride, at(panels, panel + d * PANEL + column), PANEL
-            )
-        for d in range(whole, D):
-            for lane in range(LANES):
-                inside = t + lane < T
-                panels[panel + d * PANEL + column + lane] = (
-                    element(x, place + (t + lane) * stride + d) if inside else np.float32(0)
-                )
+def pack_rows(rows, row, x, place, stride, T, padded, D):
+    """T rows of D elements -> the same, contiguous, each padded with zeros to `row` elements.
 
-
-@jit
-def pack_rows(rows, x, place, stride, T, D):
-    """T rows of D elements -> the same, contiguous, each padded with zeros to whole vectors."""
-    D_row = round_up(D, LANES)
+    And rows of zeros up to `padded`. rows may be stored in 16 bits.
+    """
+    zero = broadcast(np.float32(0))
     for t in range(T):
-        for d in range(0, D, LANES):
-            count = min(LANES, D - d)
-            store(rows, t * D_row + d, load_first(x, place + t * stride + d, count))
+        for d in range(0, row, LANES):
+            store(rows, t * row + d, load_first(x, place + t * stride + d, min(LANES, D - d)))
+    for place in range(T * row, padded * row, LANES):
+        store(rows, place, zero)

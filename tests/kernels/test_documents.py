@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind.kernels import attention, attention_backward, compiled, reference
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from tests.gradcheck import assert_gradients
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
@@ -110,9 +111,11 @@ def test_attention_in_documents_in_16_bits_matches_the_reference(random, dtype, 
     mask = KEY, 0.2, 0, firsts_at([T // 3, T - 1], range(0, T, 7), T=T)
     qkv, dout = half(normal(random, R, 3 * C), dtype), half(normal(random, R, C), dtype)
     outputs = [((R, C), dtype), ((B, H, T), np.float32)]
-    out, logsumexp = assert_half_close("attention", outputs, qkv, *mask)
+    # See test_attention_pairs.
+    tolerance = 2.0**-8 if dtype == BFLOAT16 and ISA.fast_bfloat16 else 1e-5
+    out, logsumexp = assert_half_close("attention", outputs, qkv, *mask, tolerance=tolerance)
     inputs = dout, out, logsumexp, qkv, *mask
-    assert_half_close("attention_backward", [((R, 3 * C), dtype)], *inputs, tolerance=1e-5)
+    assert_half_close("attention_backward", [((R, 3 * C), dtype)], *inputs, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, normal
 
@@ -124,17 +125,22 @@ def test_non_finite_values_pass_through_vector_kernels(random, n, value):
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 @pytest.mark.parametrize(("T", "D"), [(7, 5), (70, 32)])
-def test_non_finite_values_spoil_no_other_head_or_sequence_in_attention(random, T, D, part, value):
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["float32", "bfloat16"])
+def test_non_finite_values_spoil_no_other_head_or_sequence_in_attention(
+    random, T, D, part, value, dtype
+):
     B, H, b, h, t = 2, 2, 1, 0, T // 2
     C = H * D
     qkv, dout = normal(random, B * T, 3 * C), normal(random, B * T, C)
     qkv[:, h * D] = np.abs(qkv[:, h * D])  # so that an infinite key has no score of -inf
     column = ["query", "key", "value"].index(part) * C + h * D
     qkv[b * T + t, column] = value
-    out, sums = np.zeros((B * T, C), np.float32), np.zeros((B, H, T), np.float32)
+    qkv, dout = round_to(qkv, dtype), round_to(dout, dtype)
+    out, sums = np.zeros((B * T, C), dtype), np.zeros((B, H, T), np.float32)
     compiled.attention(out, sums, qkv)
     dqkv = np.zeros_like(qkv)
     compiled.attention_backward(dqkv, dout, out, sums, qkv)
+    out, dqkv = to_float32(out), to_float32(dqkv)
     heads = out.reshape(B, T, H, D)
     assert not np.isfinite(heads[b, t, h]).all()
     if part != "query":

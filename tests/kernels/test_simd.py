@@ -50,6 +50,34 @@ def test_exp_handles_nan_infinities_and_overflow():
 
 
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
+def test_exp2_is_accurate_over_its_whole_range():
+    x = every_nth_float(501, 1e-38, 160)
+    exact = np.exp2(x.astype(np.float64))
+    computed = apply(simd.exp2)(x).astype(np.float64)
+    inside = x < 128
+    # 2e-7 relative; where the result is denormal, two of its units in the last place.
+    allowed = np.maximum(2e-7 * exact[inside], 2 * 2.0**-149)
+    assert (np.abs(computed[inside] - exact[inside]) <= allowed).all()
+    assert np.isposinf(computed[~inside]).all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_exp2_handles_nan_infinities_and_overflow():
+    x = np.zeros(16, np.float32)
+    x[:8] = np.nan, np.inf, -np.inf, 1000, -1000, 3e38, -3e38, 0
+    computed = apply(simd.exp2)(x)[:8]
+    np.testing.assert_array_equal(computed, [np.nan, np.inf, 0, np.inf, 0, np.inf, 0, 1])
+
+
+def test_log2_is_accurate_over_its_whole_range():
+    x = every_nth_float(501, 1.2e-38, 3.4e38)
+    x = x[x > 0][: len(x) // 32 * 16]
+    exact = np.log2(x.astype(np.float64))
+    computed = apply(simd.log2)(x).astype(np.float64)
+    assert (np.abs(computed - exact) <= 6e-7 * np.maximum(1, np.abs(exact))).all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:underflow")
 def test_sigmoid_is_accurate_over_its_whole_range():
     x = every_nth_float(501, 1e-38, 110)
     exact = 1 / (1 + np.exp(-x.astype(np.float64)))

@@ -11,6 +11,7 @@ import numpy as np
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
+from smallmind.kernels.half import BFLOAT16, round_to
 from smallmind.kernels.compiled import *
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
@@ -71,6 +72,12 @@ for count in map(int, sys.argv[1].split(",")):
         heads, sums = digest("attention", [empty(*arrays[1].shape), sums], arrays[0], *masked)
         arguments = arrays[1], heads, sums, arrays[0], *masked
         digest("attention_backward", [empty(*arrays[0].shape)], *arguments)
+    for n_head, *arrays in ((H, qkv, dout), (1, long_qkv, long_dout)):
+        halves = [np.ascontiguousarray(round_to(array, BFLOAT16)) for array in arrays]
+        lines = empty(B, H, T) if n_head == H else empty(1, 1, 300)
+        heads, sums = digest("attention", [np.zeros_like(halves[1]), lines], halves[0], KEY, 0.2)
+        arguments = halves[1], heads, sums, halves[0], KEY, 0.2
+        digest("attention_backward", [np.zeros_like(halves[0])], *arguments)
     _, mean, rstd = digest("layernorm", [empty(R, C), empty(R), empty(R)], x, gain)
     digest("layernorm_backward", [empty(R, C), gain.copy(), gain.copy()], y, x, mean, rstd, gain)
     digest("gelu", [empty(R, C)], x)

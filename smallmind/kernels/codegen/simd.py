@@ -318,6 +318,36 @@ def reciprocal(typingctx, a):
 
 
 @intrinsic
+def fraction(typingctx, a):
+    """a - floor(a) in every lane, for `scale_by_floor`; NaN for NaN."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.fraction(builder, args[0])
+
+    return vector(vector), codegen
+
+
+@intrinsic
+def scale_by_floor(typingctx, a, n):
+    """a * 2**floor(n) in every lane, rounded once; NaN where either is NaN."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.scale_by_floor(builder, *args)
+
+    return vector(vector, vector), codegen
+
+
+@intrinsic
+def _estimate_log2(typingctx, a):
+    """Within 0.09 of the logarithm of each lane."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.estimate_log2(builder, args[0])
+
+    return vector(vector), codegen
+
+
+@intrinsic
 def lane_sum(typingctx, a):
     """The sum of all lanes, added pairwise in a fixed order."""
 
@@ -457,6 +487,36 @@ def _exp_parts(x):
     p = fma(p, r, broadcast(np.float32(1.6666665459e-1)))
     p = fma(p, r, broadcast(np.float32(5.0000001201e-1)))
     return fma(p * r, r, r) + np.float32(1.0), n
+
+
+@inline_jit
+def exp2(x):
+    """2**x in every lane, within 2e-7 relative; 0 below -150, infinity from 128 on, NaN for NaN.
+
+    2**x = 2**floor(x) 2**r with 0 <= r <= 1, 2**r by a polynomial that is exact at 0.
+    """
+    r = fraction(x)
+    p = broadcast(np.float32(1.8671300706e-3))
+    p = fma(p, r, broadcast(np.float32(9.0170303205e-3)))
+    p = fma(p, r, broadcast(np.float32(5.5799913106e-2)))
+    p = fma(p, r, broadcast(np.float32(2.4016445015e-1)))
+    p = fma(p, r, broadcast(np.float32(6.9315131180e-1)))
+    p = fma(p, r, broadcast(np.float32(1.0)))
+    return scale_by_floor(p, x)
+
+
+@jit
+def log2(x):
+    """The logarithm to base 2 of every lane, a normal positive number; within 6e-7.
+
+    Infinity and NaN stay what they are.
+    """
+    y = _estimate_log2(x)
+    for _ in range(2):
+        # Near 1 log2(z) is about 2 (z - 1) / (z + 1) log2(e): the error becomes its cube / 12.
+        z = x * exp2(np.float32(0) - y)
+        y = y + (z - np.float32(1)) / (z + np.float32(1)) * np.float32(2.885390081777927)
+    return y
 
 
 @jit

@@ -242,6 +242,70 @@ class VectorIR:
             return self.scale_by_power(builder, a, n)
         return builder.fmul(a, self._power_of_two(builder, n))
 
+    def fraction(self, builder, a):
+        """a - floor(a); of a clamped as in `scale_by_floor`."""
+        if self.lanes == 16:
+            unmasked, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
+            down_silently = I32(9)
+            name = "llvm.x86.avx512.mask.reduce.ps.512"
+            zeros = self.constant(0.0)
+            return self.call(
+                builder, name, self.vector, a, down_silently, zeros, unmasked, current_rounding
+            )
+        a = self._clamped_power(builder, a)
+        return builder.fsub(a, self._floor(builder, a))
+
+    def scale_by_floor(self, builder, a, n):
+        """a * 2**floor(n), rounded once; n may be any number."""
+        if self.lanes == 16:
+            return self.scale_by_power(builder, a, n)  # the instruction takes the floor itself
+        return self.scale_by_power(
+            builder, a, self._floor(builder, self._clamped_power(builder, n))
+        )
+
+    def estimate_log2(self, builder, a):
+        """The exponent of a and, in place of the logarithm of its significand, that less 1."""
+        bits = builder.sitofp(builder.bitcast(a, self.integers), self.vector)
+        scaled = builder.fmul(bits, self.constant(2.0**-23))
+        return builder.fsub(scaled, self.constant(127.0))
+
+    def _floor(self, builder, a):
+        return self.call(builder, f"llvm.floor.v{self.lanes}f32", self.vector, a)
+
+    def _clamped_power(self, builder, n):
+        """n from -152 to 130: powers of two beyond are zero and infinity. NaN stays NaN."""
+        for predicate, end in ((">", -152.0), ("<", 130.0)):
+            is_inside = builder.fcmp_unordered(predicate, n, self.constant(end))
+            n = builder.select(is_inside, n, self.constant(end))
+        return n
+
+    def round_two(self, builder, first, second):
+        """Two vectors -> as many words: all of the first in bfloat16, then all of the second."""
+        if self.isa.bfloat16:
+            kind = ir.VectorType(_BFloat(), 2 * self.lanes)
+            name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+            return builder.bitcast(self.call(builder, name, kind, second, first), self.vector)
+        halves = [self._narrow(builder, half, Storage.BFLOAT16) for half in (first, second)]
+        order = ir.Constant(ir.VectorType(I32, 2 * self.lanes), list(range(2 * self.lanes)))
+        return builder.bitcast(builder.shuffle_vector(*halves, order), self.vector)
+
+    def zip_halves(self, builder, both):
+        """What `round_two` returns -> words of an element of the first and one of the second."""
+        kind = ir.VectorType(I16, 2 * self.lanes)
+        halves = builder.bitcast(both, kind)
+        order = [lane + half for lane in range(self.lanes) for half in (0, self.lanes)]
+        mask = ir.Constant(ir.VectorType(I32, 2 * self.lanes), order)
+        zipped = builder.shuffle_vector(halves, ir.Constant(kind, ir.Undefined), mask)
+        return builder.bitcast(zipped, self.vector)
+
+    def half_of(self, builder, both, second):
+        """The first or the second LANES numbers of what `round_two` returns, as bits."""
+        kind = ir.VectorType(I16, 2 * self.lanes)
+        halves = builder.bitcast(both, kind)
+        start = self.lanes if second else 0
+        mask = ir.Constant(self.integers, list(range(start, start + self.lanes)))
+        return builder.shuffle_vector(halves, ir.Constant(kind, ir.Undefined), mask)
+
     def _power_of_two(self, builder, n):
         """2**n for integral lanes from -126 to 127, by writing the exponent's bits."""
         # Adding 1.5 * 2**23 leaves the integer in the low bits: no conversion that is undefined

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
-from smallmind.kernels.codegen.simd import HOST, LANES, at, prefetch
+from smallmind.kernels.codegen.simd import HOST, LANES, at, prefetch, vector
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.codegen.vector_ir import F32, I16, I32, I64
 from smallmind.kernels.gemm.packing import TRANSPOSE_B
@@ -96,6 +96,51 @@ def _word(typingctx, array, lower, upper):
         return builder.bitcast(word, F32)
 
     return types.float32(array, types.int64, types.int64), codegen
+
+
+@intrinsic
+def bfloat16_at(typingctx, words, index):
+    """pointer to words, index -> pointer to the bfloat16 with which the word at it begins."""
+
+    def codegen(context, builder, sig, args):
+        return builder.bitcast(builder.gep(args[0], [args[1]]), I16.as_pointer())
+
+    return types.CPointer(types.int16)(words, types.int64), codegen
+
+
+@intrinsic
+def round_two(typingctx, first, second):
+    """Two vectors -> as many words: all of the first in bfloat16, then all of the second."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.round_two(builder, *args)
+
+    return vector(vector, vector), codegen
+
+
+@intrinsic
+def zip_halves(typingctx, both):
+    """What `round_two` returns -> words of an element of the first and one of the second."""
+
+    def codegen(context, builder, sig, args):
+        return HOST.zip_halves(builder, args[0])
+
+    return vector(vector), codegen
+
+
+@intrinsic
+def store_halves(typingctx, words, first, second, both):
+    """What `round_two` returns -> the numbers of the first from one word on, then the others."""
+
+    def codegen(context, builder, sig, args):
+        pointer, first, second, both = args
+        for index, is_second in ((first, False), (second, True)):
+            half = HOST.half_of(builder, both, is_second)
+            place = builder.bitcast(builder.gep(pointer, [index]), half.type.as_pointer())
+            builder.store(half, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(words, types.int64, types.int64, vector), codegen
 
 
 @jit

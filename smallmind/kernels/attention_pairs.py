@@ -1,0 +1,262 @@
+"""Attention's products of bfloat16, which the CPU multiplies in pairs: see `bfloat16_words`.
+
+Sums are float32, and so is softmax. Probabilities and the gradients of scores are rounded to
+bfloat16 where they are written, over the scores. Words hold pairs of whatever a product adds up:
+channels, keys or queries.
+
+`attention_float32` has functions of the same names: see `attention_products`.
+"""
+
+from smallmind.kernels.attention_heads import KEYS as KEYS
+from smallmind.kernels.attention_heads import QUERIES, pack_rows
+from smallmind.kernels.codegen.isa import ISA
+from smallmind.kernels.codegen.jit import inline_jit, jit
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import LANES, at, load_first, store
+from smallmind.kernels.codegen.transpose import transpose_tile
+from smallmind.kernels.gemm.amx_tile import TILE, configure, multiply_tiles, release
+from smallmind.kernels.gemm.bfloat16_words import bfloat16_at, round_two, store_halves, zip_halves
+from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Extent, Rows, Strip
+
+UNIT = 2 * TILE  # keys and queries are padded to multiples of it
+TILE_KEYS = UNIT  # that are multiplied at a time on the diagonal
+BLOCK = KEYS // 2  # words of the keys in a block
+
+HAS_TILES = ISA.matrix_unit
+
+if HAS_TILES:
+
+    def begin_products(_x):
+        """Before the products of a worker."""
+        configure(TILE, TILE)
+
+    def end_products(_x):
+        """After them."""
+        release()
+
+    @jit
+    def _multiply(c, a, b, extent, adds):
+        """c = a b, or += if it `adds`. a and b consist of words, the extent of whole tiles."""
+        rows, columns, depth = round_up(extent.rows, TILE), extent.columns, extent.depth
+        for row in range(0, rows, 2 * TILE):
+            for column in range(0, columns, 2 * TILE):
+                result = Rows(at(c.start, row * c.stride + column), c.stride)
+                multiply_tiles(
+                    result,
+                    Rows(at(a.start, row * a.stride), a.stride),
+                    Rows(at(b.start, column), b.stride),
+                    depth,
+                    result if adds else Rows(NULL, 0),
+                    rows - row > TILE,
+                    columns - column > TILE,
+                )
+
+else:
+    from smallmind.kernels.gemm.bfloat16_pairs import multiply as multiply_pairs
+
+    def begin_products(_x):
+        """Before the products of a worker."""
+
+    def end_products(_x):
+        """After them."""
+
+    @jit
+    def _multiply(c, a, b, extent, adds):
+        """c = a b, or += if it `adds`. a and b consist of words."""
+        for column in range(0, extent.columns, PANEL):
+            result = Rows(at(c.start, column), c.stride)
+            multiply_pairs(
+                result,
+                Strip(a.start, TILE_ROWS * a.stride, a.stride, 1),
+                Rows(at(b.start, column), b.stride),
+                Extent(extent.rows, min(PANEL, extent.columns - column), extent.depth),
+                result if adds else Rows(NULL, 0),
+                NULL,
+                NULL,
+            )
+
+
+@inline_jit
+def _words(D):
+    """The words of a row of D channels, padded to whole vectors, which are rows of tiles."""
+    return round_up(ceil_div(D, 2), LANES)
+
+
+@inline_jit
+def _depth(D):
+    """As many of them are multiplied."""
+    return _words(D) if HAS_TILES else ceil_div(D, 2)
+
+
+def pack_keys_and_values(x, own, head, start, end):
+    """Packs the keys and values start..end of a head for the forward pass.
+
+    start is the first of a block.
+    """
+    _pack_words(own.keys, x, head.keys, head, start, end)
+    _pack_blocks(own.values, x, head.values, head, start, end)
+
+
+def pack_head(x, own, head):
+    """Packs the keys and values of a head for the backward pass."""
+    _pack_words(own.keys, x, head.keys, head, 0, head.T)
+    _pack_blocks(own.key_columns, x, head.keys, head, 0, head.T)
+    _pack_words(own.values, x, head.values, head, 0, head.T)
+
+
+@jit
+def _pack_words(rows, x, place, head, start, end):
+    """Rows start..end of a head's keys or values -> words of channels (T, D / 2)."""
+    row, count = _words(head.D), end - start
+    target = bfloat16_at(rows, start * row)
+    place += start * head.width
+    pack_rows(target, 2 * row, x, place, head.width, count, round_up(count, UNIT), head.D)
+
+
+@jit
+def _pack_blocks(columns, x, place, head, start, end):
+    """The same transposed -> words of keys, block after block: (D, KEYS / 2) each."""
+    size = round_up(head.D, LANES) * BLOCK
+    for first in range(start, end, KEYS):
+        target, source = at(columns, first // KEYS * size), place + first * head.width
+        count = min(KEYS, end - first)
+        for k in range(0, round_up(count, UNIT) // 2, LANES):
+            for d in range(0, head.D, LANES):
+                tile, channels = at(target, d * BLOCK + k), min(LANES, head.D - d)
+                for i in range(LANES):
+                    words = _word_row(x, source + d, head.width, 2 * (k + i), count, channels)
+                    store(tile, i * BLOCK, words)
+                transpose_tile(tile, BLOCK, tile, BLOCK)
+
+
+@inline_jit
+def _word_row(x, place, stride, row, count, channels):
+    """The channels of two rows, of `count`, paired; zeros past the last row."""
+    place += row * stride
+    first = load_first(x, place, channels if row < count else 0)
+    second = load_first(x, place + stride, channels if row + 1 < count else 0)
+    return zip_halves(round_two(first, second))
+
+
+def pack_queries(x, own, place, stride, count, D):
+    """`count` queries -> own.queries, words of channels (D / 2, QUERIES), for the forward pass."""
+    _pack_columns(own.queries, own.rows, x, place, stride, count, D)
+
+
+def pack_both(x, rows, columns, spare, place, stride, count, D):
+    """`count` rows of x -> the same, and rows, words of them (QUERIES / 2, D)."""
+    D_row = round_up(D, LANES)
+    _pack_columns(columns, spare, x, place, stride, count, D)
+    for q in range(round_up(count, UNIT) // 2):
+        for d in range(0, D, LANES):
+            words = _word_row(x, place + d, stride, 2 * q, count, min(LANES, D - d))
+            store(rows, q * D_row + d, words)
+
+
+@jit
+def _pack_columns(columns, rows, x, place, stride, count, D):
+    row, padded = _words(D), round_up(count, UNIT)
+    pack_rows(bfloat16_at(rows, 0), 2 * row, x, place, stride, count, padded, D)
+    for i in range(0, padded, LANES):
+        for d in range(0, row, LANES):
+            transpose_tile(at(rows, i * row + d), row, at(columns, d * QUERIES + i), QUERIES)
+
+
+def key_columns(_x, own):
+    """The packed keys that `multiply_keys` takes."""
+    return own.key_columns
+
+
+def store_two(_x, p, row, i, first, second):
+    """Writes LANES elements from column i on of the rows `row` and `row` + 1 of p, as words.
+
+    Over what is read by then if p holds the scores.
+    """
+    store(p, row // 2 * QUERIES + i, zip_halves(round_two(first, second)))
+
+
+def store_gradients(_x, own, row, i, p, other_p, ds, other_ds):
+    """Writes LANES elements of two rows of p and ds.
+
+    p and ds_rows hold words of queries, ds words of keys.
+    """
+    place = row * QUERIES + i // 2
+    store_halves(own.p, place, place + QUERIES, round_two(p, other_p))
+    both = round_two(ds, other_ds)
+    place = (row * QUERIES + i) // 2
+    store_halves(own.ds_rows, place, place + QUERIES // 2, both)
+    store(own.ds, row // 2 * QUERIES + i, zip_halves(both))
+
+
+def multiply_queries(_x, scores, keys, queries, span, first, width, D):
+    """The keys in a span times `width` queries from `first` on -> scores, a row per key.
+
+    Tiles of scores that are all before the diagonal are left out.
+    """
+    row, left = _words(D), span.left
+    # Those that all queries see, or none because of another document.
+    whole = max(0, min(first, span.right) - left)
+    if whole > 0:
+        _multiply(
+            Rows(scores, QUERIES),
+            Rows(at(keys, left * row), row),
+            Rows(queries, QUERIES),
+            Extent(whole, width, _depth(D)),
+            False,
+        )
+    for tile in range(left + whole, span.right, UNIT):
+        hidden = max(0, tile - first)
+        _multiply(
+            Rows(at(scores, (tile - left) * QUERIES + hidden), QUERIES),
+            Rows(at(keys, tile * row), row),
+            Rows(at(queries, hidden), QUERIES),
+            Extent(UNIT, width - hidden, _depth(D)),
+            False,
+        )
+
+
+def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
+    """c = keys^T p for the keys in a span, or += if it `adds`; keys and p are words of keys.
+
+    c (D, QUERIES), of which `width` columns count. The second half of the queries before the
+    diagonal of the first half is left out.
+    """
+    half = QUERIES // 2
+    split = min(span.right, max(span.left, first + half))
+    block = at(keys, span.left // KEYS * round_up(D, LANES) * BLOCK)
+    for skipped in (0, half):
+        begin, end = (span.left, split) if skipped == 0 else (split, span.right)
+        if begin == end or skipped >= width:
+            continue
+        place = (begin - span.left) // 2
+        _multiply(
+            Rows(at(c, skipped), QUERIES),
+            Rows(at(block, place), BLOCK),
+            Rows(at(p, place * QUERIES + skipped), QUERIES),
+            Extent(D, width - skipped, (end - begin) // 2),
+            adds or skipped > 0,
+        )
+
+
+def add_to_keys(_x, own, D, first, left, keys, queries, writes):
+    """Adds the products of some queries to dk and dv of some keys, or writes them.
+
+    The rows of p and ds begin with the key `left`, their columns with the query `first`.
+    """
+    D_row, source, row = round_up(D, LANES), (queries.left - first) // 2, keys.left - left
+    depth = round_up(queries.right - queries.left, UNIT) // 2
+    extent = Extent(keys.right - keys.left, D_row, depth)
+    _multiply(
+        Rows(at(own.dkeys, keys.left * D_row), D_row),
+        Rows(at(own.ds_rows, row * QUERIES // 2 + source), QUERIES // 2),
+        Rows(at(own.queries, source * D_row), D_row),
+        extent,
+        not writes,
+    )
+    _multiply(
+        Rows(at(own.dvalues, keys.left * D_row), D_row),
+        Rows(at(own.p, row * QUERIES + source), QUERIES),
+        Rows(at(own.douts, source * D_row), D_row),
+        extent,
+        not writes,
+    )
