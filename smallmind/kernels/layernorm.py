@@ -11,7 +11,7 @@ from numba import prange
 
 from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -25,6 +25,7 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
 BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
@@ -36,29 +37,28 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     Writes out, mean, rstd; rstd = 1 / sqrt(variance + epsilon).
     """
     bias = absent(weight.dtype, 1) if bias is None else bias
-    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon))
+    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon), threads())
 
 
 @parallel_jit
-def _layernorm(out, mean, rstd, x, weight, bias, epsilon):
-    R = x.shape[0]
-    for chunk in prange(ceil_div(R, CHUNK)):
-        _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, np.int64(chunk) * CHUNK)
+def _layernorm(out, mean, rstd, x, weight, bias, epsilon, workers):
+    for worker in prange(workers):
+        begin, end = row_share(x.shape[0], np.int64(worker), workers)
+        _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end)
 
 
 @jit
-def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, first):
-    """One chunk, in blocks of rows that stay in the first-level cache.
+def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end):
+    """The rows begin..end, in blocks that stay in the first-level cache.
 
     Three passes over a block instead of over a row: the sums of a row are a chain of additions, and
     the CPU runs the chains of different rows in parallel.
     """
-    R, C = x.shape
+    C = x.shape[1]
     tail = C % LANES
     whole = C - tail
-    end = min(R, first + CHUNK)
     step = max(1, BLOCK // C)
-    for start in range(first, end, step):
+    for start in range(begin, end, step):
         stop = min(end, start + step)
         for r in range(start, stop):
             row = r * C

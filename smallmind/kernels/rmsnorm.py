@@ -11,7 +11,7 @@ from numba import prange
 
 from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -25,6 +25,7 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 
 BLOCK = 2048  # elements that are processed while they are in the first-level cache
@@ -37,7 +38,7 @@ def rmsnorm(out, rstd, x, weight, first=0, epsilon=1e-5):
     the columns first..first + H D of out. One head is the norm of whole rows.
     """
     heads = Heads(x.shape[1] // weight.size, weight.size, out.shape[1], first)
-    _rmsnorm(out, rstd.reshape(-1), x, weight, heads, np.float32(epsilon))
+    _rmsnorm(out, rstd.reshape(-1), x, weight, heads, np.float32(epsilon), threads())
 
 
 class Heads(NamedTuple):
@@ -56,19 +57,20 @@ def _place(heads, r):
 
 
 @parallel_jit
-def _rmsnorm(out, rstd, x, weight, heads, epsilon):
-    for chunk in prange(ceil_div(rstd.size, CHUNK)):
-        _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, np.int64(chunk) * CHUNK)
+def _rmsnorm(out, rstd, x, weight, heads, epsilon, workers):
+    for worker in prange(workers):
+        begin, end = row_share(rstd.size, np.int64(worker), workers)
+        _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, begin, end)
 
 
 @jit
-def _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, first):
+def _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, begin, end):
+    """The heads begin..end, counted over all rows."""
     D = heads.D
     tail = D % LANES
     whole = D - tail
-    end = min(rstd.size, first + CHUNK)
     step = max(1, BLOCK // D)
-    for start in range(first, end, step):
+    for start in range(begin, end, step):
         stop = min(end, start + step)
         for r in range(start, stop):
             squares = broadcast(np.float32(0))

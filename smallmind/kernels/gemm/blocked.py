@@ -33,7 +33,7 @@ from smallmind.kernels.gemm.packing import (
     TRANSPOSE_B,
     Region,
     copy_rows,
-    grid_rows,
+    grid_region,
     pack_columns,
     pack_transposed,
     packed_tile,
@@ -299,16 +299,14 @@ def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, wo
     # A vector costs as much for a few columns as for all its lanes; dot products cost less.
     single = N % LANES if variant == TRANSPOSE_B and N > LANES and N % LANES <= LANES // 4 else 0
     vectors = ceil_div(N - single, LANES)
-    down = grid_rows(M, vectors, workers, variant)
-    across = workers // down
-    i, j = worker // across, worker % across
-    first, last = M * i // down, M * (i + 1) // down
-    if i >= down or first == last:
+    is_few = M == 1 or (M <= FEW and variant != TRANSPOSE_A)
+    own = grid_region(M, vectors, workers, worker, variant, 1 if is_few else TILE_ROWS)
+    first, last, left, right = own.first, own.last, own.left, min(own.right, N - single)
+    is_last = own.right >= vectors * LANES
+    if first == last:
         return
-    left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
-    right = min(N - single, right)
-    if M == 1 or (M <= FEW and variant != TRANSPOSE_A):
-        region = Region(first, last, left, N if j == across - 1 else right)
+    if is_few:
+        region = Region(first, last, left, N if is_last else right)
         _gemm_few(operands, region)
         return
     # Strips may be short if packing b is free; they are long if packing takes time.
@@ -316,5 +314,5 @@ def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, wo
     for row in range(first, last, height):
         end = min(last, row + height)
         _gemm_strip(operands, packed, Region(row, end, left, right))
-        if single > 0 and j == across - 1:
+        if single > 0 and is_last:
             _gemm_few(operands, Region(row, end, N - single, N))
