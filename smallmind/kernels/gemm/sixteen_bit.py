@@ -20,8 +20,8 @@ from smallmind.kernels.codegen.simd import LANES, at, borrow, load, load_first, 
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted
-from smallmind.kernels.gemm.blocked import Operands
-from smallmind.kernels.gemm.few_rows import FEW, multiply_few
+from smallmind.kernels.gemm.blocked import Operands, is_few
+from smallmind.kernels.gemm.few_rows import multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
     STRIP,
@@ -93,12 +93,12 @@ def gemm_share(operands, packed, worker, workers):
     M, N = operands.out.shape
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     vectors = ceil_div(N, LANES)
-    is_few, step = M == 1 or (M <= FEW and variant != TRANSPOSE_A), _height(a)
-    own = grid_region(M, vectors, workers, worker, variant, 1 if is_few else step)
+    few, step = is_few(M, variant), _height(a)
+    own = grid_region(M, vectors, workers, worker, variant, 1 if few else step)
     first, last, left, right = own.first, own.last, own.left, min(N, own.right)
     if first == last:
         return
-    if is_few:
+    if few:
         _gemm_few(operands, packed.sums, Region(first, last, left, right))
         return
     blocks = max(1, ceil_div(K, DEPTH))
