@@ -44,6 +44,11 @@ Arguments = Mapping[str, Any]  # of a kernel, by name
 Work = Sequence[float]  # of each worker, in any unit
 
 
+def _alone(_: Arguments, workers: int) -> Work:
+    """All of it on one thread."""
+    return [1.0] + [0.0] * (workers - 1)
+
+
 def _rows(R: int, workers: int) -> Work:
     """Rows that do not depend on each other."""
     shares = [row_share(R, worker, workers) for worker in range(workers)]
@@ -146,9 +151,11 @@ KERNELS = {
     "adamw": Counted(_elements_of("parameters"), 4),
     "attention": Counted(_attention, 2),
     "attention_backward": Counted(_attention_backward),
+    "bigrams": Counted(_alone),
     "column_sum": Counted(_chunks_of("x", CHUNK)),
     "copy_columns": Counted(_rows_of("x")),
     "cross_entropy": Counted(_rows_of("logits"), 2),
+    "document_starts": Counted(_alone),
     "dropout": Counted(_elements_of("x")),
     "embedding": Counted(_rows_of("out")),
     "embedding_backward": Counted(_embedding_backward, 2),
@@ -240,6 +247,8 @@ class _Regions(AbstractContextManager[None]):
 
 @contextmanager
 def _counting_regions() -> Iterator[_Regions]:
+    with PARALLEL.region:  # the first one of all replaces it
+        pass
     lock = PARALLEL.region
     regions = PARALLEL.region = _Regions(lock)
     try:
@@ -303,7 +312,7 @@ class Step:
     ) -> Calls:
         balance = {}
         for count in workers:
-            work = KERNELS[name].work(bound, count) if regions else [1.0] + [0.0] * (count - 1)
+            work = (KERNELS[name].work if regions else _alone)(bound, count)
             total = None
             if regions and name.startswith("matmul"):  # without the padding of tiles
                 out = bound["preactivation"] if name == "matmul_gelu" else bound["out"]
