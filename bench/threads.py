@@ -418,17 +418,24 @@ class Machine:
 
 
 def predicted(
-    found: dict[tuple[str, str], Calls], undivided: float, machine: Machine, workers: int
+    found: dict[tuple[str, str], Calls],
+    undivided: float,
+    machine: Machine,
+    workers: int,
+    measured: int = 1,
 ) -> float:
-    """Seconds of a step on so many cores like those measured.
+    """Seconds of a step on so many cores, from the times on a `measured` number of threads.
 
     Of each kernel, the time of its busiest worker, or of its bytes at the rate of memory if that is
-    longer; a region for each barrier; and `undivided`, what one thread does alone.
+    longer; a region for each barrier; and `undivided`, what one thread does alone. What cores lose
+    by reading what others wrote is in the times on several threads only.
     """
     rate = min(machine.core_rate * workers, machine.memory_rate)
     seconds = undivided
     for calls in found.values():
-        busiest = calls.seconds[1] * calls.imbalance[workers] / workers
+        waited = calls.regions * machine.region_of(measured)
+        alone = (calls.seconds[measured] - waited) * measured / calls.imbalance[measured]
+        busiest = max(0.0, alone) * calls.imbalance[workers] / workers
         moved = (calls.read + calls.written) / rate if workers > 1 else 0.0
         extra = machine.region_of(workers) - machine.region_of(1)
         seconds += max(busiest, moved) + calls.regions * extra
@@ -470,13 +477,17 @@ def measure(options: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
         "region_seconds": {n: machine.region_of(n) for n in workers},
         "core_bytes_per_second": rate,
         "memory_bytes_per_second": memory,
-        "predicted_seconds": {n: predicted(found, undivided, machine, n) for n in workers},
+        "predicted_seconds": {
+            base: {n: predicted(found, undivided, machine, n, base) for n in workers}
+            for base in (1, measured[-1])
+        },
     }
 
 
 def show(record: dict[str, Any]) -> None:
     """Prints the record as tables."""
-    workers, measured = list(record["predicted_seconds"]), list(record["seconds"])
+    predictions, measured = record["predicted_seconds"], list(record["seconds"])
+    workers, most = list(predictions[1]), measured[-1]
     rows = []
     for calls in sorted(record["kernels"], key=lambda calls: -calls["seconds"][1]):
         times = calls["seconds"]
@@ -501,24 +512,25 @@ def show(record: dict[str, Any]) -> None:
     print(tabulate(rows, heads, stralign="right", disable_numparse=True))
     moved = sum(calls["read"] + calls["written"] for calls in record["kernels"])
     regions = sum(calls["regions"] for calls in record["kernels"])
-    first, alone = record["predicted_seconds"][1], record["seconds"][1]
+    first, alone = predictions[1][1], record["seconds"][1]
     rows = []
     for n in workers:
-        seconds, own = record["predicted_seconds"][n], record["seconds"].get(n)
+        seconds, realistic, own = predictions[1][n], predictions[most][n], record["seconds"].get(n)
         rows.append(
             [
                 n,
                 f"{record['region_seconds'][n] * 1e6:.1f}",
+                f"{moved / seconds / 1e9:.0f}",
                 f"{seconds * 1e3:.2f}",
                 f"{first / seconds:.2f}",
-                f"{first / seconds / n * 100:.0f} %",
-                f"{moved / seconds / 1e9:.0f}",
+                f"{first / realistic:.2f}" if n >= most else "",
+                f"{first / realistic / n * 100:.0f} %" if n >= most else "",
                 *([f"{own * 1e3:.2f}", f"{alone / own:.2f}"] if own else ["", ""]),
                 f"{alone / own / n * 100:.0f} %" if own else "",
             ]
         )
-    heads = ["threads", "region us", "predicted ms", "speed-up", "efficiency", "GB/s"]
-    heads += ["measured ms", "speed-up", "efficiency"]
+    heads = ["threads", "region us", "GB/s", "predicted ms", "speed-up"]
+    heads += [f"from {most} threads", "efficiency", "measured ms", "speed-up", "efficiency"]
     print(tabulate(rows, heads, stralign="right", disable_numparse=True))
     print(
         f"{regions} parallel regions per step; {record['undivided_seconds'] * 1e3:.2f} ms on one "

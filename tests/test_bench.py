@@ -150,7 +150,7 @@ def test_threads_counts_measures_and_predicts(tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert "busiest of 16" in shown.stdout and "parallel regions per step" in shown.stdout
     record = json.loads(file.read_text(encoding="utf-8"))["results"][0]
-    assert list(record["predicted_seconds"]) == ["1", "2", "4", "8", "16"]
+    assert list(record["predicted_seconds"]["1"]) == ["1", "2", "4", "8", "16"]
     assert list(record["seconds"]) == ["1"] and record["memory_bytes_per_second"] == 50e9
     for calls in record["kernels"]:
         assert calls["calls"] > 0 and calls["seconds"]["1"] > 0 and calls["read"] > 0
@@ -167,15 +167,18 @@ def test_the_division_of_every_kernel_of_a_step_is_known(arch):
 
 def test_a_prediction_divides_what_is_divided():
     def calls(seconds, nbytes, regions):
-        return threads.Calls("x", "", 1, regions, 0, nbytes, 0, {1: 1, 4: 1.5}, {1: seconds})
+        times = {1: seconds, 2: seconds}  # two threads gain nothing
+        return threads.Calls("x", "", 1, regions, 0, nbytes, 0, {1: 1, 2: 1, 4: 1.5}, times)
 
     machine = threads.Machine({1: 1e-6, 2: 3e-6}, core_rate=1e9, memory_rate=2e9)
     assert machine.region_of(4) == pytest.approx(7e-6)
     step = {("x", "computes"): calls(0.8, 0, 1), ("x", "moves"): calls(1.0, int(1e9), 0)}
-    assert threads.predicted(step, 0.1, machine, 1) == pytest.approx(1.9)
+    assert threads.predicted(step, 0.1, machine, 1) == pytest.approx(1.9, abs=2e-6)
     # 0.8 of the busiest of four, a gigabyte at the rate of memory, a region, what is not divided
-    expected = 0.8 * 1.5 / 4 + 0.5 + 6e-6 + 0.1
-    assert threads.predicted(step, 0.1, machine, 4) == pytest.approx(expected)
+    expected = 0.8 * 1.5 / 4 + 0.5 + 0.1
+    assert threads.predicted(step, 0.1, machine, 4) == pytest.approx(expected, abs=1e-5)
+    expected = 1.6 * 1.5 / 4 + 2 * 1.5 / 4 + 0.1
+    assert threads.predicted(step, 0.1, machine, 4, 2) == pytest.approx(expected, abs=1e-5)
 
 
 def test_architectures_are_measured_one_after_another(monkeypatch, capsys):

@@ -26,7 +26,7 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.reduce import CHUNK, add_chunks
 
 BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
 
@@ -100,19 +100,19 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     R, C = x.shape
     partial = scratch(ceil_div(R, CHUNK), 2 * C + 2 * CHUNK)  # see ChunkSums
     addend = absent(dx.dtype, 2) if addend is None else addend
-    _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, addend)
-    add_column_sums(dweight, partial, 0)
-    if dbias is not None:
-        add_column_sums(dbias, partial, C)
+    dbias = absent(dweight.dtype, 1) if dbias is None else dbias
+    _layernorm_backward(dx, dweight, dbias, partial, dy, x, mean, rstd, weight, addend)
 
 
 @parallel_jit
-def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, addend):
-    R = x.shape[0]
+def _layernorm_backward(dx, dweight, dbias, partial, dy, x, mean, rstd, weight, addend):
+    R, C = x.shape
     for chunk in prange(ceil_div(R, CHUNK)):
         _layernorm_backward_rows(
             dx, partial[chunk], dy, x, mean, rstd, weight, addend, np.int64(chunk)
         )
+    add_chunks(dweight, partial, 0)
+    add_chunks(dbias, partial, C)
 
 
 class ChunkSums(NamedTuple):

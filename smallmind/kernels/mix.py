@@ -20,7 +20,7 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.reduce import CHUNK, add_chunks
 
 
 def copy_columns(out, x, first):
@@ -87,16 +87,16 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     Only the columns first..first + N of dx change. x, other (R, N), weights (2,) as in `mix`.
     """
     partial = scratch(ceil_div(x.shape[0], CHUNK), 2)
-    _mix_backward(dx, dother, partial, x, other, weights, first)
-    add_column_sums(dweights, partial, 0)
+    _mix_backward(dx, dother, dweights, partial, x, other, weights, first)
 
 
 @parallel_jit
-def _mix_backward(dx, dother, partial, x, other, weights, first):
+def _mix_backward(dx, dother, dweights, partial, x, other, weights, first):
     for chunk in prange(ceil_div(x.shape[0], CHUNK)):
         _mix_backward_rows(
             dx, dother, borrow(partial[chunk]), x, other, weights, first, np.int64(chunk) * CHUNK
         )
+    add_chunks(dweights, partial, 0)
 
 
 @jit

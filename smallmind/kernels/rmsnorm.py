@@ -26,7 +26,7 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.reduce import CHUNK, add_chunks
 
 BLOCK = 2048  # elements that are processed while they are in the first-level cache
 
@@ -98,17 +98,17 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
     heads = Heads(x.shape[1] // weight.size, weight.size, dx.shape[1], first)
     partial = scratch(ceil_div(rstd.size, CHUNK), weight.size + CHUNK)
     addend = absent(dx.dtype, 2) if addend is None else addend
-    _rmsnorm_backward(dx, partial, dy, x, rstd.reshape(-1), weight, addend, heads)
-    add_column_sums(dweight, partial, 0)
+    _rmsnorm_backward(dx, dweight, partial, dy, x, rstd.reshape(-1), weight, addend, heads)
 
 
 @parallel_jit
-def _rmsnorm_backward(dx, partial, dy, x, rstd, weight, addend, heads):
+def _rmsnorm_backward(dx, dweight, partial, dy, x, rstd, weight, addend, heads):
     for chunk in prange(ceil_div(rstd.size, CHUNK)):
         first = np.int64(chunk) * CHUNK
         gradients = start_of_overlapping(dx), start_of_overlapping(dy), start_of_overlapping(addend)
         adds = addend.size > 0
         _rmsnorm_backward_rows(*gradients, adds, partial[chunk], x, rstd, weight, heads, first)
+    add_chunks(dweight, partial, 0)
 
 
 @jit

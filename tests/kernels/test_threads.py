@@ -12,6 +12,7 @@ from smallmind.kernels import compiled, reference
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.kernels.compiled import *
+from smallmind.kernels.half import BFLOAT16, round_to
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
 random = np.random.default_rng(3)
@@ -55,6 +56,11 @@ for count in map(int, sys.argv[1].split(",")):
 
     digest("matmul", [empty(R, 2 * C)], x, w, bias, dy)
     digest("matmul", [empty(1, 500)], one, wide)
+    for variant, a, b, shape in (
+        ("", x, w, (R, 2 * C)), ("_transpose_a", x, dy, (C, 2 * C)), ("_transpose_b", dy, w, (R, C))
+    ):
+        a, b = round_to(a, BFLOAT16), round_to(b, BFLOAT16)
+        digest("matmul" + variant, [empty(*shape)], a, b)
     digest("matmul_gelu", [empty(R, 2 * C), empty(R, 2 * C)], x, w, bias)
     digest("matmul_transpose_a", [empty(C, 2 * C)], x, dy)
     digest("matmul_transpose_a", [empty(40, 200)], long_x, long_dy)
