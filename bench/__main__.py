@@ -124,6 +124,26 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     step.add_argument("--steps", type=_count, default=60, metavar="N", help="steps to time (60)")
 
+    threads = commands.add_parser(
+        "threads", help="count and measure how a training step divides among threads"
+    )
+    threads.add_argument(
+        "--shapes",
+        type=_shapes,
+        metavar="S,S",
+        help="such as 12x64x128x4x4: B, T, C, layers, heads",
+    )
+    threads.add_argument("--arch", choices=ARCHS, default="gpt2", help="(gpt2)")
+    threads.add_argument(
+        "--bandwidth",
+        type=_count,
+        metavar="GB/s",
+        help="of the memory of the machine that is predicted; default: as much as cores can use",
+    )
+    threads.add_argument(
+        "--rounds", type=_count, default=5, metavar="N", help="turns per number of threads (5)"
+    )
+
     start = commands.add_parser("start", help="time compiling kernels and loading them from cache")
     start.add_argument("--rounds", type=_count, default=3, metavar="N", help="later starts (3)")
 
@@ -255,6 +275,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for command in (
         kernels,
         step,
+        threads,
         start,
         tokenizer,
         memory,
@@ -309,10 +330,14 @@ def main() -> None:
     if getattr(options, "plot", None) and options.plot.suffix not in (".png", ".pdf", ".svg"):
         sys.exit(f"--plot {options.plot}: the name must end in .png, .pdf or .svg")
     # Two threads of one core share its multipliers: the default is one per core.
-    threads = options.threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
-    os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
+    count = options.threads or min(psutil.cpu_count(logical=False) or 1, os.cpu_count() or 1)
+    os.environ["NUMBA_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(count)
     if options.command == "kernels":
-        _import_and_bind(threads)
+        _import_and_bind(count)
+    if options.command == "threads":
+        from smallmind.kernels.codegen.threads import bind_to_cores
+
+        bind_to_cores()
     if options.command == "faults" and not importlib.util.find_spec("hypothesis"):
         sys.exit('faults needs the test packages: python -m pip install -e ".[test]"')
     if options.command == "recipe" and options.peers:
@@ -332,6 +357,7 @@ def main() -> None:
         recipe,
         start,
         step,
+        threads,
         tokenizer,
     )
 
@@ -343,12 +369,12 @@ def main() -> None:
         for shape in options.shapes or []:
             if axes != {len(shape)}:
                 sys.exit("--shapes needs the names of kernels, and one size for each of their axes")
-    if options.command == "step":
+    if options.command in ("step", "threads"):
         for shape in options.shapes or []:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
-        if unknown := [name for name in options.arch if name not in ARCHS]:
-            sys.exit(f"--arch: no architecture named {unknown[0]!r}; there are {', '.join(ARCHS)}")
+    if options.command == "step" and (unknown := [x for x in options.arch if x not in ARCHS]):
+        sys.exit(f"--arch: no architecture named {unknown[0]!r}; there are {', '.join(ARCHS)}")
     parts = {"memory": list(memory.PARTS), "faults": list(FAULTS)}.get(options.command, [])
     unknown = [name for name in getattr(options, "only", None) or [] if name not in parts]
     if unknown:
@@ -357,6 +383,7 @@ def main() -> None:
     commands: dict[str, Callable[..., Any]] = {
         "kernels": kernels.run,
         "step": step.run,
+        "threads": threads.run,
         "start": start.run,
         "tokenizer": tokenizer.run,
         "memory": memory.run,

@@ -482,7 +482,9 @@ class RunConfig:
         "recipe which model, batch and dropout",
         above=0.0,
     )
-    threads: int | None = setting(None, "threads; default: one per core", low=1)
+    threads: int | None = setting(
+        None, "threads; default: one per core, fewer for small models", low=1
+    )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
     tensorboard: bool = setting(
         False, "write event files into the run too, for tensorboard --logdir runs"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase
 
 from bench import __main__ as program
-from bench import cases, corpus, kernels, memory, prefetch, recipe, step, trial
+from bench import cases, corpus, kernels, memory, prefetch, recipe, step, threads, trial
 from bench.__main__ import parse
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
@@ -141,6 +141,44 @@ def test_a_step_is_compared_with_each_peer(tmp_path):
         assert len(contestant["losses"]) == step.COMPARED
     losses = record["contestants"]["ours"]["losses"]
     assert losses[-1] < losses[0]
+
+
+def test_threads_counts_measures_and_predicts(tmp_path):
+    file = tmp_path / "record.json"
+    flags = ["--shapes", "2x8x16x2x2", "--rounds", "1", "--threads", "1", "--bandwidth", "50"]
+    shown = bench("threads", *flags, "--json", str(file))
+    assert shown.returncode == 0, shown.stderr
+    assert "busiest of 16" in shown.stdout and "parallel regions per step" in shown.stdout
+    record = json.loads(file.read_text(encoding="utf-8"))["results"][0]
+    assert list(record["predicted_seconds"]["1"]) == ["1", "2", "4", "8", "16"]
+    assert list(record["seconds"]) == ["1"] and record["memory_bytes_per_second"] == 50e9
+    for calls in record["kernels"]:
+        assert calls["calls"] > 0 and calls["seconds"]["1"] > 0 and calls["read"] > 0
+        assert calls["imbalance"]["1"] == pytest.approx(1, abs=0.5)
+
+
+@pytest.mark.parametrize("arch", ["gpt2", "llama", "modern"])
+def test_the_division_of_every_kernel_of_a_step_is_known(arch):
+    counted = threads.Step(Sizes(2, 8, 16, 2, 2), arch).count([1, 3])
+    assert {name for name, _ in counted} <= threads.KERNELS.keys()
+    for calls in counted.values():
+        assert calls.calls > 0 and 1 <= calls.imbalance[3] <= 3.5
+
+
+def test_a_prediction_divides_what_is_divided():
+    def calls(seconds, nbytes, regions):
+        times = {1: seconds, 2: seconds}  # two threads gain nothing
+        return threads.Calls("x", "", 1, regions, 0, nbytes, 0, {1: 1, 2: 1, 4: 1.5}, times)
+
+    machine = threads.Machine({1: 1e-6, 2: 3e-6}, core_rate=1e9, memory_rate=2e9)
+    assert machine.region_of(4) == pytest.approx(7e-6)
+    step = {("x", "computes"): calls(0.8, 0, 1), ("x", "moves"): calls(1.0, int(1e9), 0)}
+    assert threads.predicted(step, 0.1, machine, 1) == pytest.approx(1.9, abs=2e-6)
+    # 0.8 of the busiest of four, a gigabyte at the rate of memory, a region, what is not divided
+    expected = 0.8 * 1.5 / 4 + 0.5 + 0.1
+    assert threads.predicted(step, 0.1, machine, 4) == pytest.approx(expected, abs=1e-5)
+    expected = 1.6 * 1.5 / 4 + 2 * 1.5 / 4 + 0.1
+    assert threads.predicted(step, 0.1, machine, 4, 2) == pytest.approx(expected, abs=1e-5)
 
 
 def test_architectures_are_measured_one_after_another(monkeypatch, capsys):

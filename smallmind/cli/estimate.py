@@ -76,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
         tokenizer = None
     elif tokenizer:
         model = with_vocabulary(settings, tokenizer)
-    config = dataclasses.replace(settings.run, threads=choose_threads(settings.run))
+    count = choose_threads(settings.run, dataclasses.replace(settings, model=model))
+    config = dataclasses.replace(settings.run, threads=count)
     teacher = read_teacher(settings.distillation, tokenizer)
     plan = make_plan(model, settings.training, config, teacher, size)
     if settings.run.minutes:

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
@@ -19,7 +19,7 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.codegen.threads import threads
 
 
 def cross_entropy(losses, dlogits, logits, targets, scale):
@@ -29,21 +29,20 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
     which for scale = 1/R is the gradient of the mean loss. The contents of logits are undefined
     afterwards.
     """
-    _cross_entropy(losses, dlogits, logits, targets, np.float32(scale))
+    _cross_entropy(losses, dlogits, logits, targets, np.float32(scale), threads())
 
 
 @parallel_jit
-def _cross_entropy(losses, dlogits, logits, targets, scale):
-    R = logits.shape[0]
-    for chunk in prange(ceil_div(R, CHUNK)):
-        _cross_entropy_rows(losses, dlogits, logits, targets, scale, np.int64(chunk) * CHUNK)
+def _cross_entropy(losses, dlogits, logits, targets, scale, workers):
+    for worker in prange(workers):
+        first, last = row_share(logits.shape[0], np.int64(worker), workers)
+        _cross_entropy_rows(losses, dlogits, logits, targets, scale, first, last)
 
 
 @jit
-def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first):
-    """One chunk. A row's maximum, sum and gradient depend on each other in turn, so three
-    successive rows are interleaved."""
-    last = min(logits.shape[0], first + CHUNK)
+def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first, last):
+    """The rows first..last. A row's maximum, sum and gradient depend on each other in turn, so
+    three successive rows are interleaved."""
     m, s = np.float32(0), np.float32(1)
     for r in range(first, last + 2):
         inverse, s_before = scale / s, s

@@ -6,7 +6,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import (
     LANES,
     broadcast,
@@ -18,8 +18,8 @@ from smallmind.kernels.codegen.simd import (
     load_up_to,
     store_up_to,
 )
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.cross_entropy import row_maximum, scale_row
-from smallmind.kernels.reduce import CHUNK
 
 
 class Scalars(NamedTuple):
@@ -41,15 +41,17 @@ def distillation(
     derivative of losses by the temperature. Afterwards the contents of logits are undefined.
     """
     scalars = Scalars(np.float32(alpha), np.float32(temperature), np.float32(scale))
-    _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars)
+    arrays = losses, dlogits, dtemperatures, logits, teacher_logits, targets
+    _distillation(*arrays, scalars, threads())
 
 
 @parallel_jit
-def _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars):
-    R = logits.shape[0]
-    for chunk in prange(ceil_div(R, CHUNK)):
-        first = np.int64(chunk) * CHUNK
-        for r in range(first, min(R, first + CHUNK)):
+def _distillation(
+    losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, workers
+):
+    for worker in prange(workers):
+        first, last = row_share(logits.shape[0], np.int64(worker), workers)
+        for r in range(first, last):
             losses[r], dtemperatures[r] = _row(
                 dlogits, logits, teacher_logits, targets[r], r, scalars
             )
@@ -104,16 +106,19 @@ def _row(dlogits, logits, teacher_logits, target, r, scalars):
     return loss, alpha * (np.float32(2) * T * divergence - by_inverse)
 
 
-@parallel_jit
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 
     The logits of the K indices of a row are its first K log-probabilities; all others are its last.
     """
-    R = logits.shape[0]
-    for chunk in prange(ceil_div(R, CHUNK)):
-        first = np.int64(chunk) * CHUNK
-        for r in range(first, min(R, first + CHUNK)):
+    _top_k_logits(logits, indices, log_probabilities, threads())
+
+
+@parallel_jit
+def _top_k_logits(logits, indices, log_probabilities, workers):
+    for worker in prange(workers):
+        first, last = row_share(logits.shape[0], np.int64(worker), workers)
+        for r in range(first, last):
             _top_k_row(logits, indices, log_probabilities, r)
 
 

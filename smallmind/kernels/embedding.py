@@ -7,18 +7,19 @@ from numba import prange
 
 from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.simd import (
     LANES,
     load,
     load_first,
     load_up_to,
+    share,
     start_of_overlapping,
     store,
     store_first,
     store_up_to,
 )
-from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.codegen.threads import threads
 
 _BEGINNING = np.zeros((), np.int64)
 
@@ -40,24 +41,25 @@ def embedding(out, weight, ids, addend=None, start=None):
     period = 0 if addend is None else ids.size if start is None else ids.shape[1]
     addend = absent(weight.dtype, 2) if addend is None else addend
     start = _BEGINNING if start is None else start
-    _embedding(out, weight, ids.reshape(-1), addend, period, start)
+    _embedding(out, weight, ids.reshape(-1), addend, period, start, threads())
 
 
 @parallel_jit
-def _embedding(out, weight, ids, addend, period, start):
+def _embedding(out, weight, ids, addend, period, start, workers):
     added = Added(start[()], period)
-    for chunk in prange(ceil_div(ids.size, CHUNK)):
+    for worker in prange(workers):
+        first, last = row_share(ids.size, np.int64(worker), workers)
         pointers = start_of_overlapping(out), start_of_overlapping(addend)
-        _embedding_rows(*pointers, added, weight, ids, np.int64(chunk) * CHUNK)
+        _embedding_rows(*pointers, added, weight, ids, first, last)
 
 
 @jit
-def _embedding_rows(out, addend, added, weight, ids, first):
+def _embedding_rows(out, addend, added, weight, ids, first, last):
     C = weight.shape[1]
     tail = C % LANES
     whole = C - tail
     adds = added.period > 0
-    for r in range(first, min(ids.size, first + CHUNK)):
+    for r in range(first, last):
         row = np.int64(ids[r]) * C
         other = (added.first + r % added.period) * C if adds else 0
         for c in range(0, whole, LANES):
@@ -75,7 +77,8 @@ def _embedding_rows(out, addend, added, weight, ids, first):
 def embedding_backward(dweight, daddend, dout, ids):
     """dout (B T, C), ids (B, T) -> adds to dweight (V, C) and, unless None, daddend (T, C).
 
-    Each iteration owns a range of channels and visits all rows, so equal ids never collide.
+    A range of channels of dweight belongs to one thread, which visits all rows, so equal ids never
+    collide; so does a range of elements of daddend.
     """
     daddend = absent(dweight.dtype, 2) if daddend is None else daddend
     _embedding_backward(dweight, daddend, dout, ids)
@@ -83,21 +86,41 @@ def embedding_backward(dweight, daddend, dout, ids):
 
 @parallel_jit
 def _embedding_backward(dweight, daddend, dout, ids):
-    for group in prange(ceil_div(dout.shape[1], LANES)):
-        _embedding_backward_channels(dweight, daddend, dout, ids, np.int64(group) * LANES)
+    groups = ceil_div(dout.shape[1], LANES)
+    kinds = 2 if daddend.size > 0 else 1
+    # In turn, so that threads have some of both: the ranges of dweight take longer.
+    for index in prange(kinds * groups):
+        piece = np.int64(index)
+        if piece % kinds == 0:
+            _add_to_weight(dweight, dout, ids, piece // kinds * LANES)
+        else:
+            first, last = share(dout.shape[1] * ids.shape[1], piece // kinds, groups)
+            _add_to_addend(daddend, dout, ids, first, last)
 
 
 @jit
-def _embedding_backward_channels(dweight, daddend, dout, ids, c):
+def _add_to_weight(dweight, dout, ids, c):
+    """Adds the channels from c on, of one vector."""
     # forward: out[b, t] = weight[ids[b, t]] + addend[t]
     B, T = ids.shape
     C = dout.shape[1]
     count = min(LANES, C - c)
-    adds = daddend.size > 0
     for b in range(B):
         for t in range(T):
-            row, place = np.int64(ids[b, t]) * C + c, t * C + c
+            row = np.int64(ids[b, t]) * C + c
             d = load_up_to(dout, (b * T + t) * C + c, count)
             store_up_to(dweight, row, load_up_to(dweight, row, count) + d, count)
-            if adds:
-                store_up_to(daddend, place, load_up_to(daddend, place, count) + d, count)
+
+
+@jit
+def _add_to_addend(daddend, dout, ids, first, last):
+    """Adds the elements first..last of the positions: a sum over sequences each."""
+    # forward: out[b, t] = weight[ids[b, t]] + addend[t]
+    B, T = ids.shape
+    size = T * dout.shape[1]
+    for place in range(first, last, LANES):
+        count = min(LANES, last - place)
+        total = load_up_to(daddend, place, count)
+        for b in range(B):
+            total = total + load_up_to(dout, b * size + place, count)
+        store_up_to(daddend, place, total, count)

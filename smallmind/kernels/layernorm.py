@@ -11,7 +11,7 @@ from numba import prange
 
 from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -25,7 +25,8 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.reduce import CHUNK, add_chunks
 
 BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
 
@@ -36,29 +37,28 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     Writes out, mean, rstd; rstd = 1 / sqrt(variance + epsilon).
     """
     bias = absent(weight.dtype, 1) if bias is None else bias
-    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon))
+    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon), threads())
 
 
 @parallel_jit
-def _layernorm(out, mean, rstd, x, weight, bias, epsilon):
-    R = x.shape[0]
-    for chunk in prange(ceil_div(R, CHUNK)):
-        _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, np.int64(chunk) * CHUNK)
+def _layernorm(out, mean, rstd, x, weight, bias, epsilon, workers):
+    for worker in prange(workers):
+        begin, end = row_share(x.shape[0], np.int64(worker), workers)
+        _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end)
 
 
 @jit
-def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, first):
-    """One chunk, in blocks of rows that stay in the first-level cache.
+def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end):
+    """The rows begin..end, in blocks that stay in the first-level cache.
 
     Three passes over a block instead of over a row: the sums of a row are a chain of additions, and
     the CPU runs the chains of different rows in parallel.
     """
-    R, C = x.shape
+    C = x.shape[1]
     tail = C % LANES
     whole = C - tail
-    end = min(R, first + CHUNK)
     step = max(1, BLOCK // C)
-    for start in range(first, end, step):
+    for start in range(begin, end, step):
         stop = min(end, start + step)
         for r in range(start, stop):
             row = r * C
@@ -100,19 +100,19 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     R, C = x.shape
     partial = scratch(ceil_div(R, CHUNK), 2 * C + 2 * CHUNK)  # see ChunkSums
     addend = absent(dx.dtype, 2) if addend is None else addend
-    _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, addend)
-    add_column_sums(dweight, partial, 0)
-    if dbias is not None:
-        add_column_sums(dbias, partial, C)
+    dbias = absent(dweight.dtype, 1) if dbias is None else dbias
+    _layernorm_backward(dx, dweight, dbias, partial, dy, x, mean, rstd, weight, addend)
 
 
 @parallel_jit
-def _layernorm_backward(dx, partial, dy, x, mean, rstd, weight, addend):
-    R = x.shape[0]
+def _layernorm_backward(dx, dweight, dbias, partial, dy, x, mean, rstd, weight, addend):
+    R, C = x.shape
     for chunk in prange(ceil_div(R, CHUNK)):
         _layernorm_backward_rows(
             dx, partial[chunk], dy, x, mean, rstd, weight, addend, np.int64(chunk)
         )
+    add_chunks(dweight, partial, 0)
+    add_chunks(dbias, partial, C)
 
 
 class ChunkSums(NamedTuple):

@@ -1,10 +1,12 @@
 """Sums of two matrices with learned weights, their backward pass, and copies of columns."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -17,20 +19,26 @@ from smallmind.kernels.codegen.simd import (
     start_of_overlapping,
     store_up_to,
 )
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.reduce import CHUNK, add_chunks
+
+
+def copy_columns(out, x, first):
+    """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
+    _copy_columns(out, x, first, threads())
 
 
 @parallel_jit
-def copy_columns(out, x, first):
-    """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
-    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
-        _copy_columns_rows(out, x, first, np.int64(chunk) * CHUNK)
+def _copy_columns(out, x, first, workers):
+    for worker in prange(workers):
+        begin, end = row_share(x.shape[0], np.int64(worker), workers)
+        _copy_columns_rows(out, x, first, begin, end)
 
 
 @jit
-def _copy_columns_rows(out, x, first, start):
-    (R, W), N = x.shape, out.shape[1]
-    for r in range(start, min(R, start + CHUNK)):
+def _copy_columns_rows(out, x, first, begin, end):
+    W, N = x.shape[1], out.shape[1]
+    for r in range(begin, end):
         for c in range(0, N, LANES):
             count = min(LANES, N - c)
             store_up_to(out, r * N + c, load_up_to(x, r * W + first + c, count), count)
@@ -41,22 +49,31 @@ def mix(out, x, other, weights, first=0):
 
     Writes the columns first..first + N of out, which may be x if they are all it has.
     """
-    _mix(out, x, other, weights, first)
+    _mix(out, x, other, weights, first, threads())
 
 
 @parallel_jit
-def _mix(out, x, other, weights, first):
-    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
+def _mix(out, x, other, weights, first, workers):
+    for worker in prange(workers):
+        begin, end = row_share(x.shape[0], np.int64(worker), workers)
         pointers = start_of_overlapping(out), start_of_overlapping(x)
-        sizes = x.shape[0], x.shape[1], out.shape[1]
-        _mix_rows(*pointers, other, weights, sizes, first, np.int64(chunk) * CHUNK)
+        columns = Columns(x.shape[1], out.shape[1], first)
+        _mix_rows(*pointers, other, weights, columns, begin, end)
+
+
+class Columns(NamedTuple):
+    """The columns first..first + N of a matrix that has W."""
+
+    N: int
+    W: int
+    first: int
 
 
 @jit
-def _mix_rows(out, x, other, weights, sizes, first, start):
-    R, N, W = sizes
+def _mix_rows(out, x, other, weights, columns, begin, end):
+    N, W, first = columns
     a, b = broadcast(element(weights, 0)), broadcast(element(weights, 1))
-    for r in range(start, min(R, start + CHUNK)):
+    for r in range(begin, end):
         for c in range(0, N, LANES):
             count = min(LANES, N - c)
             y = load_up_to(other, r * N + c, count) * b
@@ -70,16 +87,16 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     Only the columns first..first + N of dx change. x, other (R, N), weights (2,) as in `mix`.
     """
     partial = scratch(ceil_div(x.shape[0], CHUNK), 2)
-    _mix_backward(dx, dother, partial, x, other, weights, first)
-    add_column_sums(dweights, partial, 0)
+    _mix_backward(dx, dother, dweights, partial, x, other, weights, first)
 
 
 @parallel_jit
-def _mix_backward(dx, dother, partial, x, other, weights, first):
+def _mix_backward(dx, dother, dweights, partial, x, other, weights, first):
     for chunk in prange(ceil_div(x.shape[0], CHUNK)):
         _mix_backward_rows(
             dx, dother, borrow(partial[chunk]), x, other, weights, first, np.int64(chunk) * CHUNK
         )
+    add_chunks(dweights, partial, 0)
 
 
 @jit

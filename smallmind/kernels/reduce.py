@@ -27,14 +27,14 @@ def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     R, C = x.shape
     partial = scratch(ceil_div(R, CHUNK), C)
-    _column_sums(partial, x)
-    add_column_sums(out, partial, 0)
+    _column_sums(out, partial, x)
 
 
 @parallel_jit
-def _column_sums(partial, x):
+def _column_sums(out, partial, x):
     for chunk in prange(partial.shape[0]):
         _column_sums_chunk(partial, x, np.int64(chunk))
+    add_chunks(out, partial, 0)
 
 
 @jit
@@ -54,6 +54,12 @@ def _column_sums_chunk(partial, x, chunk):
 @serial_jit
 def add_column_sums(out, partial, column):
     """partial (P, W) -> out (C,) += the sums of columns column..column + C. Adds to out."""
+    add_chunks(out, partial, column)
+
+
+@jit
+def add_chunks(out, partial, column):
+    """`add_column_sums` for kernels, which need no second call from Python."""
     W, C = partial.shape[1], out.size
     for c in range(0, C, LANES):
         count = min(LANES, C - c)

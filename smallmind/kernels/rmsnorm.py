@@ -11,7 +11,7 @@ from numba import prange
 
 from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -25,7 +25,8 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.reduce import CHUNK, add_column_sums
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.reduce import CHUNK, add_chunks
 
 BLOCK = 2048  # elements that are processed while they are in the first-level cache
 
@@ -37,7 +38,7 @@ def rmsnorm(out, rstd, x, weight, first=0, epsilon=1e-5):
     the columns first..first + H D of out. One head is the norm of whole rows.
     """
     heads = Heads(x.shape[1] // weight.size, weight.size, out.shape[1], first)
-    _rmsnorm(out, rstd.reshape(-1), x, weight, heads, np.float32(epsilon))
+    _rmsnorm(out, rstd.reshape(-1), x, weight, heads, np.float32(epsilon), threads())
 
 
 class Heads(NamedTuple):
@@ -56,19 +57,20 @@ def _place(heads, r):
 
 
 @parallel_jit
-def _rmsnorm(out, rstd, x, weight, heads, epsilon):
-    for chunk in prange(ceil_div(rstd.size, CHUNK)):
-        _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, np.int64(chunk) * CHUNK)
+def _rmsnorm(out, rstd, x, weight, heads, epsilon, workers):
+    for worker in prange(workers):
+        begin, end = row_share(rstd.size, np.int64(worker), workers)
+        _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, begin, end)
 
 
 @jit
-def _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, first):
+def _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, begin, end):
+    """The heads begin..end, counted over all rows."""
     D = heads.D
     tail = D % LANES
     whole = D - tail
-    end = min(rstd.size, first + CHUNK)
     step = max(1, BLOCK // D)
-    for start in range(first, end, step):
+    for start in range(begin, end, step):
         stop = min(end, start + step)
         for r in range(start, stop):
             squares = broadcast(np.float32(0))
@@ -96,17 +98,17 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
     heads = Heads(x.shape[1] // weight.size, weight.size, dx.shape[1], first)
     partial = scratch(ceil_div(rstd.size, CHUNK), weight.size + CHUNK)
     addend = absent(dx.dtype, 2) if addend is None else addend
-    _rmsnorm_backward(dx, partial, dy, x, rstd.reshape(-1), weight, addend, heads)
-    add_column_sums(dweight, partial, 0)
+    _rmsnorm_backward(dx, dweight, partial, dy, x, rstd.reshape(-1), weight, addend, heads)
 
 
 @parallel_jit
-def _rmsnorm_backward(dx, partial, dy, x, rstd, weight, addend, heads):
+def _rmsnorm_backward(dx, dweight, partial, dy, x, rstd, weight, addend, heads):
     for chunk in prange(ceil_div(rstd.size, CHUNK)):
         first = np.int64(chunk) * CHUNK
         gradients = start_of_overlapping(dx), start_of_overlapping(dy), start_of_overlapping(addend)
         adds = addend.size > 0
         _rmsnorm_backward_rows(*gradients, adds, partial[chunk], x, rstd, weight, heads, first)
+    add_chunks(dweight, partial, 0)
 
 
 @jit

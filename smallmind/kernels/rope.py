@@ -7,9 +7,9 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.codegen.jit import jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
-from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reference import rotary_angles
 
 
@@ -37,7 +37,7 @@ def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
     positions = max(positions, int(start) + T)
     cosines, sines = _tables(1 << (positions - 1).bit_length(), D, theta)
     rotation = Rotation(T, heads, D, np.float32(-1 if inverse else 1))
-    _rope(x, cosines, sines, start, rotation)
+    _rope(x, cosines, sines, start, rotation, threads())
 
 
 def _make_tables(positions, D, theta):
@@ -50,17 +50,18 @@ _tables = functools.lru_cache(maxsize=16)(_make_tables)
 
 
 @parallel_jit
-def _rope(x, cosines, sines, start, rotation):
+def _rope(x, cosines, sines, start, rotation, workers):
     begin = start[()]
-    for chunk in prange(ceil_div(x.shape[0], CHUNK)):
-        _rope_rows(x, cosines, sines, begin, rotation, np.int64(chunk) * CHUNK)
+    for worker in prange(workers):
+        first, last = row_share(x.shape[0], np.int64(worker), workers)
+        _rope_rows(x, cosines, sines, begin, rotation, first, last)
 
 
 @jit
-def _rope_rows(x, cosines, sines, start, rotation, first):
-    R, W = x.shape
+def _rope_rows(x, cosines, sines, start, rotation, first, last):
+    W = x.shape[1]
     D, half = rotation.D, rotation.D // 2
-    for r in range(first, min(R, first + CHUNK)):
+    for r in range(first, last):
         angle = (start + r % rotation.T) * half
         for i in range(0, half, LANES):
             count = min(LANES, half - i)

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
-from smallmind.kernels.codegen.rounding import ceil_div
+from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import (
     LANES,
     LOG2_E,
@@ -15,7 +15,7 @@ from smallmind.kernels.codegen.simd import (
     start_of_overlapping,
     store_up_to,
 )
-from smallmind.kernels.reduce import CHUNK
+from smallmind.kernels.codegen.threads import threads
 
 
 def swiglu(y, x):
@@ -23,15 +23,15 @@ def swiglu(y, x):
 
     silu(z) = z sigmoid(z).
     """
-    _swiglu(y, x)
+    _swiglu(y, x, threads())
 
 
 @parallel_jit
-def _swiglu(y, x):
+def _swiglu(y, x, workers):
     R, W = y.shape
-    for chunk in prange(ceil_div(R, CHUNK)):
-        first = np.int64(chunk) * CHUNK
-        for r in range(first, min(R, first + CHUNK)):
+    for worker in prange(workers):
+        first, last = row_share(R, np.int64(worker), workers)
+        for r in range(first, last):
             _swiglu_row(y, x, r, W)
 
 
@@ -56,17 +56,17 @@ def swiglu_backward(dx, y, dy, x):
 
     Writes dx, which may be x, and y, which may be dy: so the forward pass need not keep y.
     """
-    _swiglu_backward(dx, y, dy, x)
+    _swiglu_backward(dx, y, dy, x, threads())
 
 
 @parallel_jit
-def _swiglu_backward(dx, y, dy, x):
+def _swiglu_backward(dx, y, dy, x, workers):
     R, W = y.shape
-    for chunk in prange(ceil_div(R, CHUNK)):
-        first = np.int64(chunk) * CHUNK
+    for worker in prange(workers):
+        first, last = row_share(R, np.int64(worker), workers)
         outputs = start_of_overlapping(dx), start_of_overlapping(y)
         inputs = start_of_overlapping(dy), start_of_overlapping(x)
-        for r in range(first, min(R, first + CHUNK)):
+        for r in range(first, last):
             _swiglu_backward_row(*outputs, *inputs, r, W)
 
 

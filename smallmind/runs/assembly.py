@@ -184,13 +184,14 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
     if training.epochs:
         steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
         training = dataclasses.replace(training, steps=steps)
-    return Settings(
+    resolved = Settings(
         model=with_vocabulary(settings, tokenizer),
         training=training.with_min_lr(),
-        # Ranks choose their own, each on its machine.
-        run=run if launched() else dataclasses.replace(run, threads=choose_threads(run)),
+        run=run,
         distillation=settings.distillation,
     )
+    # Ranks choose their own, each on its machine.
+    return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
 
 
 class Prepared(NamedTuple):

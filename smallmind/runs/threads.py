@@ -3,14 +3,23 @@
 Numba is only imported in the functions that need it: the command line's help does not.
 """
 
+import math
+
 from smallmind.checks import InputError
-from smallmind.config import RunConfig
+from smallmind.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings import Settings
+
+# Operations that a thread computes in the time by which one more of them makes each parallel region
+# longer: a microsecond or less, `python -m bench threads` measures it.
+OPERATIONS_PER_THREAD = 50_000
+MIN_THREADS = 2  # recorded passes try one themselves
 
 
-def choose_threads(run: RunConfig) -> int:
+def choose_threads(run: RunConfig, settings: Settings | None = None) -> int:
     """The number of threads that are set, or one per core, which are then bound to their cores.
 
-    InputError if this machine runs fewer.
+    Fewer if the passes of the settings are so small that more threads would cost more than they
+    gain. InputError if this machine runs fewer than are set.
     """
     if run.backend != "numba":
         return 1
@@ -23,7 +32,25 @@ def choose_threads(run: RunConfig) -> int:
         raise InputError(
             f"threads={run.threads} must be at most {available}, the number this machine runs"
         )
-    return run.threads or threads.cores()
+    if run.threads is not None:
+        return run.threads
+    most = useful_threads(settings.model, settings.training, run) if settings else math.inf
+    return int(min(threads.cores(), most))
+
+
+def useful_threads(model: ModelConfig, training: TrainingConfig, run: RunConfig) -> int:
+    """The number of threads that a training pass is fastest on, if there are enough cores.
+
+    A parallel region of W operations takes W / n + c n on n threads, where c is what each of them
+    costs: least for n = sqrt(W / c).
+    """
+    windows = min(run.batch_size, training.micro_batch_size or run.batch_size)
+    L, C, T = model.n_layer, model.n_embd, model.block_size
+    parameters = 12 * L * C * C + model.vocab_size * C
+    # Six operations per parameter and token, and the causal products of attention.
+    operations = (6 * parameters + 6 * L * C * T) * windows * T
+    regions = 23 * L + 10
+    return max(MIN_THREADS, round(math.sqrt(operations / regions / OPERATIONS_PER_THREAD)))
 
 
 def use_threads(run: RunConfig) -> None:

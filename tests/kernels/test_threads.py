@@ -13,6 +13,7 @@ from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBloc
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.kernels.half import BFLOAT16, round_to
 from smallmind.kernels.compiled import *
+from smallmind.kernels.half import BFLOAT16, round_to
 
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
 random = np.random.default_rng(3)
@@ -56,6 +57,11 @@ for count in map(int, sys.argv[1].split(",")):
 
     digest("matmul", [empty(R, 2 * C)], x, w, bias, dy)
     digest("matmul", [empty(1, 500)], one, wide)
+    for variant, a, b, shape in (
+        ("", x, w, (R, 2 * C)), ("_transpose_a", x, dy, (C, 2 * C)), ("_transpose_b", dy, w, (R, C))
+    ):
+        a, b = round_to(a, BFLOAT16), round_to(b, BFLOAT16)
+        digest("matmul" + variant, [empty(*shape)], a, b)
     digest("matmul_gelu", [empty(R, 2 * C), empty(R, 2 * C)], x, w, bias)
     digest("matmul_transpose_a", [empty(C, 2 * C)], x, dy)
     digest("matmul_transpose_a", [empty(40, 200)], long_x, long_dy)
@@ -143,8 +149,8 @@ print("errors", len(errors))
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
 def test_results_do_not_depend_on_the_number_of_threads(layer):
-    counts = "1,2,3,4,8"
-    output = output_of(DIGESTS, counts, NUMBA_NUM_THREADS="8", NUMBA_THREADING_LAYER=layer)
+    counts = "1,2,3,5,7,8,13,16"
+    output = output_of(DIGESTS, counts, NUMBA_NUM_THREADS="16", NUMBA_THREADING_LAYER=layer)
     lines = dict(line.split(" ", 1) for line in output.splitlines())
     assert list(lines) == counts.split(",")
     for count in lines:

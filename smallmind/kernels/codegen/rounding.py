@@ -1,4 +1,4 @@
-"""Integer division and multiples, rounded up, for kernels and the Python that calls them."""
+"""Integer division, for kernels and the Python that calls them: rounded up, or into shares."""
 
 from smallmind.kernels.codegen.jit import called_jit
 
@@ -13,3 +13,9 @@ def ceil_div(n, size):
 def round_up(n, size):
     """n, rounded up to a multiple of size."""
     return (n + size - 1) // size * size
+
+
+@called_jit
+def row_share(rows, worker, workers):
+    """The rows first..last that a worker owns: as many as any other, within one."""
+    return rows * worker // workers, rows * (worker + 1) // workers

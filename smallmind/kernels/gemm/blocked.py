@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange, types
 
-from smallmind.kernels.codegen.jit import jit, native, parallel_jit, serial_jit
+from smallmind.kernels.codegen.jit import called_jit, jit, native, parallel_jit, serial_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -33,7 +33,7 @@ from smallmind.kernels.gemm.packing import (
     TRANSPOSE_B,
     Region,
     copy_rows,
-    grid_rows,
+    grid_region,
     pack_columns,
     pack_transposed,
     packed_tile,
@@ -99,6 +99,32 @@ class Ahead(NamedTuple):
 
     a: Region
     b: Region
+
+
+@called_jit
+def is_few(M, variant):
+    """Whether a product has so few rows that nothing is packed."""
+    return M == 1 or (M <= FEW and variant != TRANSPOSE_A)
+
+
+@called_jit
+def single_columns(N, variant):
+    """How many of the last columns are dot products.
+
+    A vector costs as much for a few columns as for all its lanes; dot products cost less.
+    """
+    is_cheaper = variant == TRANSPOSE_B and N > LANES and N % LANES <= LANES // 4
+    return N % LANES if is_cheaper else 0
+
+
+@called_jit
+def product_region(M, N, variant, worker, workers):
+    """The part of a result (M, N) that a worker computes."""
+    vectors = ceil_div(N - single_columns(N, variant), LANES)
+    height = 1 if is_few(M, variant) else TILE_ROWS
+    own = grid_region(M, vectors, workers, worker, variant, height)
+    right = own.right if own.right < vectors * LANES else N
+    return Region(own.first, own.last, own.left, right)
 
 
 @serial_jit
@@ -296,25 +322,18 @@ def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, wo
     scratch = borrow(scratch)
     packed = Packed(scratch[:PANEL_SIZE], scratch[PANEL_SIZE:])
     M, N = out.shape
-    # A vector costs as much for a few columns as for all its lanes; dot products cost less.
-    single = N % LANES if variant == TRANSPOSE_B and N > LANES and N % LANES <= LANES // 4 else 0
-    vectors = ceil_div(N - single, LANES)
-    down = grid_rows(M, vectors, workers, variant)
-    across = workers // down
-    i, j = worker // across, worker % across
-    first, last = M * i // down, M * (i + 1) // down
-    if i >= down or first == last:
+    own = product_region(M, N, variant, worker, workers)
+    if own.first == own.last:
         return
-    left, right = vectors * j // across * LANES, vectors * (j + 1) // across * LANES
-    right = min(N - single, right)
-    if M == 1 or (M <= FEW and variant != TRANSPOSE_A):
-        region = Region(first, last, left, N if j == across - 1 else right)
-        _gemm_few(operands, region)
+    if is_few(M, variant):
+        _gemm_few(operands, own)
         return
+    single = single_columns(N, variant) if own.right == N else 0
+    right = own.right - single
     # Strips may be short if packing b is free; they are long if packing takes time.
     height = STRIP // 2 if variant == PLAIN else STRIP
-    for row in range(first, last, height):
-        end = min(last, row + height)
-        _gemm_strip(operands, packed, Region(row, end, left, right))
-        if single > 0 and j == across - 1:
-            _gemm_few(operands, Region(row, end, N - single, N))
+    for row in range(own.first, own.last, height):
+        end = min(own.last, row + height)
+        _gemm_strip(operands, packed, Region(row, end, own.left, right))
+        if single > 0:
+            _gemm_few(operands, Region(row, end, right, N))

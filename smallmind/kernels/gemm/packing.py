@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.codegen.jit import called_jit, jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import LANES, at, element, load, load_first, prefetch, store
 from smallmind.kernels.codegen.transpose import transpose_tile
@@ -30,22 +30,47 @@ class Region(NamedTuple):
     right: int
 
 
-@jit
-def grid_rows(M, vectors, workers, variant):
-    """The number of rows of the grid of workers that gives the busiest worker the least work.
+@called_jit
+def grid_rows(M, vectors, workers, variant, height):
+    """The number of bands of rows of the grid of workers that gives the busiest the least work.
 
-    A row and a vector cost 1 for each k. To read a vector of b for the first time, from memory or
-    from another core's cache, and to pack it costs as much as PACKING rows, twice that if it is
-    transposed; to read a row of a, as much as one vector.
+    Rows are multiplied `height` at a time. A row and a vector cost 1 for each k. To read a vector
+    of b for the first time, from memory or from another core's cache, and to pack it costs as much
+    as PACKING rows, twice that if it is transposed; to read a row of a, as much as one vector.
     """
     min_cost, best = np.int64(1) << 62, 1
-    for rows in range(1, workers + 1):
-        height, width = ceil_div(M, rows), ceil_div(vectors, workers // rows)
-        packing = 2 * PACKING if variant == TRANSPOSE_B else PACKING
-        cost = (height + packing) * width + height
-        if cost < min_cost:
-            min_cost, best = cost, rows
+    packing = 2 * PACKING if variant == TRANSPOSE_B else PACKING
+    tiles = ceil_div(M, height)
+    for bands in range(1, workers + 1):
+        busiest = np.int64(0)
+        # The workers in a band: some bands may have one more, and are higher.
+        for across in range(workers // bands, ceil_div(workers, bands) + 1):
+            rows = ceil_div(tiles * across, workers) * height
+            cost = (rows + packing) * ceil_div(vectors, across) + rows
+            busiest = max(busiest, cost)
+        if busiest < min_cost:
+            min_cost, best = busiest, bands
     return best
+
+
+@called_jit
+def grid_region(M, vectors, workers, worker, variant, height):
+    """The part of a result of M rows that a worker owns, in a grid that balances the work.
+
+    The grid has bands of rows, each as high as its number of workers, who divide its columns among
+    them: no worker is left over, however many there are. Its rows are whole tiles of `height`; its
+    columns are whole vectors, and the last may end beyond the matrix.
+    """
+    bands = grid_rows(M, vectors, workers, variant, height)
+    band = ((worker + 1) * bands - 1) // workers
+    begin, end = workers * band // bands, workers * (band + 1) // bands
+    tiles, across, place = ceil_div(M, height), end - begin, worker - begin
+    return Region(
+        min(M, tiles * begin // workers * height),
+        min(M, tiles * end // workers * height),
+        vectors * place // across * LANES,
+        vectors * (place + 1) // across * LANES,
+    )
 
 
 @jit

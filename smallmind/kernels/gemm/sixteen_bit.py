@@ -20,14 +20,14 @@ from smallmind.kernels.codegen.simd import LANES, at, borrow, load, load_first, 
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted
-from smallmind.kernels.gemm.blocked import Operands
-from smallmind.kernels.gemm.few_rows import FEW, multiply_few
+from smallmind.kernels.gemm.blocked import Operands, is_few
+from smallmind.kernels.gemm.few_rows import multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
     STRIP,
     TRANSPOSE_A,
     Region,
-    grid_rows,
+    grid_region,
     panel_start,
 )
 from smallmind.kernels.gemm.tile import NULL, PANEL, Extent, Rows
@@ -93,20 +93,16 @@ def gemm_share(operands, packed, worker, workers):
     M, N = operands.out.shape
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     vectors = ceil_div(N, LANES)
-    down = grid_rows(M, vectors, workers, variant)
-    across = workers // down
-    i, j = worker // across, worker % across
-    if i >= down:
+    few, step = is_few(M, variant), _height(a)
+    own = grid_region(M, vectors, workers, worker, variant, 1 if few else step)
+    first, last, left, right = own.first, own.last, own.left, min(N, own.right)
+    if first == last:
         return
-    first, last = M * i // down, M * (i + 1) // down
-    left = vectors * j // across * LANES
-    right = min(N, vectors * (j + 1) // across * LANES)
-    if M == 1 or (M <= FEW and variant != TRANSPOSE_A):
+    if few:
         _gemm_few(operands, packed.sums, Region(first, last, left, right))
         return
     blocks = max(1, ceil_div(K, DEPTH))
     row_size = _padded_row(_packed_depth(a, ceil_div(K, blocks)) + 16)
-    step = _height(a)
     max_height = min(STRIP, STRIP_SIZE // row_size) // step * step
     # Strips of equal height: b is packed for each of them, however few rows it has.
     height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), step)

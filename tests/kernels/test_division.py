@@ -1,0 +1,138 @@
+"""How kernels divide their work among any number of threads: all of it, once, and evenly."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.peers.job import Sizes
+from bench.threads import Step, imbalance
+from smallmind.kernels.codegen.rounding import row_share
+from smallmind.kernels.codegen.simd import LANES, share
+from smallmind.kernels.gemm.blocked import is_few, product_region
+from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B, grid_region
+from smallmind.kernels.gemm.tile import TILE_ROWS
+from tests.programs import output_of
+
+WORKERS = st.integers(1, 70)
+VARIANTS = st.sampled_from([PLAIN, TRANSPOSE_A, TRANSPOSE_B])
+
+# Prints the number of threads, and a digest of the weights after two steps from the same ones.
+STEPS = """
+import hashlib, sys
+import numpy as np
+from smallmind import AdamW, Muon, TransformerModel
+from smallmind.kernels.codegen.threads import set_threads
+
+random = np.random.default_rng(5)
+batches = random.integers(0, 37, (2, 2, 5, 43)).astype(np.int32)
+plain = dict(dropout=0.1)
+modern = dict(position="rope", norm="rmsnorm", mlp="swiglu", bias=False, n_kv_head=1)
+for count in map(int, sys.argv[1].split(",")):
+    set_threads(count)
+    shown = []
+    for parts in (plain, modern):
+        model = TransformerModel(
+            vocab_size=37, block_size=43, n_layer=2, n_head=3, n_embd=54, seed=1, **parts
+        )
+        optimizer = AdamW(model, 0.01)
+        for ids, targets in batches:
+            loss = model.loss_and_gradients(ids, targets)
+            norm = optimizer.step(1.0)
+            shown += [repr(loss), repr(norm)]
+        shown.append(hashlib.sha256(model.flat.data.tobytes()).hexdigest()[:16])
+    print(count, *shown)
+"""
+
+
+def _owners(shares, size):
+    """How many workers own each of `size` elements."""
+    owners = np.zeros(size, np.int64)
+    for first, last in shares:
+        assert 0 <= first <= last <= size
+        owners[first:last] += 1
+    return owners
+
+
+@given(rows=st.integers(0, 5000), workers=WORKERS)
+def test_each_row_belongs_to_one_worker_and_no_worker_has_more_than_one_too_many(rows, workers):
+    shares = [row_share(rows, worker, workers) for worker in range(workers)]
+    assert (_owners(shares, rows) == 1).all()
+    counts = [last - first for first, last in shares]
+    assert max(counts) - min(counts) <= 1
+
+
+@given(size=st.integers(0, 100_000), workers=WORKERS)
+def test_each_element_belongs_to_one_worker_in_whole_vectors(size, workers):
+    shares = [share.py_func(size, worker, workers) for worker in range(workers)]
+    shares = [(min(first, size), max(min(first, size), last)) for first, last in shares]
+    assert (_owners(shares, size) == 1).all()
+    counts = [last - first for first, last in shares]
+    assert max(counts) <= -(-size // workers) + LANES
+    assert all(first % LANES == 0 for first, last in shares if first < last)
+
+
+def _count_owners(M, N, regions):
+    owners = np.zeros((M, N), np.int64)
+    for own in regions:
+        assert 0 <= own.first <= own.last <= M
+        owners[own.first : own.last, own.left : own.right] += 1
+    return owners
+
+
+@given(M=st.integers(1, 400), N=st.integers(1, 400), workers=WORKERS, variant=VARIANTS)
+def test_each_element_of_a_product_belongs_to_one_worker(M, N, workers, variant):
+    regions = [product_region(M, N, variant, worker, workers) for worker in range(workers)]
+    assert (_count_owners(M, N, regions) == 1).all()
+    for own in regions:
+        assert own.first % (1 if is_few(M, variant) else TILE_ROWS) == 0 or own.first == M
+        assert own.left % LANES == 0
+
+
+@given(
+    M=st.integers(1, 400),
+    vectors=st.integers(1, 20),
+    workers=WORKERS,
+    variant=VARIANTS,
+    height=st.sampled_from([1, 6, 16, 32]),
+)
+def test_so_it_does_in_tiles_of_other_heights(M, vectors, workers, variant, height):
+    regions = [
+        grid_region(M, vectors, workers, worker, variant, height) for worker in range(workers)
+    ]
+    assert (_count_owners(M, vectors * LANES, regions) == 1).all()
+    for own in regions:
+        assert own.first % height == 0 or own.first == M
+
+
+@pytest.mark.parametrize("workers", [3, 5, 6, 7, 11, 13])
+def test_all_workers_have_a_part_of_a_large_product(workers):
+    regions = [product_region(2048, 384, PLAIN, worker, workers) for worker in range(workers)]
+    sizes = [(own.last - own.first) * (own.right - own.left) for own in regions]
+    assert max(sizes) < 1.3 * 2048 * 384 / workers
+
+
+@pytest.mark.parametrize("sizes", [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)])
+def test_no_thread_has_much_more_than_the_others(sizes):
+    found = Step(sizes).count([4, 8, 16])
+    assert {"matmul", "attention", "adamw", "column_sum"} <= {name for name, _ in found}
+    for (name, shape), calls in found.items():
+        assert calls.regions == calls.calls, f"{name} {shape} runs on one thread"
+        for workers, busiest in calls.imbalance.items():
+            assert busiest <= 1.3, f"{name} {shape} on {workers} threads"
+
+
+def test_imbalance_is_the_work_of_the_busiest_over_the_mean():
+    assert imbalance([4, 4, 4, 4]) == 1
+    assert imbalance([8, 0, 0, 0]) == 4
+    assert imbalance([6, 6], total=10) == 1.2
+    assert imbalance([0, 0]) == 1
+
+
+def test_a_training_step_does_not_depend_on_the_number_of_threads():
+    counts = "1,2,3,5,7,8,13,16"
+    output = output_of(STEPS, counts, NUMBA_NUM_THREADS="16")
+    lines = dict(line.split(" ", 1) for line in output.splitlines())
+    assert list(lines) == counts.split(",")
+    for count, digests in lines.items():
+        assert digests == lines["1"], f"on {count} threads"
