@@ -1,5 +1,6 @@
 """What all tests have in common: two processes, and runs that start and end quickly."""
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ def pytest_cmdline_main(config):
         return
     if all(Path(argument).is_dir() for argument in config.args):
         config.option.numprocesses, config.option.dist = PROCESSES, "loadfile"
+
+
+def pytest_configure(config):
+    """On ARM the BLAS of NumPy computes with what is beside a matrix, and NumPy warns of that."""
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        kinds = "divide by zero|overflow|invalid value"
+        line = f"ignore:({kinds}) encountered in matmul:RuntimeWarning"
+        config.addinivalue_line("filterwarnings", line)
 
 
 @pytest.fixture(autouse=True)
