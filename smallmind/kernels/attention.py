@@ -42,6 +42,7 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
+    LOG2_E,
     at,
     broadcast,
     dropout_factors,
@@ -55,7 +56,7 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 
-LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+LN_2 = np.float32(np.log(2))
 LOWEST = np.finfo(np.float32).min
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention import LOG2_E
 from smallmind.kernels.attention_heads import (
     KEYS,
     QUERIES,
@@ -41,6 +40,7 @@ from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
+    LOG2_E,
     at,
     broadcast,
     dropout_factors,

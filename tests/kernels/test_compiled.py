@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
+from smallmind.kernels.codegen.simd import LANES
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
@@ -251,8 +252,8 @@ def test_distillation_is_exact_if_the_teacher_is_close_to_the_student(random):
     logits = teacher_logits + np.float32(1e-2) * normal(random, 9, 65)
     outputs = [(9,), (9, 65), (9,), logits]
     pairs = run_both("distillation", outputs, teacher_logits, np.zeros(9, "i"), 1.0, 4.0, 1.0)
-    # The loss is a ten-thousandth of its terms.
-    np.testing.assert_allclose(*pairs[0], atol=5e-6)
+    # The loss is a ten-thousandth of its terms. With fewer lanes each of them adds more numbers.
+    np.testing.assert_allclose(*pairs[0], atol=3e-6 if LANES > 4 else 5e-6)
     np.testing.assert_allclose(*pairs[1], atol=3e-6)
     np.testing.assert_allclose(*pairs[2], atol=3e-6)
 
