@@ -535,7 +535,7 @@ def sigmoid_base2(y):
 
     Half the instructions of `sigmoid`, for arguments that were multiplied by log2(e) before: their
     rounding is the larger error, of 6e-8 |y|. 2**-y = 2**n 2**r with |r| <= 1/2, 2**r by a minimax
-    polynomial of degree 6: without denormal numbers to care for, a third faster on AVX2 than `exp2`.
+    polynomial of degree 6: a third faster on AVX2 than `exp2`, which may be denormal.
     """
     low, high = broadcast(np.float32(-125.0)), broadcast(np.float32(125.0))
     x = np.float32(0) - minimum(high, maximum(low, y))
