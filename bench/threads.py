@@ -152,6 +152,7 @@ KERNELS = {
     "attention": Counted(_attention, 2),
     "attention_backward": Counted(_attention_backward),
     "bigrams": Counted(_alone),
+    "clear": Counted(_elements_of("out")),
     "column_sum": Counted(_chunks_of("x", CHUNK)),
     "copy_columns": Counted(_rows_of("x")),
     "cross_entropy": Counted(_rows_of("logits"), 2),

@@ -144,7 +144,7 @@ class _Recorded:
         self._reservation: Reservation | None = None
         self._ids, self._targets = batch
         self._losses = losses
-        self._recorded_batch = batch[0].copy(), batch[1].copy()
+        self._recorded_batch = _digest(*batch)
         self._weights = weights
 
     def rent(self, workspace: Workspace) -> bool:
@@ -164,7 +164,7 @@ class _Recorded:
         """
         if self.checks[False] == CHECKED:
             return False
-        return all(map(np.array_equal, (ids, targets), self._recorded_batch))
+        return _digest(ids, targets) == self._recorded_batch
 
     def repeat(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """ids, targets (B, T) -> losses (B, T); adds to gradients."""

@@ -12,6 +12,7 @@ from smallmind.memory.lru import LRU
 from smallmind.randomness import hash64_each
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
+COPIED = 64  # windows at a time: copies take memory
 HELD_OUT = 0.1  # share of a text, at its end, that is never trained on
 KEPT = 4 * 2**20  # bytes of windows for evaluations, which are not read from disk each time
 
@@ -169,8 +170,11 @@ def _windows(tokens: Tokens, T: int, starts: np.ndarray, out: Batch | None) -> B
     if isinstance(tokens, np.ndarray) and tokens.strides == (tokens.itemsize,):
         # All windows as overlapping rows, without copying anything.
         shape = len(tokens) - T, T + 1
-        windows = np.ndarray(shape, tokens.dtype, tokens, strides=2 * tokens.strides)[starts]
-        ids[...], targets[...] = windows[:, :-1], windows[:, 1:]
+        windows = np.ndarray(shape, tokens.dtype, tokens, strides=2 * tokens.strides)
+        for first in range(0, len(starts), COPIED):
+            rows = slice(first, first + COPIED)
+            copies = windows[starts[rows]]
+            ids[rows], targets[rows] = copies[:, :-1], copies[:, 1:]
         return Batch(ids, targets, starts)
     for row, start in enumerate(starts):
         window = tokens[start : start + T + 1]

@@ -194,7 +194,7 @@ def test_the_thread_runs_no_kernel():
         threading.setprofile(None)
     ours = {Path(file).relative_to(root) for file in files if Path(file).is_relative_to(root)}
     allowed = {"training/prefetch.py", "text/samplers.py", "text/dataset.py", "randomness.py"}
-    allowed |= {"parallel/shards.py", "parallel/ranks.py"}  # which windows a shard has
+    allowed |= {"parallel/shards.py"}  # which windows a shard has
     assert ours == set(map(Path, allowed))
     assert not any("numba" in file for file in files)
 

@@ -84,7 +84,7 @@ class Pace:
         """How the next repetition is made."""
         alone = self._alone
         if len(self._costs) == 2 and alone == self._better:
-            ratio = self._costs[not alone] / self._costs[alone]
+            ratio = self._costs[not alone] / max(1, self._costs[alone])  # clocks may stop
             is_over = self._in_turn >= self._interval * max(1.0, ratio)
         else:
             is_over = self._in_turn >= TRIAL
