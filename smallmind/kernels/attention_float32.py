@@ -3,13 +3,11 @@
 `attention_pairs` has functions of the same names: see `attention_products`.
 """
 
-import numpy as np
-
 from smallmind.kernels.attention_heads import KEYS as MAX_KEYS
 from smallmind.kernels.attention_heads import QUERIES, pack_rows
 from smallmind.kernels.codegen.jit import jit
 from smallmind.kernels.codegen.rounding import round_up
-from smallmind.kernels.codegen.simd import LANES, at, element, store
+from smallmind.kernels.codegen.simd import LANES, at, store
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.tile import (
     NULL,
@@ -54,13 +52,19 @@ def pack_head(x, own, head):
 
 def pack_queries(x, own, place, stride, count, D):
     """`count` queries -> own.queries (D, columns), for the forward pass."""
-    _pack_columns(own.queries, x, place, stride, count, D)
+    _pack_both(x, own.rows, own.queries, place, stride, count, D)
 
 
 def pack_both(x, rows, columns, _spare, place, stride, count, D):
     """`count` rows of x -> rows (count, D) and columns (D, count), for the backward pass."""
-    pack_rows(rows, round_up(D, LANES), x, place, stride, count, count, D)
-    _pack_columns(columns, x, place, stride, count, D)
+    _pack_both(x, rows, columns, place, stride, count, D)
+
+
+@jit
+def _pack_both(x, rows, columns, place, stride, count, D):
+    # The columns not from x again, and in whole tiles whatever D is.
+    pack_rows(rows, round_up(D, LANES), x, place, stride, count, round_up(count, LANES), D)
+    _transpose_rows(columns, rows, count, D)
 
 
 def key_columns(_x, own):
@@ -178,18 +182,14 @@ def add_to_keys(_x, own, D, first, left, keys, queries, writes):
 
 
 @jit
-def _pack_columns(panels, x, place, stride, T, D):
-    """T rows of D elements -> their transpose as panels (D, PANEL); zeros in the columns past T."""
-    for t in range(0, round_up(T, LANES), LANES):
-        panel, column = t // PANEL * PANEL * D, t % PANEL
-        whole = D - D % LANES if t + LANES <= T else 0
-        for d in range(0, whole, LANES):
-            transpose_tile(
-                at(x, place + t * stride + d), stride, at(panels, panel + d * PANEL + column), PANEL
-            )
-        for d in range(whole, D):
-            for lane in range(LANES):
-                inside = t + lane < T
-                panels[panel + d * PANEL + column + lane] = (
-                    element(x, place + (t + lane) * stride + d) if inside else np.float32(0)
-                )
+def _transpose_rows(panels, rows, count, D):
+    """`count` padded rows (count, D) -> their transpose as panels (D, PANEL), of whole vectors.
+
+    Also of the padding, whose rows the next panel overwrites.
+    """
+    D_row = round_up(D, LANES)
+    for i in range(0, count, LANES):
+        column = i // PANEL * PANEL * D + i % PANEL
+        for d in range(0, D, LANES):
+            target = at(panels, column + d * PANEL)
+            transpose_tile(at(rows, i * D_row + d), D_row, target, PANEL)

@@ -170,12 +170,17 @@ def write_columns(rows, x, width, D):
 
 @jit
 def write_row(out, place, x, source, count, factor):
-    """`count` elements of x from source on, times factor -> out from place on."""
+    """`count` elements of x from source on, times factor -> out from place on.
+
+    Whatever is behind them is not multiplied: denormal numbers there would take long.
+    """
     whole = count // LANES * LANES
     for c in range(0, whole, LANES):
         store(out, place + c, load(x, source + c) * factor)
     if count > whole:
-        store_first(out, place + whole, load(x, source + whole) * factor, count - whole)
+        store_first(
+            out, place + whole, load_first(x, source + whole, count - whole) * factor, count - whole
+        )
 
 
 @jit
