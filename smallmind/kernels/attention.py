@@ -18,6 +18,8 @@ from smallmind.kernels.attention_heads import (
     first_key,
     first_keys,
     head_at,
+    prefetch_head,
+    prefetch_rows_to_write,
     row_elements,
     row_of_share,
     seen_keys,
@@ -94,8 +96,9 @@ def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
             if first < last:
                 head = head_at(index, shape, at(firsts, 0))
                 dropped = mask_of_head(mask, first_head + index)
+                following = head_at(min(index + 1, heads - 1), shape, at(firsts, 0))
                 starts = at(out, 0), at(logsumexp, 0), at(qkv, 0)
-                _attention_rows(*starts, head, first, last, own, dropped)
+                _attention_rows(*starts, head, following, first, last, own, dropped)
         end_products(at(qkv, 0))
 
 
@@ -153,7 +156,7 @@ def _forward_scratch(scratch, T, D):
 
 
 @jit
-def _attention_rows(out, logsumexp, qkv, head, begin, end, own, mask):
+def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask):
     """The queries begin..end of one head. Takes pointers to the arrays.
 
     Scores lie transposed, so that all sums over keys are sums of vectors, lane by lane. The results
@@ -170,6 +173,8 @@ def _attention_rows(out, logsumexp, qkv, head, begin, end, own, mask):
         columns, start = round_up(count, LANES), first_key(head, first) // block * block
         stop = start + round_up(first + count - start, unit)
         pack_queries(qkv, own, head.queries + first * width, width, count, D)
+        prefetch_head(qkv, following, first, count)
+        prefetch_rows_to_write(out, head.out + first * C, C, count, D)
         for i in range(0, columns, LANES):
             store(own.top, i, broadcast(LOWEST))
             store(own.sums, i, broadcast(np.float32(0)))

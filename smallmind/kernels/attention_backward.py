@@ -13,6 +13,9 @@ from smallmind.kernels.attention_heads import (
     first_key,
     first_keys,
     head_at,
+    prefetch_head,
+    prefetch_rows,
+    prefetch_rows_to_write,
     row_elements,
     row_of_share,
     seen_keys,
@@ -87,8 +90,11 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, mask, first_hea
                     dropped = mask_of_head(mask, first_head + index)
                     forward = Forward(at(dout, 0), at(out, 0), at(logsumexp, 0), dropped)
                     head = head_at(index, shape, at(firsts, 0))
+                    following = head_at(min(index + 1, groups * shared - 1), shape, at(firsts, 0))
                     rows = Turn(first, last, number, shared)
-                    _attention_backward_rows(at(dqkv, 0), at(qkv, 0), forward, head, rows, own)
+                    _attention_backward_rows(
+                        at(dqkv, 0), at(qkv, 0), forward, head, following, rows, own
+                    )
         end_products(at(qkv, 0))
 
 
@@ -174,7 +180,7 @@ def _backward_scratch(scratch, T, D):
 
 
 @jit
-def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
+def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
     """The gradients of the queries, keys and values begin..end of one head.
 
     A worker that owns the whole head computes each probability once; one that shares it computes
@@ -194,6 +200,11 @@ def _attention_backward_rows(dqkv, qkv, forward, head, turn, own):
             break  # no later query sees these keys
         columns = round_up(last - first, max(LANES, unit))
         _pack_queries(own, qkv, forward, head, first, last, columns)
+        prefetch_head(qkv, following, first, last - first)
+        for x in (forward.dout, forward.out):
+            prefetch_rows(x, following.out + first * head.C, head.C, last - first, D)
+        for start in (head.queries, head.keys, head.values):
+            prefetch_rows_to_write(dqkv, start + first * width, width, last - first, D)
         # The gradients of later queries belong to other workers.
         writes = first < end
         seen = seen // block * block

@@ -19,7 +19,7 @@ from smallmind.kernels.gemm.tile import (
     multiply_panel,
 )
 
-KEYS = MAX_KEYS // TILE_ROWS * TILE_ROWS  # in a block
+KEYS = MAX_KEYS
 TILE_KEYS = TILE_ROWS  # that are multiplied at a time on the diagonal
 UNIT = 1  # keys and queries are padded to multiples of it
 

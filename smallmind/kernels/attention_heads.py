@@ -13,6 +13,8 @@ from smallmind.kernels.codegen.simd import (
     first_or,
     load,
     load_first,
+    prefetch,
+    prefetch_to_write,
     store,
     store_first,
 )
@@ -21,6 +23,7 @@ from smallmind.kernels.codegen.transpose import transpose_tile
 # Queries and, at most, keys whose scores are computed at a time: they stay in the first cache.
 QUERIES = 64
 KEYS = 64
+LINE = 16  # elements in a cache line, at least
 _ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
@@ -184,14 +187,39 @@ def write_row(out, place, x, source, count, factor):
 
 
 @jit
+def prefetch_rows(x, place, stride, count, D):
+    """Prefetches `count` rows of D elements of x."""
+    for t in range(count):
+        for d in range(0, D, LINE):
+            prefetch(x, place + t * stride + d)
+
+
+@jit
+def prefetch_rows_to_write(x, place, stride, count, D):
+    """As `prefetch_rows`, for rows that will be overwritten."""
+    for t in range(count):
+        for d in range(0, D, LINE):
+            prefetch_to_write(x, place + t * stride + d)
+
+
+@jit
+def prefetch_head(qkv, head, first, count):
+    """Prefetches `count` queries, keys and values of a head from the row `first` on."""
+    for start in (head.queries, head.keys, head.values):
+        prefetch_rows(qkv, start + first * head.width, head.width, count, head.D)
+
+
+@jit
 def pack_rows(rows, row, x, place, stride, T, padded, D):
     """T rows of D elements -> the same, contiguous, each padded with zeros to `row` elements.
 
     And rows of zeros up to `padded`. rows may be stored in 16 bits.
     """
-    zero = broadcast(np.float32(0))
+    zero, whole = broadcast(np.float32(0)), D // LANES * LANES
     for t in range(T):
-        for d in range(0, row, LANES):
-            store(rows, t * row + d, load_first(x, place + t * stride + d, min(LANES, D - d)))
+        for d in range(0, whole, LANES):
+            store(rows, t * row + d, load(x, place + t * stride + d))
+        if row > whole:
+            store(rows, t * row + whole, load_first(x, place + t * stride + whole, D - whole))
     for place in range(T * row, padded * row, LANES):
         store(rows, place, zero)
