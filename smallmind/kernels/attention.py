@@ -173,7 +173,6 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
         columns, start = round_up(count, LANES), first_key(head, first) // block * block
         stop = start + round_up(first + count - start, unit)
         pack_queries(qkv, own, head.queries + first * width, width, count, D)
-        prefetch_head(qkv, following, first, count)
         prefetch_rows_to_write(out, head.out + first * C, C, count, D)
         for i in range(0, columns, LANES):
             store(own.top, i, broadcast(LOWEST))
@@ -183,6 +182,10 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
             adds = left > start
             multiply_queries(qkv, own.scores, own.keys, own.queries, keys, first, columns, D)
             for i in range(0, columns, LANES):
+                place, places = (left - start) * columns // block + i, stop - start + block - 1
+                places = places // block * columns
+                a, b = first + count * place // places, first + count * (place + LANES) // places
+                prefetch_head(qkv, following, a, b - a)
                 _exponentials(qkv, own, head, first, i, keys, scale, mask)
             if adds:
                 _scale_results(own, columns, D)
