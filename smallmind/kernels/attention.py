@@ -23,6 +23,7 @@ from smallmind.kernels.attention_heads import (
     row_elements,
     row_of_share,
     seen_keys,
+    share_of_rows,
     where_seen,
     write_columns,
     write_row,
@@ -157,7 +158,7 @@ def _forward_scratch(scratch, T, D):
 
 @jit
 def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask):
-    """The queries begin..end of one head. Takes pointers to the arrays.
+    """The queries begin..end of one head. Takes pointers to the arrays; prefetches `following`.
 
     Scores lie transposed, so that all sums over keys are sums of vectors, lane by lane. The results
     of a block of keys are scaled down when a later block has larger scores (Milakov & Gimelshein
@@ -173,20 +174,21 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
         columns, start = round_up(count, LANES), first_key(head, first) // block * block
         stop = start + round_up(first + count - start, unit)
         pack_queries(qkv, own, head.queries + first * width, width, count, D)
-        prefetch_rows_to_write(out, head.out + first * C, C, count, D)
+        prefetch_rows_to_write(out, head.out, C, Span(first, first + count), D)
         for i in range(0, columns, LANES):
             store(own.top, i, broadcast(LOWEST))
             store(own.sums, i, broadcast(np.float32(0)))
-        for left in range(start, stop, block):
+        vectors, blocks = columns // LANES, ceil_div(stop - start, block)
+        for number in range(blocks):
+            left = start + number * block
             keys = Span(left, min(stop, left + block))
             adds = left > start
             multiply_queries(qkv, own.scores, own.keys, own.queries, keys, first, columns, D)
-            for i in range(0, columns, LANES):
-                place, places = (left - start) * columns // block + i, stop - start + block - 1
-                places = places // block * columns
-                a, b = first + count * place // places, first + count * (place + LANES) // places
-                prefetch_head(qkv, following, a, b - a)
-                _exponentials(qkv, own, head, first, i, keys, scale, mask)
+            for v in range(vectors):
+                # Little by little: the CPU waits if too many loads are under way.
+                share = share_of_rows(first, count, number * vectors + v, blocks * vectors)
+                prefetch_head(qkv, following, share)
+                _exponentials(qkv, own, head, first, v * LANES, keys, scale, mask)
             if adds:
                 _scale_results(own, columns, D)
             operands = own.results, own.values, own.scores

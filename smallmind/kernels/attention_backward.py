@@ -19,6 +19,7 @@ from smallmind.kernels.attention_heads import (
     row_elements,
     row_of_share,
     seen_keys,
+    share_of_rows,
     where_seen,
     write_columns,
     write_row,
@@ -200,22 +201,21 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
             break  # no later query sees these keys
         columns = round_up(last - first, max(LANES, unit))
         _pack_queries(own, qkv, forward, head, first, last, columns)
-        prefetch_head(qkv, following, first, last - first)
-        for x in (forward.dout, forward.out):
-            prefetch_rows(x, following.out + first * head.C, head.C, last - first, D)
-        for start in (head.queries, head.keys, head.values):
-            prefetch_rows_to_write(dqkv, start + first * width, width, last - first, D)
         # The gradients of later queries belong to other workers.
         writes = first < end
         seen = seen // block * block
         start, stop = (seen, last) if writes else (max(seen, begin), min(last, end))
         stop = start + round_up(stop - start, unit)
-        for left in range(start, stop, block):
+        vectors, blocks = columns // LANES, ceil_div(stop - start, block)
+        for number in range(blocks):
+            left = start + number * block
             keys = Span(left, min(stop, left + block))
             multiply_queries(qkv, own.p, own.keys, own.query_columns, keys, first, columns, D)
             multiply_queries(qkv, own.ds, own.values, own.dout_columns, keys, first, columns, D)
-            for i in range(0, columns, LANES):
-                _softmax_backward(qkv, own, head, first, i, keys, forward.mask)
+            for v in range(vectors):
+                share = first, last - first, number * vectors + v, blocks * vectors
+                _prefetch(dqkv, qkv, forward, head, following, share_of_rows(*share))
+                _softmax_backward(qkv, own, head, first, v * LANES, keys, forward.mask)
             if writes:
                 operands = own.dqueries, key_columns(qkv, own), own.ds
                 multiply_keys(qkv, *operands, keys, first, columns, D, left > start)
@@ -228,6 +228,16 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
     for t in range(begin, end):
         write_row(dqkv, head.keys + t * width, own.dkeys, t * D_row, D, scale)
         write_row(dqkv, head.values + t * width, own.dvalues, t * D_row, D, one)
+
+
+@jit
+def _prefetch(dqkv, qkv, forward, head, following, rows):
+    """What is read of some rows of the following head, and what is written of this one."""
+    prefetch_head(qkv, following, rows)
+    for x in (forward.dout, forward.out):
+        prefetch_rows(x, following.out, head.C, rows, head.D)
+    for place in (head.queries, head.keys, head.values):
+        prefetch_rows_to_write(dqkv, place, head.width, rows, head.D)
 
 
 @inline_jit

@@ -11,6 +11,7 @@ from smallmind.kernels.codegen.simd import (
     at,
     broadcast,
     first_or,
+    line_elements,
     load,
     load_first,
     prefetch,
@@ -23,7 +24,6 @@ from smallmind.kernels.codegen.transpose import transpose_tile
 # Queries and, at most, keys whose scores are computed at a time: they stay in the first cache.
 QUERIES = 64
 KEYS = 64
-LINE = 16  # elements in a cache line, at least
 _ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
@@ -109,7 +109,7 @@ def first_key(head, query):
 
 
 class Span(NamedTuple):
-    """The keys, or columns, left..right."""
+    """The keys, rows or columns left..right."""
 
     left: int
     right: int
@@ -187,26 +187,35 @@ def write_row(out, place, x, source, count, factor):
 
 
 @jit
-def prefetch_rows(x, place, stride, count, D):
-    """Prefetches `count` rows of D elements of x."""
-    for t in range(count):
-        for d in range(0, D, LINE):
-            prefetch(x, place + t * stride + d)
+def prefetch_rows(x, place, stride, rows, D):
+    """Prefetches some rows of D elements: the CPU does not see in time where the next one begins.
+
+    place: where the row 0 begins in x.
+    """
+    for row in range(rows.left, rows.right):
+        for d in range(0, D, line_elements(x)):
+            prefetch(x, place + row * stride + d)
 
 
 @jit
-def prefetch_rows_to_write(x, place, stride, count, D):
+def prefetch_rows_to_write(x, place, stride, rows, D):
     """As `prefetch_rows`, for rows that will be overwritten."""
-    for t in range(count):
-        for d in range(0, D, LINE):
-            prefetch_to_write(x, place + t * stride + d)
+    for row in range(rows.left, rows.right):
+        for d in range(0, D, line_elements(x)):
+            prefetch_to_write(x, place + row * stride + d)
 
 
 @jit
-def prefetch_head(qkv, head, first, count):
-    """Prefetches `count` queries, keys and values of a head from the row `first` on."""
-    for start in (head.queries, head.keys, head.values):
-        prefetch_rows(qkv, start + first * head.width, head.width, count, head.D)
+def prefetch_head(qkv, head, rows):
+    """Prefetches these queries, keys and values of a head."""
+    for place in (head.queries, head.keys, head.values):
+        prefetch_rows(qkv, place, head.width, rows, head.D)
+
+
+@jit
+def share_of_rows(first, count, share, shares):
+    """The rows of one of several equal shares of `count` rows from `first` on."""
+    return Span(first + count * share // shares, first + count * (share + 1) // shares)
 
 
 @jit

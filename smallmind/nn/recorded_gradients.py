@@ -19,8 +19,8 @@ Compute = Callable[[np.ndarray, np.ndarray], np.ndarray]
 AFTER = 10  # passes of the same kind in a row: a recording takes as long as a hundred of them
 CHECKED = 3  # repetitions that are computed by the layers too, and must be equal
 KINDS = 4  # recordings of a model: micro-batches of several sizes
-# Bytes of all arrays, above which Python is a small part of a pass.
-LARGEST = 64 * 1024 * 1024
+# Bytes of all arrays. Of larger passes Python is too small a part to compute some of them twice.
+LARGEST = 1024 * 1024 * 1024
 
 
 class Workspace(Protocol):

@@ -124,6 +124,14 @@ def test_the_faster_way_is_taken_and_the_other_one_tried_again():
     assert sum(ways[3800:]) <= 2 * TRIAL
 
 
+@pytest.mark.parametrize(("alone", "together", "share"), [(20, 11, 0.01), (11, 20, 0.03)])
+def test_trials_of_the_slower_way_take_little_time(alone, together, share):
+    ways = ways_of(Pace(), lambda _, is_alone: alone if is_alone else together)[2 * TRIAL :]
+    taken = sum(alone if way else together for way in ways)
+    assert len(set(ways)) == 2
+    assert taken <= (1 + share) * min(alone, together) * len(ways)
+
+
 def test_repetitions_that_are_interrupted_do_not_change_the_way():
     def costs(number, alone):
         return 10**6 if number % 5 < 2 else 20 if alone else 5

@@ -25,6 +25,8 @@ from smallmind.signals import deferred
 
 TRIED_EVERY = 128  # repetitions or more, before some are made the other way:
 TRIAL = 4  # so many
+# Share of the time that trials of one thread, or of several, may take.
+TRIAL_COST = {True: 0.004, False: 0.016}
 WORTH = 1.15  # times faster that several threads must be: they have to find all cores free
 # Calls each function with its arguments until one fails -> 0, or what that one returned.
 _LOOP = """
@@ -68,7 +70,9 @@ class Pace:
     """Whether repetitions are faster on one thread: small ones are, and where another program has
     the other cores. Threads wait for each other at the end of every kernel.
 
-    Both ways are timed from time to time, more rarely the more that costs.
+    Both ways are timed from time to time, more rarely the more that costs. One thread is tried less
+    than several: these become faster whenever another program ends, and that they have become
+    slower shows without a trial.
     """
 
     def __init__(self) -> None:
@@ -85,7 +89,8 @@ class Pace:
         alone = self._alone
         if len(self._costs) == 2 and alone == self._better:
             ratio = self._costs[not alone] / max(1, self._costs[alone])  # clocks may stop
-            is_over = self._in_turn >= self._interval * max(1.0, ratio)
+            rarely = TRIAL * (ratio - 1) / TRIAL_COST[not alone]
+            is_over = self._in_turn >= max(self._interval, rarely)
         else:
             is_over = self._in_turn >= TRIAL
         if is_over:
