@@ -33,11 +33,12 @@ from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
 from smallmind.kernels.reduce import CHUNK, ELEMENTS
+from smallmind.nn.recorded_gradients import AFTER, CHECKED
 
 SHAPES = [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)]
 WORKERS = (1, 2, 4, 8, 16)
 COPIED = 256e6  # bytes, for the rate of memory
-WARMUP = 3  # steps
+WARMUP = AFTER + 2 + CHECKED  # steps until passes are repeated, if they are
 TURN = 3  # steps in a row on the same number of threads
 
 Arguments = Mapping[str, Any]  # of a kernel, by name
@@ -332,6 +333,10 @@ class Step:
         }
         begun = threads()
         try:
+            for count in counts:  # each has a recording of its own
+                set_threads(count)
+                for _ in range(WARMUP):
+                    self()
             for _ in range(rounds):
                 for count in counts:
                     set_threads(count)
@@ -450,8 +455,6 @@ def undivided_seconds(sizes: Sizes, arch: str, rounds: int) -> float:
     head.
     """
     step = Step(Sizes(1, 1, 2 * sizes.n_head, sizes.n_layer, sizes.n_head, V=2), arch)
-    for _ in range(WARMUP):
-        step()
     with step.model.workspace.wrapped_kernels(lambda _, kernel: kernel):  # without recordings
         return step.time(step.count([1]), [1], rounds)[1]
 
@@ -461,8 +464,7 @@ def measure(options: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     measured = [n for n in range(1, cores() + 1) if n & (n - 1) == 0 or n == cores()]
     workers = sorted({*WORKERS, *measured})
     step = Step(sizes, options.arch)
-    for _ in range(WARMUP):
-        step()
+    step()
     found = step.count(workers)
     seconds = step.time(found, measured, options.rounds)
     undivided = undivided_seconds(sizes, options.arch, options.rounds)

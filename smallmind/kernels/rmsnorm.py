@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 
 from smallmind.kernels.absent import absent
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, row_share
 from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
@@ -52,8 +52,20 @@ class Heads(NamedTuple):
 
 @jit
 def _place(heads, r):
-    """Where head number r, counted over all rows, begins in the matrix that holds other columns."""
-    return r // heads.number * heads.width + heads.first + r % heads.number * heads.D
+    """Where head number r, counted over all rows, begins in the matrix that holds other columns.
+
+    And how many heads of its row are left, itself included.
+    """
+    row, head = r // heads.number, r % heads.number
+    return row * heads.width + heads.first + head * heads.D, heads.number - head
+
+
+@inline_jit
+def _following(heads, place, left):
+    """The same of the next head: dividing would take longer than its arithmetic."""
+    if left > 1:
+        return place + heads.D, left - 1
+    return place + heads.D + heads.width - heads.number * heads.D, heads.number
 
 
 @parallel_jit
@@ -81,13 +93,15 @@ def _rmsnorm_rows(out, rstd, x, weight, heads, epsilon, begin, end):
                 value = load_first(x, r * D + whole, tail)
                 squares = fma(value, value, squares)
             rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(D) + epsilon)
+        place, left = _place(heads, start)
         for r in range(start, stop):
-            place, s = _place(heads, r), rstd[r]
+            s = rstd[r]
             for c in range(0, whole, LANES):
                 store(out, place + c, load(x, r * D + c) * s * load(weight, c))
             if tail:
                 y = load_first(x, r * D + whole, tail) * s * load_first(weight, whole, tail)
                 store_first(out, place + whole, y, tail)
+            place, left = _following(heads, place, left)
 
 
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
@@ -125,8 +139,9 @@ def _rmsnorm_backward_rows(dx, dy, addend, adds, partial, x, rstd, weight, heads
     dweight[:] = np.float32(0)
     for start in range(first, end, step):
         stop = min(end, start + step)
+        place, left = _place(heads, start)
         for r in range(start, stop):
-            place, s = _place(heads, r), rstd[r]
+            s = rstd[r]
             total = broadcast(np.float32(0))
             for c in range(0, whole, LANES):
                 dxhat = load(dy, place + c) * load(weight, c)
@@ -135,8 +150,10 @@ def _rmsnorm_backward_rows(dx, dy, addend, adds, partial, x, rstd, weight, heads
                 dxhat = load_first(dy, place + whole, tail) * load_first(weight, whole, tail)
                 total = fma(dxhat, load_first(x, r * D + whole, tail) * s, total)
             means[r - start] = lane_sum(total) / np.float32(D)
+            place, left = _following(heads, place, left)
+        place, left = _place(heads, start)
         for r in range(start, stop):
-            place, s, mean = _place(heads, r), rstd[r], means[r - start]
+            s, mean = rstd[r], means[r - start]
             for c in range(0, whole, LANES):
                 g, xhat = load(dy, place + c), load(x, r * D + c) * s
                 store(dweight, c, fma(g, xhat, load(dweight, c)))
@@ -152,3 +169,4 @@ def _rmsnorm_backward_rows(dx, dy, addend, adds, partial, x, rstd, weight, heads
                 if adds:
                     d = d + load_first(addend, place + c, tail)
                 store_first(dx, place + c, d, tail)
+            place, left = _following(heads, place, left)

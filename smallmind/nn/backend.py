@@ -22,6 +22,7 @@ class Backend:
     pool: TensorPool
     zeros: Callable[[int, Any], np.ndarray] = aligned_zeros
     new_recording: Callable[[], Any] | None = None  # of the kernels' calls, if they are compiled
+    threads: Callable[[], int] = lambda: 1  # that kernels divide their work among
 
     @property
     def computes(self) -> bool:
@@ -74,6 +75,7 @@ def open_backend(name: str) -> Backend:
         # Numba takes a third of a second to import: only if it is used.
         from smallmind.kernels import compiled
         from smallmind.kernels.codegen.recording import Recording
+        from smallmind.kernels.codegen.threads import threads
 
-        return Backend(name, compiled, TensorPool.shared, new_recording=Recording)
+        return Backend(name, compiled, TensorPool.shared, aligned_zeros, Recording, threads)
     raise InputError(f"backend={name!r} must be numba or numpy")

@@ -18,7 +18,7 @@ Compute = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 AFTER = 10  # passes of the same kind in a row: a recording takes as long as a hundred of them
 CHECKED = 3  # repetitions that are computed by the layers too, and must be equal
-KINDS = 4  # recordings of a model: micro-batches of several sizes
+KINDS = 8  # recordings of a model: micro-batches of several sizes, numbers of threads
 # Bytes of all arrays. Of larger passes Python is too small a part to compute some of them twice.
 LARGEST = 1024 * 1024 * 1024
 
@@ -27,6 +27,7 @@ class Workspace(Protocol):
     """What has to be known of a workspace."""
 
     new_recording: Callable[[], Any] | None
+    threads: Callable[[], int]
     pool: TensorPool
     reservation: Reservation | None
 
@@ -66,13 +67,13 @@ class RecordedGradients:
     ) -> np.ndarray:
         """ids, targets (B, T) -> losses (B, T), rented; adds to gradients. As compute does.
 
-        The kind of a pass is its shape and these constants: whatever kernels are given that does
-        not lie in arrays, and where those arrays are.
+        The kind of a pass is its shape, the number of threads and these constants: whatever kernels
+        are given that does not lie in arrays, and where those arrays are.
         """
         if not workspace.can_repeat:
             return compute(ids, targets)
         # Scratch belongs to a thread.
-        kind = ids.shape, constants, threading.get_ident()
+        kind = ids.shape, constants, workspace.threads(), threading.get_ident()
         recorded = self._recorded.get(kind)
         if recorded is None:
             if kind in self._recorded or not self._is_frequent(kind):
@@ -82,7 +83,7 @@ class RecordedGradients:
         if not is_checked and not recorded.can_check(flat):
             return compute(ids, targets)
         if not recorded.rent(workspace):
-            # Others have its arrays, or there is another number of threads: recorded anew.
+            # Others have its arrays: recorded anew.
             del self._recorded[kind]
             return compute(ids, targets)
         if is_checked:
@@ -149,7 +150,7 @@ class _Recorded:
 
     def rent(self, workspace: Workspace) -> bool:
         """Rents its arrays until the end of the pass -> False if it cannot be repeated."""
-        if self.pool is not workspace.pool or not self.recording.is_current:
+        if self.pool is not workspace.pool:
             return False
         reservation = self._reservation
         if reservation is None or not reservation.is_whole:

@@ -11,6 +11,7 @@ class Workspace(Protocol):
     """What has to be known of a workspace."""
 
     new_recording: Callable[[], Any] | None
+    threads: Callable[[], int]
 
     def keeping_arrays(self) -> AbstractContextManager[None]: ...
 
@@ -41,12 +42,14 @@ class RecordedPass:
     ) -> np.ndarray:
         """ids (B, T) -> compute(ids), in an array that the next run overwrites.
 
-        A new key means other arrays or constants: then the pass is recorded anew.
+        A new key means other arrays or constants: then the pass is recorded anew, as on another
+        number of threads.
         """
+        key = key, workspace.threads()
         is_wrong = key == self._key and False in self._is_equal.values()
         if workspace.new_recording is None or is_wrong:
             return compute(ids)
-        if key != self._key or not self._recording.is_current:
+        if key != self._key:
             own, recording = ids.copy(), workspace.new_recording()
             with recording.recording(), workspace.keeping_arrays():
                 result = compute(own)

@@ -59,7 +59,7 @@ class Workspace:
         self._keeps_arrays = False
         self._noted: list[np.ndarray] | None = None  # what a pass has rented so far, if it is noted
         self.reservation: Reservation | None = None  # of arrays that this pass rents, all at once
-        self.new_recording = backend.new_recording
+        self.new_recording, self.threads = backend.new_recording, backend.threads
         # Rented for layers far apart, by name; `release_all_but` leaves them.
         self.carried: dict[str, np.ndarray] = {}
 

@@ -158,13 +158,3 @@ def test_repetitions_are_made_on_one_thread_and_on_all():
         assert found[0] == 2
     finally:
         set_threads(count)
-
-
-def test_a_recording_is_current_until_the_number_of_threads_changes():
-    count, recording = threads(), Recording()
-    assert recording.is_current
-    try:
-        set_threads(1 if count > 1 else count)
-        assert recording.is_current == (count == 1)
-    finally:
-        set_threads(count)

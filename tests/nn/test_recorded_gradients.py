@@ -117,17 +117,22 @@ def test_they_add_to_gradients_and_take_no_memory():
     assert pair.is_repeating
 
 
-def test_the_number_of_threads_may_change():
+def test_each_number_of_threads_has_a_recording_of_its_own():
     if max_threads() == 1:
         pytest.skip("needs two threads")
-    count, pair = threads(), Pair("modern")
+    begun, pair = threads(), Pair("modern")
     try:
-        for number in range(4 * ENOUGH):
-            set_threads(1 + number // ENOUGH % 2)
-            assert pair.goes_through_layers() or number % ENOUGH
-            assert number % ENOUGH < ENOUGH - 1 or pair.is_repeating
+        for count in (1, 2):
+            set_threads(count)
+            assert pair.goes_through_layers()
+            for _ in range(ENOUGH):
+                pair.step()
+            assert pair.is_repeating
+        for number in range(6):
+            set_threads(1 + number % 2)
+            assert pair.is_repeating
     finally:
-        set_threads(count)
+        set_threads(begun)
 
 
 def test_models_that_share_a_pool_may_be_trained_in_turn():

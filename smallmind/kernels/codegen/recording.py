@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba.core import types
 
 from smallmind.activity import clock_ns
-from smallmind.kernels.codegen.threads import PARALLEL, one_thread, threads
+from smallmind.kernels.codegen.threads import PARALLEL, one_thread
 from smallmind.signals import deferred
 
 TRIED_EVERY = 128  # repetitions or more, before some are made the other way:
@@ -120,7 +120,6 @@ class Recording:
         self._program = np.empty((0, 2), np.int64)  # addresses: function, arguments
         self._address = 0
         self._pace = Pace()
-        self._threads = threads()
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -162,11 +161,6 @@ class Recording:
             if isinstance(argument, np.ndarray)
         ]
         return sum({array.ctypes.data: array.nbytes for array in arrays}.values())
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the kernels would divide their work among as many threads now."""
-        return self._threads == threads()
 
     def repeat(self) -> None:
         """Makes all calls again, on one thread where that is faster: it changes no result."""
