@@ -58,6 +58,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
+from smallmind.kernels.short_attention import is_short, short_attention
 
 LN_2 = np.float32(np.log(2))
 LOWEST = np.finfo(np.float32).min
@@ -74,10 +75,13 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     """
     threshold, factor = dropout_threshold(probability)
     shape = attention_shape(qkv, out, logsumexp, firsts)
-    load_products(qkv)
-    rows = scratch(threads(), _forward_layout(shape.T, shape.D).size)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
+    if is_short(shape):
+        short_attention(out, logsumexp, qkv, mask, first_head, shape)
+        return
+    load_products(qkv)
+    rows = scratch(threads(), _forward_layout(shape.T, shape.D).size)
     _attention(out, logsumexp, qkv, first_keys(firsts), mask, first_head, rows, shape)
 
 

@@ -57,6 +57,7 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
+from smallmind.kernels.short_attention import is_short, short_attention_backward
 
 
 def attention_backward(
@@ -65,10 +66,13 @@ def attention_backward(
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
     threshold, factor = dropout_threshold(probability)
     shape = attention_shape(qkv, out, logsumexp, firsts)
-    load_products(qkv)
-    rows = scratch(threads(), _backward_layout(shape.T, shape.D).size)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
+    if is_short(shape):
+        short_attention_backward(dqkv, dout, logsumexp, qkv, mask, first_head, shape)
+        return
+    load_products(qkv)
+    rows = scratch(threads(), _backward_layout(shape.T, shape.D).size)
     given = dqkv, dout, out, logsumexp, qkv, first_keys(firsts)
     _attention_backward(*given, mask, first_head, rows, shape)
 

@@ -9,6 +9,7 @@ from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
     add_squares,
+    broadcast,
     load,
     load_first,
     load_up_to,
@@ -21,13 +22,31 @@ from smallmind.kernels.codegen.simd import (
 
 CHUNK = 64  # rows per partial sum
 ELEMENTS = 8192  # elements per partial sum of squares
+SMALL = 16384  # elements up to which one thread sums columns faster than several
 
 
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     R, C = x.shape
-    partial = scratch(ceil_div(R, CHUNK), C)
-    _column_sums(out, partial, x)
+    if x.size <= SMALL:
+        _column_sums_alone(out, x)
+    else:
+        _column_sums(out, scratch(ceil_div(R, CHUNK), C), x)
+
+
+@serial_jit
+def _column_sums_alone(out, x):
+    """The same sums, which stay in registers: a vector of columns after the other."""
+    R, C = x.shape
+    for c in range(0, C, LANES):
+        count = min(LANES, C - c)
+        total = load_up_to(out, c, count)
+        for first in range(0, R, CHUNK):
+            chunk = broadcast(np.float32(0))
+            for r in range(first, min(R, first + CHUNK)):
+                chunk = chunk + load_up_to(x, r * C + c, count)
+            total = total + chunk
+        store_up_to(out, c, total, count)
 
 
 @parallel_jit
@@ -75,8 +94,8 @@ def sum_of_squares(x):
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
     if chunks == 1:
         _sum_of_squares_alone(partial, x)
-    else:
-        _sums_of_squares(partial, x)
+        return float(partial[0])
+    _sums_of_squares(partial, x)
     return float(partial.sum())
 
 

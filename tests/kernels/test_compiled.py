@@ -304,7 +304,19 @@ def test_embedding_matches_the_reference(random, B, T, C):
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 @pytest.mark.parametrize(
     ("B", "H", "T", "D"),
-    [(1, 1, 1, 1), (2, 3, 5, 7), (1, 2, 64, 32), (2, 2, 65, 16), (1, 2, 129, 33), (1, 1, 200, 80)],
+    [
+        (1, 1, 1, 1),
+        (2, 3, 5, 7),
+        (3, 2, 16, 4),
+        (1, 3, 17, 20),
+        (2, 2, 31, 33),
+        (2, 1, 32, 64),
+        (2, 1, 33, 8),
+        (1, 2, 64, 32),
+        (2, 2, 65, 16),
+        (1, 2, 129, 33),
+        (1, 1, 200, 80),
+    ],
 )
 def test_attention_matches_the_reference(random, B, H, T, D, probability):
     R, C = B * T, H * D
