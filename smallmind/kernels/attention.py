@@ -12,6 +12,8 @@ from numba import prange
 
 from smallmind.kernels.attention_heads import (
     KEYS,
+    LN_2,
+    LOWEST,
     QUERIES,
     Span,
     attention_shape,
@@ -22,6 +24,7 @@ from smallmind.kernels.attention_heads import (
     prefetch_rows_to_write,
     row_elements,
     row_of_share,
+    score_scale,
     seen_keys,
     share_of_rows,
     where_seen,
@@ -59,9 +62,6 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
 from smallmind.kernels.short_attention import is_short, short_attention
-
-LN_2 = np.float32(np.log(2))
-LOWEST = np.finfo(np.float32).min
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
@@ -169,7 +169,7 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
     2018).
     """
     D, width, C, D_row = head.D, head.width, head.C, round_up(head.D, LANES)
-    scale = np.float32(1 / np.sqrt(D))
+    scale = score_scale(head)
     unit, block = padding_unit(qkv), keys_per_block(qkv)
     start = first_key(head, begin) // block * block
     pack_keys_and_values(qkv, own, head, start, end)

@@ -18,6 +18,7 @@ from smallmind.kernels.attention_heads import (
     prefetch_rows_to_write,
     row_elements,
     row_of_share,
+    score_scale,
     seen_keys,
     share_of_rows,
     where_seen,
@@ -228,7 +229,7 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
             _write_dqueries(dqkv, own, head, first, last)
     if turn.number + 1 < turn.shared:
         return
-    one, scale, D_row = np.float32(1), _scale(head), round_up(D, LANES)
+    one, scale, D_row = np.float32(1), score_scale(head), round_up(D, LANES)
     for t in range(begin, end):
         write_row(dqkv, head.keys + t * width, own.dkeys, t * D_row, D, scale)
         write_row(dqkv, head.values + t * width, own.dvalues, t * D_row, D, one)
@@ -242,11 +243,6 @@ def _prefetch(dqkv, qkv, forward, head, following, rows):
         prefetch_rows(x, following.out, head.C, rows, head.D)
     for place in (head.queries, head.keys, head.values):
         prefetch_rows_to_write(dqkv, place, head.width, rows, head.D)
-
-
-@inline_jit
-def _scale(head):
-    return np.float32(1 / np.sqrt(head.D))
 
 
 @jit
@@ -293,7 +289,9 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
     """
     query, left, zero = first + i, keys.left, broadcast(np.float32(0))
     seen = seen_keys(head, query, keys)
-    vectors = Vectors(broadcast(_scale(head)), zero - load(own.logsumexp, i), load(own.delta, i))
+    vectors = Vectors(
+        broadcast(score_scale(head)), zero - load(own.logsumexp, i), load(own.delta, i)
+    )
     place = Place(own.p, own.ds, head, query, i, left)
     for key in range(left, seen.begin, 2):
         store_gradients(x, own, key - left, i, zero, zero, zero, zero)
@@ -399,4 +397,4 @@ def _write_dqueries(dqkv, own, head, first, last):
     write_columns(own.queries, own.dqueries, round_up(last - first, LANES), D)
     for i in range(last - first):
         place = head.queries + (first + i) * head.width
-        write_row(dqkv, place, own.queries, i * D_row, D, _scale(head))
+        write_row(dqkv, place, own.queries, i * D_row, D, score_scale(head))

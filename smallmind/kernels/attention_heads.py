@@ -24,6 +24,8 @@ from smallmind.kernels.codegen.transpose import transpose_tile
 # Queries and, at most, keys whose scores are computed at a time: they stay in the first cache.
 QUERIES = 64
 KEYS = 64
+LN_2 = np.float32(np.log(2))
+LOWEST = np.finfo(np.float32).min
 _ONE_DOCUMENT = np.zeros((1, 1), np.int32)  # all queries see the first key
 
 
@@ -106,6 +108,12 @@ def head_at(index, shape, firsts):
 def first_key(head, query):
     """The first key that a query sees. It never decreases from one query to the next."""
     return np.int64(head.firsts[query * head.firsts_step])
+
+
+@inline_jit
+def score_scale(head):
+    """1 / sqrt(D), by which the products of queries and keys are scaled."""
+    return np.float32(1 / np.sqrt(head.D))
 
 
 class Span(NamedTuple):

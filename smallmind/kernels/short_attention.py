@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention_heads import first_keys, head_at
+from smallmind.kernels.attention_heads import (
+    LN_2,
+    LOWEST,
+    first_keys,
+    head_at,
+    pack_rows,
+    score_scale,
+)
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import round_up, row_share
 from smallmind.kernels.codegen.scratch import scratch
@@ -35,8 +42,6 @@ from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.dropout import mask_of_head
 
 SHORT = 32  # tokens, up to which this is faster
-_LN_2 = np.float32(np.log(2))
-_LOWEST = np.finfo(np.float32).min
 
 
 def is_short(shape):
@@ -147,14 +152,15 @@ class Turn(NamedTuple):
 def _forward_head(out, logsumexp, qkv, head, own, mask):
     """Scores, softmax and results of one head, LANES queries at a time."""
     T, D, D_row = head.T, head.D, round_up(head.D, LANES)
-    _pack_rows(own.queries, qkv, head.queries, head.width, T, D)
-    _pack_rows(own.keys, qkv, head.keys, head.width, T, D)
-    _pack_rows(own.values, qkv, head.values, head.width, T, D)
-    scale, zero = _scale(head), broadcast(np.float32(0))
+    padded = round_up(T, LANES)
+    pack_rows(own.queries, D_row, qkv, head.queries, head.width, T, padded, D)
+    pack_rows(own.keys, D_row, qkv, head.keys, head.width, T, padded, D)
+    pack_rows(own.values, D_row, qkv, head.values, head.width, T, padded, D)
+    scale, zero = score_scale(head), broadcast(np.float32(0))
     for first in range(0, T, LANES):
         last = min(T, first + LANES)
         _transpose_rows(own.columns, own.queries, first, D)
-        top = broadcast(_LOWEST)
+        top = broadcast(LOWEST)
         for key in range(0, last, 4):
             place, hidden = key * LANES, key - first
             a, b, c, d = _four_dots(own.columns, own.keys, key, D)
@@ -175,7 +181,7 @@ def _forward_head(out, logsumexp, qkv, head, own, mask):
                 e = e * _dropout_factors(mask, head, first, key)
             store(own.p, place, e)
         place = head.logsumexp + first
-        store_first(logsumexp, place, top * scale + log2(total) * _LN_2, last - first)
+        store_first(logsumexp, place, top * scale + log2(total) * LN_2, last - first)
         store(own.ds, 0, np.float32(1) / total)
         for i in range(0, last - first, 4):
             # No query of the four sees the keys after the last of them.
@@ -199,12 +205,13 @@ def _backward_head(dqkv, dout, logsumexp, qkv, head, own, mask, turn):
     # backward, with dp = (dout v^T) mask:
     #   dv = (p mask)^T dout;  ds = p (dp - the mean of dp under p)
     #   dq = ds k scale;  dk = ds^T q scale
-    T, D = head.T, head.D
-    _pack_rows(own.queries, qkv, head.queries, head.width, T, D)
-    _pack_rows(own.douts, dout, head.out, head.C, T, D)
+    T, D, D_row = head.T, head.D, round_up(head.D, LANES)
+    padded = round_up(T, LANES)
+    pack_rows(own.queries, D_row, qkv, head.queries, head.width, T, padded, D)
+    pack_rows(own.douts, D_row, dout, head.out, head.C, T, padded, D)
     if turn.is_first:
-        _pack_rows(own.keys, qkv, head.keys, head.width, T, D)
-        _pack_rows(own.values, qkv, head.values, head.width, T, D)
+        pack_rows(own.keys, D_row, qkv, head.keys, head.width, T, padded, D)
+        pack_rows(own.values, D_row, qkv, head.values, head.width, T, padded, D)
     for first in range(0, T, LANES):
         last = min(T, first + LANES)
         _score_gradients(logsumexp, head, own, mask, first, last)
@@ -219,7 +226,7 @@ def _score_gradients(logsumexp, head, own, mask, first, last):
     _transpose_rows(own.columns, own.queries, first, D)
     _transpose_rows(own.dout_columns, own.douts, first, D)
     shift = zero - load_first(logsumexp, head.logsumexp + first, last - first)
-    vectors = Vectors(broadcast(_scale(head)), shift)
+    vectors = Vectors(broadcast(score_scale(head)), shift)
     delta = zero  # the mean of dp under p
     for key in range(0, last, 4):
         a, b, c, d = _four_dots(own.columns, own.keys, key, D)
@@ -260,7 +267,7 @@ def _probability(own, head, mask, first, key, vectors, score, dp, delta):
 @jit
 def _write_dqueries(dqkv, head, own, first, last):
     """Writes dq = ds k scale of the queries first..last."""
-    D, D_row, width, scale = head.D, round_up(head.D, LANES), head.width, _scale(head)
+    D, D_row, width, scale = head.D, round_up(head.D, LANES), head.width, score_scale(head)
     for i in range(0, last - first, 4):
         # No query of the four sees the keys after the last of them.
         end, weights = min(last, first + i + 4), at(own.ds, i)
@@ -295,7 +302,7 @@ def _add_dkeys_and_dvalues(dqkv, head, own, first, last, turn):
             sums = _four_sums(
                 at(own.ds, place), 1, LANES, at(own.queries, source), D_row, begin, count
             )
-            _put_rows(dqkv, head.keys, own.dkeys, sums, rows, head, _scale(head))
+            _put_rows(dqkv, head.keys, own.dkeys, sums, rows, head, score_scale(head))
             sums = _four_sums(
                 at(own.p, place), 1, LANES, at(own.douts, source), D_row, begin, count
             )
@@ -338,30 +345,9 @@ def _put_row(dqkv, place, rows, value, row, target, head, factor):
 
 
 @inline_jit
-def _scale(head):
-    return np.float32(1 / np.sqrt(head.D))
-
-
-@inline_jit
 def _dropout_factors(mask, head, first, key):
     """Those of LANES queries, from the query `first` on, for a key."""
     return dropout_factors(mask.key, first * head.T + key, head.T, mask.threshold, mask.factor)
-
-
-@jit
-def _pack_rows(rows, x, place, stride, T, D):
-    """T rows of D elements -> rows, each padded with zeros to whole vectors, and rows of zeros."""
-    D_row = round_up(D, LANES)
-    whole = D // LANES * LANES
-    for t in range(T):
-        for d in range(0, whole, LANES):
-            store(rows, t * D_row + d, load(x, place + t * stride + d))
-    if whole < D:
-        for t in range(T):
-            row = load_first(x, place + t * stride + whole, D - whole)
-            store(rows, t * D_row + whole, row)
-    for place in range(T * D_row, round_up(T, LANES) * D_row, LANES):
-        store(rows, place, broadcast(np.float32(0)))
 
 
 @jit
