@@ -186,6 +186,18 @@ def prefetch(typingctx, array, index):
 
 
 @intrinsic
+def prefetch_to_write(typingctx, array, index):
+    """As `prefetch`, and takes the line away from other cores, to which it may belong."""
+
+    def codegen(context, builder, sig, args):
+        place = _element(context, builder, sig.args[0], args[0], args[1])
+        HOST.prefetch(builder, place, write=True)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), codegen
+
+
+@intrinsic
 def broadcast(typingctx, scalar):
     """float32 -> Vector with that value in every lane."""
 

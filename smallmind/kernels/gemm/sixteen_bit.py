@@ -16,7 +16,17 @@ from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
-from smallmind.kernels.codegen.simd import LANES, at, borrow, load, load_first, store, store_first
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    borrow,
+    load,
+    load_first,
+    prefetch,
+    prefetch_to_write,
+    store,
+    store_first,
+)
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted
@@ -30,7 +40,7 @@ from smallmind.kernels.gemm.packing import (
     grid_region,
     panel_start,
 )
-from smallmind.kernels.gemm.tile import NULL, PANEL, Extent, Rows, Strip, advance, not_null
+from smallmind.kernels.gemm.tile import LINE, NULL, PANEL, Extent, Rows, Strip, advance, not_null
 
 if ISA.matrix_unit:
     from smallmind.kernels.gemm import amx
@@ -318,9 +328,24 @@ def _multiply_apart(operands, packed, strip, region, depth, sums):
         tile = advance(strip.start, (row - first) // _height(operands.a) * strip.tile)
         own = Strip(tile, strip.tile, strip.row, strip.column)
         extent = Extent(rows.last - row, width, depth)
+        if is_last:
+            _prefetch_finished(operands, rows)
         _multiply(operands.a, c, own, panel, extent, addend, NULL, NULL)
         if is_last:
             _finish(operands, packed.sums, place, sums.row, rows)
+
+
+@jit
+def _prefetch_finished(operands, region):
+    """Prefetches what `_finish` reads and writes, which other cores may have written last."""
+    N = operands.out.shape[1]
+    for i in range(region.first, region.last):
+        for place in range(i * N + region.left, i * N + region.right, LINE):
+            prefetch_to_write(operands.out, place)
+            if operands.activation.size > 0:
+                prefetch_to_write(operands.activation, place)
+            if operands.addend.size > 0:
+                prefetch(operands.addend, place)
 
 
 @jit
