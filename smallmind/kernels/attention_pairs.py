@@ -7,15 +7,24 @@ channels, keys or queries.
 `attention_float32` has functions of the same names: see `attention_products`.
 """
 
+import numpy as np
+
 from smallmind.kernels.attention_heads import KEYS as KEYS
 from smallmind.kernels.attention_heads import QUERIES, pack_rows
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import inline_jit, jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
-from smallmind.kernels.codegen.simd import LANES, at, load_first, store
+from smallmind.kernels.codegen.simd import LANES, at, broadcast, load, load_first, store
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.amx_tile import TILE, configure, multiply_tiles, release
-from smallmind.kernels.gemm.bfloat16_words import bfloat16_at, round_two, store_halves, zip_halves
+from smallmind.kernels.gemm.bfloat16_words import (
+    bfloat16_at,
+    interleave_whole,
+    round_two,
+    store_halves,
+    words,
+    zip_halves,
+)
 from smallmind.kernels.gemm.tile import NULL, PANEL, TILE_ROWS, Extent, Rows, Strip
 
 UNIT = 2 * TILE  # keys and queries are padded to multiples of it
@@ -108,9 +117,25 @@ def pack_head(x, own, head):
 def _pack_words(rows, x, place, head, start, end):
     """Rows start..end of a head's keys or values -> words of channels (T, D / 2)."""
     row, count = _words(head.D), end - start
-    target = bfloat16_at(rows, start * row)
+    target = at(rows, start * row)
     place += start * head.width
-    pack_rows(target, 2 * row, x, place, head.width, count, round_up(count, UNIT), head.D)
+    _pack_rows(target, x, place, head.width, count, round_up(count, UNIT), head.D)
+
+
+@jit
+def _pack_rows(rows, x, place, stride, count, padded, D):
+    """`count` rows of x -> words of channels, and rows of zeros up to `padded`."""
+    row = _words(D)
+    if 2 * row != D:
+        pack_rows(bfloat16_at(rows, 0), 2 * row, x, place, stride, count, padded, D)
+        return
+    for t in range(count):
+        source = words(at(x, place + t * stride))
+        for d in range(0, row, LANES):
+            store(rows, t * row + d, load(source, d))
+    zero = broadcast(np.float32(0))
+    for target in range(count * row, padded * row, LANES):
+        store(rows, target, zero)
 
 
 @jit
@@ -124,18 +149,21 @@ def _pack_blocks(columns, x, place, head, start, end):
             for d in range(0, head.D, LANES):
                 tile, channels = at(target, d * BLOCK + k), min(LANES, head.D - d)
                 for i in range(LANES):
-                    words = _word_row(x, source + d, head.width, 2 * (k + i), count, channels)
-                    store(tile, i * BLOCK, words)
+                    row = 2 * (k + i)
+                    _pair_rows(tile, i * BLOCK, x, source + d, head.width, row, count, channels)
                 transpose_tile(tile, BLOCK, tile, BLOCK)
 
 
 @inline_jit
-def _word_row(x, place, stride, row, count, channels):
-    """The channels of two rows, of `count`, paired; zeros past the last row."""
+def _pair_rows(out, target, x, place, stride, row, count, channels):
+    """Writes the channels of two rows, of `count`, paired; zeros past the last row."""
     place += row * stride
-    first = load_first(x, place, channels if row < count else 0)
-    second = load_first(x, place + stride, channels if row + 1 < count else 0)
-    return zip_halves(round_two(first, second))
+    if channels == LANES and row + 1 < count:
+        interleave_whole(at(out, target), at(x, place), at(x, place + stride))
+    else:
+        first = load_first(x, place, channels if row < count else 0)
+        second = load_first(x, place + stride, channels if row + 1 < count else 0)
+        store(out, target, zip_halves(round_two(first, second)))
 
 
 def pack_queries(x, own, place, stride, count, D):
@@ -149,17 +177,27 @@ def pack_both(x, rows, columns, spare, place, stride, count, D):
     _pack_columns(columns, spare, x, place, stride, count, D)
     for q in range(round_up(count, UNIT) // 2):
         for d in range(0, D, LANES):
-            words = _word_row(x, place + d, stride, 2 * q, count, min(LANES, D - d))
-            store(rows, q * D_row + d, words)
+            channels = min(LANES, D - d)
+            _pair_rows(rows, q * D_row + d, x, place + d, stride, 2 * q, count, channels)
 
 
 @jit
 def _pack_columns(columns, rows, x, place, stride, count, D):
     row, padded = _words(D), round_up(count, UNIT)
-    pack_rows(bfloat16_at(rows, 0), 2 * row, x, place, stride, count, padded, D)
-    for i in range(0, padded, LANES):
+    # Rows that consist of whole vectors of words are transposed from where they are.
+    whole = count // LANES * LANES if 2 * row == D and stride % 2 == 0 else 0
+    for i in range(0, whole, LANES):
+        source = words(at(x, place + i * stride))
         for d in range(0, row, LANES):
-            transpose_tile(at(rows, i * row + d), row, at(columns, d * QUERIES + i), QUERIES)
+            target = at(columns, d * QUERIES + i)
+            transpose_tile(at(source, d), stride // 2, target, QUERIES)
+    if whole == padded:
+        return
+    _pack_rows(rows, x, place + whole * stride, stride, count - whole, padded - whole, D)
+    for i in range(whole, padded, LANES):
+        for d in range(0, row, LANES):
+            source = at(rows, (i - whole) * row + d)
+            transpose_tile(source, row, at(columns, d * QUERIES + i), QUERIES)
 
 
 def key_columns(_x, own):

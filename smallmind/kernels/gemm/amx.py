@@ -36,12 +36,12 @@ def pack_a(strip, row, a, variant, start, end, first, last):
         pack_words(strip, row, a, start, end, first, last)
     elif (end - start) % (2 * TILE):
         for i in range(last - first):
-            source = words(a, (first + i) * K + start)
+            source = words(at(a, (first + i) * K + start))
             count = (end - start) // 2
             for k in range(0, packed_depth(end - start), TILE):
                 store(strip, i * row + k, load_first(source, k, min(TILE, count - k)))
     else:  # the rows of a consist of words
-        return Strip(words(a, first * K + start), HEIGHT * (K // 2), K // 2, 1)
+        return Strip(words(at(a, first * K + start)), HEIGHT * (K // 2), K // 2, 1)
     return Strip(at(strip, 0), HEIGHT * row, row, 1)
 
 

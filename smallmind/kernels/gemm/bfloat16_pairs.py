@@ -1,12 +1,14 @@
 """Products of bfloat16 by the CPU's dot product, which multiplies pairs: `bfloat16_words`."""
 
 from smallmind.kernels.codegen.jit import jit, native
-from smallmind.kernels.codegen.rounding import ceil_div
-from smallmind.kernels.codegen.simd import LANES, at
-from smallmind.kernels.gemm.bfloat16_words import interleave, pack_words, words
+from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import LANES, at, prefetch
+from smallmind.kernels.gemm.bfloat16_words import interleave, interleave_whole, pack_words, words
 from smallmind.kernels.gemm.bfloat16_words import pack_b as pack_b
 from smallmind.kernels.gemm.packing import TRANSPOSE_A, packed_tile
 from smallmind.kernels.gemm.tile import (
+    FETCHED_AHEAD,
+    LINE,
     PANEL_SIGNATURE,
     TILE_ROWS,
     Strip,
@@ -43,7 +45,7 @@ def pack_a(strip, row, a, variant, start, end, first, last):
         return Strip(at(strip, 0), packed_tile(packed_depth(end - start)), 1, TILE_ROWS)
     K = a.shape[1]
     if K % 2 == 0:  # the rows of a consist of words
-        return Strip(words(a, first * K + start), TILE_ROWS * (K // 2), K // 2, 1)
+        return Strip(words(at(a, first * K + start)), TILE_ROWS * (K // 2), K // 2, 1)
     pack_words(strip, row, a, start, end, first, last)
     return Strip(at(strip, 0), TILE_ROWS * row, row, 1)
 
@@ -55,13 +57,24 @@ def pack_word_columns(strip, a, start, end, first, last):
     Like packing.pack_columns, with half the depth.
     """
     M = a.shape[1]
-    depth = ceil_div(end - start, 2)
+    depth, tiles = ceil_div(end - start, 2), ceil_div(last - first, TILE_ROWS)
     size = packed_tile(depth)
+    # At least this many tiles can be read in whole vectors.
+    readable = max(0, min(tiles, (M - first - round_up(TILE_ROWS, LANES)) // TILE_ROWS + 1))
     for k in range(depth):
-        row = (start + 2 * k) * M
-        for tile in range(ceil_div(last - first, TILE_ROWS)):
-            target = tile * size + k * TILE_ROWS
+        row, target = (start + 2 * k) * M + first, k * TILE_ROWS
+        for column in range(0, last - first, 2 * LINE):
+            prefetch(a, row + FETCHED_AHEAD * M + column)
+            prefetch(a, row + (FETCHED_AHEAD + 1) * M + column)
+        whole = readable if start + 2 * k + 1 < end else 0
+        for tile in range(whole):
             for v in range(0, TILE_ROWS, LANES):
-                column = first + tile * TILE_ROWS + v
+                lower = row + tile * TILE_ROWS + v
+                interleave_whole(at(strip, target + v), at(a, lower), at(a, lower + M))
+            target += size
+        for tile in range(whole, tiles):
+            for v in range(0, TILE_ROWS, LANES):
+                column = tile * TILE_ROWS + v
                 upper = row + M + column if start + 2 * k + 1 < end else -1
-                interleave(strip, target + v, a, row + column, upper, M - column)
+                interleave(strip, target + v, a, row + column, upper, M - first - column)
+            target += size

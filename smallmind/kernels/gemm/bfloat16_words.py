@@ -19,14 +19,13 @@ from smallmind.kernels.gemm.tile import FETCHED_AHEAD
 
 
 @intrinsic
-def words(typingctx, array, index):
-    """array of bfloat16, flat index -> pointer to the word that starts there."""
+def words(typingctx, pointer):
+    """Pointer to bfloat16 -> pointer to the words that start there."""
 
     def codegen(context, builder, sig, args):
-        data = context.make_array(sig.args[0])(context, builder, value=args[0]).data
-        return builder.bitcast(builder.gep(data, [args[1]]), F32.as_pointer())
+        return builder.bitcast(args[0], F32.as_pointer())
 
-    return types.CPointer(types.float32)(array, types.int64), codegen
+    return types.CPointer(types.float32)(pointer), codegen
 
 
 @intrinsic
@@ -77,6 +76,23 @@ def interleave(typingctx, out, target, array, lower, upper, count):
 
     n = types.int64
     return types.void(out, n, array, n, n, n), codegen
+
+
+@intrinsic
+def interleave_whole(typingctx, out, lower, upper):
+    """Writes LANES words, pairs of an element from each of two rows. Takes pointers."""
+
+    def codegen(context, builder, sig, args):
+        out, *rows = args
+        kind, halves = ir.VectorType(I16, LANES), []
+        for row in rows:
+            half = builder.load(builder.bitcast(row, kind.as_pointer()), align=2)
+            halves.append(builder.zext(half, HOST.integers))
+        word = builder.or_(halves[0], builder.shl(halves[1], HOST.integer(16)))
+        HOST.store(builder, builder.bitcast(word, HOST.vector), out)
+        return context.get_dummy_value()
+
+    return types.void(out, lower, upper), codegen
 
 
 @intrinsic
@@ -163,7 +179,11 @@ def pack_word_rows(panel, b, start, end, column, last, depth):
             # Rows of b are too far apart for the CPU to predict the next.
             prefetch(b, row + FETCHED_AHEAD * N + column + j)
             prefetch(b, row + (FETCHED_AHEAD + 1) * N + column + j)
-        for j in range(0, width, LANES):
+        whole = (last - column) // LANES * LANES if start + 2 * k + 1 < end else 0
+        for j in range(0, whole, LANES):
+            lower = row + column + j
+            interleave_whole(at(panel, k * width + j), at(b, lower), at(b, lower + N))
+        for j in range(whole, width, LANES):
             upper = row + N + column + j if start + 2 * k + 1 < end else -1
             count = last - column - j if start + 2 * k < end else 0
             interleave(panel, k * width + j, b, row + column + j, upper, count)
@@ -180,7 +200,7 @@ def pack_words_transposed(panel, b, start, end, column, last, depth):
         rows = min(LANES, last - column - j)
         by_tile = whole if rows == LANES else 0
         for k in range(0, by_tile, LANES):
-            source = words(b, (column + j) * K + start + 2 * k)
+            source = words(at(b, (column + j) * K + start + 2 * k))
             transpose_tile(source, K // 2, at(panel, k * width + j), width)
         for k in range(by_tile, depth):
             for lane in range(LANES):

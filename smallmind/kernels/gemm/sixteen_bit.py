@@ -16,7 +16,17 @@ from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.scratch import scratch
-from smallmind.kernels.codegen.simd import LANES, at, borrow, load, load_first, store, store_first
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    borrow,
+    load,
+    load_first,
+    prefetch,
+    prefetch_to_write,
+    store,
+    store_first,
+)
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gelu import gelu_of
 from smallmind.kernels.gemm import converted
@@ -30,7 +40,7 @@ from smallmind.kernels.gemm.packing import (
     grid_region,
     panel_start,
 )
-from smallmind.kernels.gemm.tile import NULL, PANEL, Extent, Rows
+from smallmind.kernels.gemm.tile import LINE, NULL, PANEL, Extent, Rows, Strip, advance, not_null
 
 if ISA.matrix_unit:
     from smallmind.kernels.gemm import amx
@@ -43,6 +53,10 @@ PANEL_SIZE = (DEPTH + 1) * PANEL  # blocks begin at even numbers, so one may be 
 STRIP_SIZE = 64 * 1024
 SUMS_SIZE = 64 * 1024
 SCRATCH = PANEL_SIZE + STRIP_SIZE + SUMS_SIZE
+
+# Tiles whose sums are finished while they are in the first-level cache. Vector arithmetic is slow
+# right after a product on a matrix unit, where it follows a whole strip.
+FINISHED = 12 if ISA.matrix_unit else 4
 
 
 class Packed(NamedTuple):
@@ -106,8 +120,9 @@ def gemm_share(operands, packed, worker, workers):
     max_height = min(STRIP, STRIP_SIZE // row_size) // step * step
     # Strips of equal height: b is packed for each of them, however few rows it has.
     height = round_up(ceil_div(last - first, ceil_div(last - first, max_height)), step)
-    # Sums that are complete after one block need the space of one panel only.
-    width = right - left if blocks == 1 else (SUMS_SIZE // height - 16) // LANES * LANES
+    # Sums that are complete after one block, or are added in place, need no space.
+    has_space = blocks == 1 or _adds_in_place(operands)
+    width = right - left if has_space else (SUMS_SIZE // height - 16) // LANES * LANES
     for row in range(first, last, height):
         for column in range(left, right, max(1, width)):
             region = Region(row, min(last, row + height), column, min(right, column + width))
@@ -217,13 +232,40 @@ def _multiply_of(a, *operands):
     return multiply_packed
 
 
+def _as_float32(array, index):
+    """Pointer to an element of an array of float32, NULL if it is of another type."""
+
+
+@overload(_as_float32)
+def _as_float32_of(array, index):
+    if array.dtype == types.float32:
+
+        def pointer(array, index):
+            return at(array, index)
+    else:
+
+        def pointer(array, index):
+            return NULL
+
+    return pointer
+
+
+@jit
+def _adds_in_place(operands):
+    """Whether sums are kept in the result itself, which is in float32 and in whole vectors."""
+    out, addend = operands.out, operands.addend
+    is_float32 = not_null(_as_float32(out, 0)) and (
+        addend.size == 0 or not_null(_as_float32(addend, 0))
+    )
+    return is_float32 and operands.bias.size == 0 and out.shape[1] % LANES == 0
+
+
 @jit
 def _gemm_region(operands, packed, region, blocks):
     """A region of the result, block after block along K, panel after panel."""
     a, b, variant = operands.a, operands.b, operands.variant
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
     first, last, left, right = region
-    sums_row = PANEL if blocks == 1 else _padded_row(right - left)
     for block in range(blocks):
         # Even, so that pairs stay together.
         start = block * K // blocks // 2 * 2
@@ -232,16 +274,78 @@ def _gemm_region(operands, packed, region, blocks):
         for panel in range(ceil_div(right - left, PANEL)):
             column = panel_start(left, right, panel)
             last_column = panel_start(left, right, panel + 1)
-            width = round_up(last_column - column, LANES)
             _pack_b(packed.panel, b, variant, start, end, column, last_column)
-            place = 0 if blocks == 1 else column - left
-            sums = Rows(at(packed.sums, place), sums_row)
-            addend = sums if block > 0 else Rows(NULL, 0)
-            extent = Extent(last - first, width, _packed_depth(a, end - start))
-            _multiply(a, sums, strip, Rows(at(packed.panel, 0), width), extent, addend, NULL, NULL)
-            if block == blocks - 1:
-                part = Region(first, last, column, last_column)
-                _finish(operands, packed.sums, place, sums_row, part)
+            part = Region(first, last, column, last_column)
+            depth = _packed_depth(a, end - start)
+            if _adds_in_place(operands):
+                _multiply_in_place(operands, packed, strip, part, depth, block > 0)
+            else:
+                row = PANEL if blocks == 1 else _padded_row(right - left)
+                sums = Sums(0 if blocks == 1 else column - left, row, block, blocks)
+                _multiply_apart(operands, packed, strip, part, depth, sums)
+
+
+@jit
+def _multiply_in_place(operands, packed, strip, region, depth, adds):
+    """The products of a packed strip and panel -> the result, or += if it `adds`."""
+    first, last, left, right = region
+    N = operands.out.shape[1]
+    place = first * N + left
+    c, addend = _as_float32(operands.out, place), NULL
+    if adds:
+        addend = c
+    elif operands.addend.size > 0:
+        addend = _as_float32(operands.addend, place)
+    panel = Rows(at(packed.panel, 0), right - left)
+    extent = Extent(last - first, right - left, depth)
+    _multiply(operands.a, Rows(c, N), strip, panel, extent, Rows(addend, N), NULL, NULL)
+
+
+class Sums(NamedTuple):
+    """Where the incomplete sums of a panel are, and of which block along K."""
+
+    place: int
+    row: int  # from a row to the next
+    block: int
+    blocks: int
+
+
+@jit
+def _multiply_apart(operands, packed, strip, region, depth, sums):
+    """The products of a packed strip and panel -> sums, and from complete ones the result.
+
+    A few tiles at a time, so that these are still in the first-level cache.
+    """
+    first, last, left, right = region
+    width = round_up(right - left, LANES)
+    panel, step = Rows(at(packed.panel, 0), width), _height(operands.a) * FINISHED
+    is_last = sums.block == sums.blocks - 1
+    for row in range(first, last, step):
+        rows = Region(row, min(last, row + step), left, right)
+        place = sums.place + (0 if sums.blocks == 1 else (row - first) * sums.row)
+        c = Rows(at(packed.sums, place), sums.row)
+        addend = c if sums.block > 0 else Rows(NULL, 0)
+        tile = advance(strip.start, (row - first) // _height(operands.a) * strip.tile)
+        own = Strip(tile, strip.tile, strip.row, strip.column)
+        extent = Extent(rows.last - row, width, depth)
+        if is_last:
+            _prefetch_finished(operands, rows)
+        _multiply(operands.a, c, own, panel, extent, addend, NULL, NULL)
+        if is_last:
+            _finish(operands, packed.sums, place, sums.row, rows)
+
+
+@jit
+def _prefetch_finished(operands, region):
+    """Prefetches what `_finish` reads and writes, which other cores may have written last."""
+    N = operands.out.shape[1]
+    for i in range(region.first, region.last):
+        for place in range(i * N + region.left, i * N + region.right, LINE):
+            prefetch_to_write(operands.out, place)
+            if operands.activation.size > 0:
+                prefetch_to_write(operands.activation, place)
+            if operands.addend.size > 0:
+                prefetch(operands.addend, place)
 
 
 @jit
