@@ -69,8 +69,10 @@ def attention_backward(
     shape = attention_shape(qkv, out, logsumexp, firsts)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
-    if is_short(shape):
-        short_attention_backward(dqkv, dout, logsumexp, qkv, mask, first_head, shape)
+    if is_short(shape, qkv):
+        short_attention_backward(
+            dqkv, dout, logsumexp, qkv, first_keys(firsts), mask, first_head, shape
+        )
         return
     load_products(qkv)
     rows = scratch(threads(), _backward_layout(shape.T, shape.D).size)

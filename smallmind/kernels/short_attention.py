@@ -12,10 +12,10 @@ from numba import prange
 from smallmind.kernels.attention_heads import (
     LN_2,
     LOWEST,
-    first_keys,
     head_at,
     pack_rows,
     score_scale,
+    where_seen,
 )
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import round_up, row_share
@@ -27,7 +27,6 @@ from smallmind.kernels.codegen.simd import (
     broadcast,
     dropout_factors,
     exp2,
-    first_or,
     fma,
     load,
     load_first,
@@ -44,21 +43,22 @@ from smallmind.kernels.dropout import mask_of_head
 SHORT = 32  # tokens, up to which this is faster
 
 
-def is_short(shape):
-    """Whether the functions here are to be used for this `attention_shape`."""
-    return shape.T <= SHORT and not shape.has_documents
+def is_short(shape, qkv):
+    """Whether the functions here are to be used."""
+    # In 16 bits the gradient takes the mean under p from the rounded result.
+    return shape.T <= SHORT and qkv.dtype == np.float32
 
 
-def short_attention(out, logsumexp, qkv, mask, first_head, shape):
+def short_attention(out, logsumexp, qkv, firsts, mask, first_head, shape):
     """`attention` where `is_short`."""
     rows = scratch(threads(), _layout(shape.T, shape.D).size)
-    _short_attention(out, logsumexp, qkv, first_keys(None), mask, first_head, rows, shape)
+    _short_attention(out, logsumexp, qkv, firsts, mask, first_head, rows, shape)
 
 
-def short_attention_backward(dqkv, dout, logsumexp, qkv, mask, first_head, shape):
+def short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, mask, first_head, shape):
     """`attention_backward` where `is_short`."""
     rows = scratch(threads(), _layout(shape.T, shape.D).size)
-    given = dqkv, dout, logsumexp, qkv, first_keys(None)
+    given = dqkv, dout, logsumexp, qkv, firsts
     _short_attention_backward(*given, mask, first_head, rows, shape)
 
 
@@ -162,20 +162,20 @@ def _forward_head(out, logsumexp, qkv, head, own, mask):
         _transpose_rows(own.columns, own.queries, first, D)
         top = broadcast(LOWEST)
         for key in range(0, last, 4):
-            place, hidden = key * LANES, key - first
+            place = key * LANES
             a, b, c, d = _four_dots(own.columns, own.keys, key, D)
             store(own.p, place, a)
             store(own.p, place + LANES, b)
             store(own.p, place + 2 * LANES, c)
             store(own.p, place + 3 * LANES, d)
-            top = maximum(first_or(top, hidden, a), top)
-            top = maximum(first_or(top, hidden + 1, b), top)
-            top = maximum(first_or(top, hidden + 2, c), top)
-            top = maximum(first_or(top, hidden + 3, d), top)
+            top = maximum(where_seen(a, top, head, first, key), top)
+            top = maximum(where_seen(b, top, head, first, key + 1), top)
+            top = maximum(where_seen(c, top, head, first, key + 2), top)
+            top = maximum(where_seen(d, top, head, first, key + 3), top)
         total, factor = zero, broadcast(scale * LOG2_E)
         for key in range(last):
             place = key * LANES
-            e = first_or(zero, key - first, exp2((load(own.p, place) - top) * factor))
+            e = where_seen(exp2((load(own.p, place) - top) * factor), zero, head, first, key)
             total = total + e
             if mask.threshold > 0:
                 e = e * _dropout_factors(mask, head, first, key)
@@ -239,7 +239,7 @@ def _score_gradients(logsumexp, head, own, mask, first, last):
         place = key * LANES
         p = load(own.p, place)
         ds = p * (load(own.ds, place) - delta)
-        store(own.ds, place, first_or(zero, key - first, ds))
+        store(own.ds, place, where_seen(ds, zero, head, first, key))
         if mask.threshold > 0:
             store(own.p, place, p * _dropout_factors(mask, head, first, key))
 
@@ -256,12 +256,12 @@ def _probability(own, head, mask, first, key, vectors, score, dp, delta):
     """Writes p and dp of a key -> delta + p dp."""
     # The product with log2(e) comes last: logsumexp may be in the thousands.
     p = exp2(fma(score, vectors.scale, vectors.shift) * LOG2_E)
-    p = first_or(broadcast(np.float32(0)), key - first, p)
+    p = where_seen(p, broadcast(np.float32(0)), head, first, key)
     if mask.threshold > 0:
         dp = dp * _dropout_factors(mask, head, first, key)
     store(own.p, key * LANES, p)
     store(own.ds, key * LANES, dp)
-    return first_or(delta, key - first, fma(p, dp, delta))
+    return where_seen(fma(p, dp, delta), delta, head, first, key)
 
 
 @jit
