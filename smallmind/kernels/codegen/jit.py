@@ -8,7 +8,9 @@ that kernels call through a symbol.
 """
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import llvmlite.binding as llvm
@@ -17,11 +19,14 @@ from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, event, imputils
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
 from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
+from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
 from smallmind.kernels.codegen.recording import active
 from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning
 from smallmind.signals import deferred
@@ -35,43 +40,59 @@ if numba.config.DISABLE_JIT:
 limit_spinning()
 
 
-def _at_first_level(dispatcher: Any) -> Any:
-    """The dispatcher, compiling at LLVM's first optimisation level.
+OBJECTS = 20_000  # made while a kernel compiles, after which Python looks for cycles of garbage
 
-    The kernels are vectorised by hand: higher levels take a third longer and gain nothing. Signals
-    wait until the end, as LLVM calls back into Python.
+
+@contextmanager
+def _compiling(kind: type[JITCodeLibrary], codegen: Any) -> Iterator[None]:
+    """Settings of Numba and Python while a function becomes a library of this kind.
+
+    The kernels are vectorised by hand: higher levels of optimisation take a third longer and gain
+    nothing. Signals wait until the end, as LLVM calls back into Python.
     """
-    compile = dispatcher.compile
-
-    def compile_at_first_level(signature: Any) -> Any:
-        with deferred():
-            previous, numba.config.OPT = numba.config.OPT, type(numba.config.OPT)("1")
-            try:
-                return compile(signature)
-            finally:
-                numba.config.OPT = previous
-
-    dispatcher.compile = compile_at_first_level
-    return dispatcher
+    with deferred(), global_compiler_lock, libraries(kind, codegen):
+        level, (objects, *collections) = numba.config.OPT, gc.get_threshold()
+        numba.config.OPT = type(level)("1")
+        gc.set_threshold(objects and max(objects, OBJECTS), *collections)  # at 0 it never looks
+        try:
+            yield
+        finally:
+            gc.set_threshold(objects, *collections)
+            numba.config.OPT = level
 
 
-def _compiler(cache: type[KernelCache], **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def _compiler(
+    cache: type[KernelCache], kind: type[JITCodeLibrary] = JITCodeLibrary, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
     # Divisions follow IEEE 754 instead of raising, which would cost a branch each.
-    compile = njit(error_model="numpy", **options)
-    return lambda function: _at_first_level(enable_cache(compile(function), function, cache))
+    compiled = njit(error_model="numpy", **options)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = enable_cache(compiled(function), function, cache)
+        compile = dispatcher.compile
+
+        def compile_here(signature: Any) -> Any:
+            with _compiling(kind, dispatcher.targetctx.codegen()):
+                return compile(signature)
+
+        dispatcher.compile = compile_here
+        return dispatcher
+
+    return decorate
 
 
 called_jit = _compiler(KernelCache)
 # Without counting references to arrays: threads would wait for each other's atomic additions. Such
 # kernels can make no arrays, nor assign one to a slice of another.
 threaded_jit = _compiler(KernelCache, nogil=True, _nrt=False)
-# Compiles faster without the wrappers through which Python and C call it.
-jit = _compiler(KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-short_jit = _compiler(KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
-# Becomes part of its callers: constants among the arguments remove branches.
-inline_jit = _compiler(
-    KernelCache, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True
+# Without the wrappers through which Python and C call it.
+_compile_linked = functools.partial(
+    _compiler, KernelCache, LinkedLibrary, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
+jit = _compile_linked()
+short_jit = _compile_linked(_nrt=False)
+# Becomes part of its callers: constants among the arguments remove branches.
+inline_jit = _compile_linked(forceinline=True)
 _compile_parallel = _compiler(EntryPointCache, parallel=True)
 _compile_serial = _compiler(EntryPointCache)
 
