@@ -24,7 +24,7 @@ from smallmind.kernels.codegen.rounding import ceil_div
 from smallmind.kernels.codegen.vector_ir import I32, I64, Storage, VectorIR
 
 LANES = ISA.lanes
-LINE = 64  # bytes in a cache line
+LINE_SIZE = 64  # bytes of a cache line
 LOG2_E = np.float32(np.log2(np.e))
 HOST = VectorIR(ISA)
 # Numba has no 16-bit floats; kernels get their bits.
@@ -203,7 +203,7 @@ def line_elements(typingctx, pointer):
     """How many elements a cache line has."""
 
     def codegen(context, builder, sig, args):
-        return I64(8 * LINE // pointer.dtype.bitwidth)
+        return I64(8 * LINE_SIZE // pointer.dtype.bitwidth)
 
     return types.int64(pointer), codegen
 

@@ -10,6 +10,7 @@ from numba.extending import intrinsic, typeof_impl
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, native
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
+from smallmind.kernels.codegen.simd import LINE_SIZE
 from smallmind.kernels.codegen.vector_ir import F32, I64, VectorIR
 
 LANES = ISA.lanes
@@ -18,7 +19,7 @@ TILE_VECTORS = ISA.tile_vectors
 PANEL = LANES * TILE_VECTORS  # columns of a tile at its widest
 
 FETCHED_AHEAD = 32  # rows of b between the one prefetched and the one multiplied
-LINE = 16  # elements in a cache line
+LINE = LINE_SIZE // 4  # elements in a cache line
 
 _POINTER = F32.as_pointer()
 
