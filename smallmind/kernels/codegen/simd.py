@@ -8,6 +8,7 @@ Wherever a function here takes an array, it takes a pointer as well. Inside a ke
 cheaper: whenever an array is passed, sliced or taken from a tuple, its references are counted.
 """
 
+import dataclasses
 import operator
 from typing import ClassVar
 
@@ -27,6 +28,8 @@ LANES = ISA.lanes
 LINE_SIZE = 64  # bytes of a cache line
 LOG2_E = np.float32(np.log2(np.e))
 HOST = VectorIR(ISA)
+NARROW = min(LANES, 8)  # elements of shorter vectors, which cross fewer cache lines
+_NARROW = VectorIR(dataclasses.replace(ISA, lanes=NARROW))
 # Numba has no 16-bit floats; kernels get their bits.
 STORAGE = {
     types.float32: Storage.FLOAT32,
@@ -126,6 +129,20 @@ def load(typingctx, array, index):
         return HOST.load(builder, pointer, STORAGE[array.dtype])
 
     return vector(array, types.int64), codegen
+
+
+@intrinsic
+def copy_narrow(typingctx, out, target, x, index):
+    """Copies NARROW elements of x from a flat index to out: `load` and `store` of fewer lanes."""
+
+    def codegen(context, builder, sig, args):
+        pointer = _element(context, builder, sig.args[2], args[2], args[3])
+        place = _element(context, builder, sig.args[0], args[0], args[1])
+        value = _NARROW.load(builder, pointer, STORAGE[x.dtype])
+        _NARROW.store(builder, value, place, STORAGE[out.dtype])
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, x, types.int64), codegen
 
 
 @intrinsic

@@ -11,9 +11,19 @@ import numpy as np
 
 from smallmind.kernels.codegen.jit import called_jit, jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
-from smallmind.kernels.codegen.simd import LANES, at, element, load, load_first, prefetch, store
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    NARROW,
+    at,
+    copy_narrow,
+    element,
+    load,
+    load_first,
+    prefetch,
+    store,
+)
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS, TILE_VECTORS
+from smallmind.kernels.gemm.tile import FETCHED_AHEAD, LINE, PANEL, TILE_ROWS, TILE_VECTORS
 
 DEPTH = 512  # maximum depth along K that is multiplied at a time
 STRIP = TILE_ROWS * 64  # maximum number of rows of the result at a time
@@ -101,10 +111,11 @@ def pack_columns(strip, a, start, end, first, last):
     whole = max(0, min(tiles, (M - first - round_up(TILE_ROWS, LANES)) // TILE_ROWS + 1))
     for k in range(start, end):
         source, target = k * M + first, (k - start) * TILE_ROWS
+        for column in range(0, last - first, LINE):
+            prefetch(a, source + FETCHED_AHEAD * M + column)
         for _ in range(whole):
-            prefetch(a, source + 2 * M)
-            for v in range(0, TILE_ROWS, LANES):
-                store(strip, target + v, load(a, source + v))
+            for v in range(0, TILE_ROWS, NARROW):
+                copy_narrow(strip, target + v, a, source + v)
             source, target = source + TILE_ROWS, target + size
         for tile in range(whole, tiles):
             for v in range(0, TILE_ROWS, LANES):
