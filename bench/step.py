@@ -41,7 +41,7 @@ COMPARED = 20  # first steps, in which losses must agree
 AGREEMENT = 1e-3  # nats
 AGREEMENT_16_BITS = 2e-2
 TURN = 5  # steps
-TURN_OPERATIONS = 1e9  # so many operations make a turn longer, and the measurement with it
+TURN_OPERATIONS = 1e10  # so many operations make a turn longer, and the measurement with it
 LONGEST_TURN = 100  # steps
 SIZES = [
     Sizes(12, 64, 128, 4, 4),

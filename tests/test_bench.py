@@ -251,7 +251,7 @@ def test_the_operations_of_a_step_are_counted():
 
 
 def test_turns_of_short_steps_are_longer():
-    turns = [step.steps_per_turn(operations) for operations in (10**6, 10**8, 10**10)]
+    turns = [step.steps_per_turn(operations) for operations in (10**6, 10**9, 10**11)]
     assert turns == [100, 10, 5]
 
 

@@ -26,6 +26,8 @@ class InstructionSet:
     matrix_unit: bool = False  # multiplies matrices of bfloat16: AMX
     # Faster than float32: Intel's dot product is not, AMD's and that of Arm's own cores are.
     fast_bfloat16: bool = False
+    # The third level answers so fast that reading scattered rows a few times beats packing them.
+    fast_shared_cache: bool = False
 
 
 def instruction_set(architecture: str, features: dict[str, bool]) -> InstructionSet:
@@ -38,7 +40,7 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
     if features.get("avx512f"):
         dots = bool(features.get("avx512bf16"))
         matrix_unit = bool(dots and features.get("amx-tile") and features.get("amx-bf16"))
-        is_amd = features.get("sse4a")  # which no other CPU has
+        is_amd = bool(features.get("sse4a"))  # which no other CPU has
         return InstructionSet(
             "AVX-512",
             lanes=16,
@@ -47,7 +49,8 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
             bfloat16=dots,
             pairs=dots,
             matrix_unit=matrix_unit,
-            fast_bfloat16=bool(matrix_unit or (dots and is_amd)),
+            fast_bfloat16=matrix_unit or (dots and is_amd),
+            fast_shared_cache=is_amd,
         )
     if features.get("avx2") and features.get("fma"):
         return InstructionSet("AVX2", lanes=8, tile_rows=6, tile_vectors=2, unrolled=4, half=half)

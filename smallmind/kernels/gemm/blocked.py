@@ -1,9 +1,9 @@
 """The blocked product of float32 matrices.
 
 The result is cut into tiles that stay in registers (`tile.multiply_panel`). The variants differ
-only in how they read memory: a is read in place, a transposed one packed by strips, tile after
-tile, and a panel of b, at most DEPTH x PANEL, is packed so that a tile reads it sequentially. Panel
-and strip are scratch of bounded size: no transposed copy of a matrix ever exists.
+only in how they read memory: a is read in place, a transposed one usually packed by strips, tile
+after tile, and a panel of b, at most DEPTH x PANEL, is packed so that a tile reads it sequentially.
+Panel and strip are scratch of bounded size: no transposed copy of a matrix ever exists.
 """
 
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange, types
 
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import called_jit, jit, native, parallel_jit, serial_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import (
@@ -51,6 +52,7 @@ from smallmind.kernels.gemm.tile import (
 )
 
 PACK_B_FROM = TILE_ROWS + 1  # from this many rows a packed panel of b is read again
+PACK_A_FROM = 4 * PANEL if ISA.fast_shared_cache else 0  # columns of b that read a: measured
 # From this many elements the operands of a^T b come from memory or from a shared cache; then what
 # is needed next is prefetched during the multiplication, GROUP panels of b at a time. This pays off
 # only if the CPU multiplies so fast that it waits for memory: measured.
@@ -91,6 +93,7 @@ class Block(NamedTuple):
     start: int
     end: int
     next_end: int  # the end of the block after it
+    packs_a: bool
     prefetches: bool
 
 
@@ -168,15 +171,17 @@ def _gemm_strip(operands, packed, region):
     """A region of the result, block after block along K, panel after panel."""
     a, b, variant = operands.a, operands.b, operands.variant
     K = a.shape[0] if variant == TRANSPOSE_A else a.shape[1]
-    packs_a = variant == TRANSPOSE_A
-    prefetches = packs_a and a.size + b.size >= FETCH_FROM
-    depth = DEPTH // 2 if packs_a else DEPTH
+    packs_a = variant == TRANSPOSE_A and b.shape[1] >= PACK_A_FROM
+    prefetches = variant == TRANSPOSE_A and a.size + b.size >= FETCH_FROM
+    # Packed or not, K is summed in the same blocks: CPUs of an instruction set get the same bits.
+    depth = DEPTH // 2 if variant == TRANSPOSE_A else DEPTH
     blocks = max(1, ceil_div(K, depth))
     for i in range(blocks):
         block = Block(
             i * K // blocks,
             (i + 1) * K // blocks,
             min(i + 2, blocks) * K // blocks,
+            packs_a,
             prefetches,
         )
         if packs_a:
@@ -275,9 +280,12 @@ def _gemm_panel(operands, packed, region, block, ahead):
 def _strip(operands, packed, block, first, row):
     """The left operand from `row` on, in place or in the packed strip, which begins at `first`."""
     a = operands.a
-    if operands.variant == TRANSPOSE_A:
+    if block.packs_a:
         size = packed_tile(block.end - block.start)
         return Strip(at(packed.strip, (row - first) // TILE_ROWS * size), size, 1, TILE_ROWS)
+    if operands.variant == TRANSPOSE_A:
+        M = a.shape[1]
+        return Strip(at(a, block.start * M + row), TILE_ROWS, 1, M)
     K = a.shape[1]
     return Strip(at(a, row * K + block.start), TILE_ROWS * K, K, 1)
 
