@@ -70,6 +70,20 @@ def test_kernels_are_compiled_once_and_again_after_an_edit_to_another_file(packa
     assert changed != pytest.approx(value, rel=1e-3)
 
 
+def test_a_missing_kernel_is_linked_from_the_cached_functions_that_it_calls(package):
+    """They have no machine code of their own, only what LLVM links into the kernel."""
+    environment = {"SMALLMIND_CACHE_DIR": str(package / "cache")}
+    kernels = list((package / "cache").rglob("gelu._gelu_backward-*"))
+    called = {*(package / "cache").rglob("*.nb?")} - {*kernels}
+    assert kernels and called
+    for path in kernels:
+        path.unlink()
+    written = {path: path.stat().st_mtime_ns for path in called}
+    assert run_kernel(package, **environment)[:2] == (VALUE, True)
+    assert {path: path.stat().st_mtime_ns for path in called} == written
+    assert run_kernel(package, **environment)[:2] == (VALUE, False)
+
+
 FROM_CACHE = """
 import sys
 import numpy as np
