@@ -40,7 +40,7 @@ if numba.config.DISABLE_JIT:
 limit_spinning()
 
 
-OBJECTS = 20_000  # made while a kernel compiles, after which Python looks for cycles of garbage
+OBJECTS = 50_000  # made while a kernel compiles, after which Python looks for cycles of garbage
 
 
 @contextmanager
