@@ -102,9 +102,10 @@ def test_products_match_the_reference(random, M):
         check(run_both("matmul_gelu", [out, out], a, b, bias))
 
 
+@pytest.mark.parametrize("N", [65, 261])  # a transposed a is packed for wide b, or always
 @pytest.mark.parametrize("K", [255, 256, 257, 511, 700])
-def test_products_over_several_blocks_of_depth_match_the_reference(random, K):
-    M, N = 70, 65
+def test_products_over_several_blocks_of_depth_match_the_reference(random, K, N):
+    M = 70
     a, b, bias = normal(random, M, K), normal(random, K, N), normal(random, N)
     assert_close(run_both("matmul", [(M, N)], a, b, bias, normal(random, M, N)))
     assert_close(run_both("matmul_gelu", [(M, N), (M, N)], a, b, bias))
@@ -113,8 +114,9 @@ def test_products_over_several_blocks_of_depth_match_the_reference(random, K):
     assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
 
 
-def test_products_with_many_rows_match_the_reference(random):
-    M, K, N = 1000, 33, 40  # several strips
+@pytest.mark.parametrize("N", [40, 300])
+def test_products_with_many_rows_match_the_reference(random, N):
+    M, K = 1000, 33  # several strips
     a, b = normal(random, M, K), normal(random, K, N)
     assert_close(run_both("matmul", [(M, N)], a, b))
     assert_close(run_both("matmul_transpose_a", [(M, N)], np.ascontiguousarray(a.T), b))
