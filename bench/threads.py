@@ -24,7 +24,7 @@ from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
 from smallmind.kernels import reference
-from smallmind.kernels.attention_heads import row_of_share
+from smallmind.kernels.attention_heads import attention_shape, row_of_share
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import LANES, share
@@ -33,6 +33,7 @@ from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
 from smallmind.kernels.reduce import CHUNK, ELEMENTS
+from smallmind.kernels.short_attention import is_short
 from smallmind.nn.recorded_gradients import AFTER, CHECKED
 
 SHAPES = [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)]
@@ -104,8 +105,14 @@ def _heads(groups: int, T: int, place: Callable[[float], float], workers: int) -
     return work
 
 
+def _is_short(a: Arguments) -> bool:
+    return is_short(attention_shape(a["qkv"], a["out"], a["logsumexp"], None), a["qkv"])
+
+
 def _attention(a: Arguments, workers: int) -> Work:
     B, H, T = a["logsumexp"].shape
+    if _is_short(a):
+        return _rows(B * H, workers)
     return _heads(B * H, T, np.sqrt, workers)
 
 
@@ -113,6 +120,8 @@ def _attention_backward(a: Arguments, workers: int) -> Work:
     B, H, T = a["logsumexp"].shape
     D = a["out"].shape[1] // H
     G = (a["qkv"].shape[1] // D - H) // 2
+    if _is_short(a):
+        return _rows(B * G, workers)
     # The rows of a shared head cost about as much wherever they are: its gradients of keys need
     # the later queries.
     return _heads(B * G, T, lambda x: x, workers)

@@ -114,6 +114,15 @@ def test_products_over_several_blocks_of_depth_match_the_reference(random, K, N)
     assert_close(run_both("matmul_transpose_b", [(M, N)], a, b_t))
 
 
+def test_columns_of_a_product_do_not_depend_on_how_many_there_are(random):
+    """Some CPUs pack a transposed a only for a wide b: the bits must be those of all others."""
+    a, b = normal(random, 700, 100), normal(random, 700, 320)
+    wide, narrow = np.empty((100, 320), np.float32), np.empty((100, 128), np.float32)
+    compiled.matmul_transpose_a(wide, a, b)
+    compiled.matmul_transpose_a(narrow, a, np.ascontiguousarray(b[:, :128]))
+    np.testing.assert_array_equal(narrow, wide[:, :128])
+
+
 @pytest.mark.parametrize("N", [40, 300])
 def test_products_with_many_rows_match_the_reference(random, N):
     M, K = 1000, 33  # several strips
