@@ -3,9 +3,13 @@
 import argparse
 import os
 import signal
+import stat
+import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from smallmind import activity
@@ -17,8 +21,14 @@ from smallmind.config import TrainingConfig, __version__
 from smallmind.parallel.environment import rank
 from smallmind.signals import handling
 
+if sys.platform != "win32":
+    import fcntl
+    import termios
+
 if TYPE_CHECKING:
     from smallmind.parallel.ranks import Ranks  # which imports NumPy
+
+PATIENCE = 1.0  # seconds that mpiexec gets to read the last words of a rank
 
 
 def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int:
@@ -42,6 +52,7 @@ def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int
             _abort(ranks, error)
         raise
     if not ranks.end(status):
+        _wait_until_read()
         ranks.abort(status)
     return status
 
@@ -49,6 +60,7 @@ def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int
 def _end_unjoined(error: InputError) -> NoReturn:
     """Ends all ranks because this one cannot reach them: they would wait for it."""
     error_line(f"smallmind: rank {rank()}: {message_of(error)}")
+    _wait_until_read()
     # An exit status would not do: of processes without MPI, mpiexec notices only killed ones.
     os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
     raise SystemExit(status_of(error))
@@ -91,8 +103,29 @@ def _abort(ranks: "Ranks", error: BaseException) -> NoReturn:
     else:
         error_line(f"smallmind: {ranks.names[ranks.rank]}:")
         traceback.print_exception(error)
+    _wait_until_read()
     ranks.abort(status_of(error))
     raise SystemExit(status_of(error))
+
+
+def _wait_until_read() -> None:
+    """Waits until mpiexec has read what was printed here: it drops the rest when all are ended."""
+    end = time.monotonic() + PATIENCE
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):  # closed
+            stream.flush()
+            while _unread(stream.fileno()) and time.monotonic() < end:
+                time.sleep(0.001)
+
+
+def _unread(stream: int) -> int:
+    """Bytes that a pipe still holds, as far as the system tells; 0 of anything else."""
+    if sys.platform == "win32":
+        return 0
+    # Not of terminals, which would count what was typed.
+    if not stat.S_ISFIFO(os.fstat(stream).st_mode):
+        return 0
+    return int.from_bytes(fcntl.ioctl(stream, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _silent(_phrase: str | None, _usual: bool) -> None:

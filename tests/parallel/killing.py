@@ -16,17 +16,17 @@ import psutil
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, write_text
 from tests.parallel.disturbed import prepare
-from tests.parallel.launching import BOUND, LAUNCHERS, descendants, ended, started
+from tests.parallel.launching import BOUND, LAUNCHERS, ended, ranks_of, started
 
 RANKS = 1, 2, 4
 PROGRAM = "-m", "tests.parallel.disturbed", "--", "train"
 LENGTH = "--steps", "60", "--threads", "1"
 
 
-def ranks_of(process):
+def python_ranks(process):
     """The processes that mpiexec has started and that run Python."""
     found = []
-    for child in descendants(process.pid):
+    for child in ranks_of(process):
         with suppress(psutil.NoSuchProcess):
             if "tests.parallel.disturbed" in child.cmdline():
                 found.append(child)
@@ -38,7 +38,7 @@ def run_or_kill(moments, launcher, ranks, words, delay):
     with started(launcher.command((ranks, [*PROGRAM, *words]))) as process:
         with suppress(psutil.TimeoutExpired):
             psutil.Process(process.pid).wait(delay)
-        alive = ranks_of(process)
+        alive = python_ranks(process)
         killed = False
         if alive:
             with suppress(psutil.NoSuchProcess):

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MARK = "SMALLMIND_TEST_RUN"  # the variable by which the processes of a run are found
 BOUND = 60  # seconds in which every program here ends, however busy the machine is
 OPEN_MPI = "Open MPI"
 
@@ -66,46 +67,46 @@ on_every_mpi = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda found: 
 
 @contextmanager
 def started(words, **environment):
-    """A program with its standard output and error; it and all its children end with the block."""
+    """A program with its standard output and error; it and all its ranks end with the block."""
+    mark = uuid.uuid4().hex
+    ours = {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", MARK: mark}
     process = subprocess.Popen(
         words,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **environment},
+        env={**os.environ, **ours, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    process.mark = mark
     try:
         yield process
     finally:
-        for child in descendants(process.pid):
+        for child in ranks_of(process):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
         process.kill()
         process.communicate()
 
 
-def descendants(pid):
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+def ranks_of(process):
+    """The processes that a program has started, and theirs, also when it has ended before them."""
+    found = []
+    for other in psutil.process_iter():
+        with suppress(psutil.Error):
+            if other.pid != process.pid and other.environ().get(MARK) == process.mark:
+                found.append(other)
+    return found
 
 
 def ended(process):
     """Waits for the end of a program and its ranks -> exit status, what it printed, its errors."""
-    children, end = set(), time.monotonic() + BOUND
-    while True:
-        children.update(descendants(process.pid))
-        try:
-            out, err = process.communicate(timeout=0.1)
-            break
-        except subprocess.TimeoutExpired:
-            assert time.monotonic() < end, "it does not end"
-    _, alive = psutil.wait_procs(children, BOUND)
-    for child in alive:
-        child.kill()
+    try:
+        out, err = process.communicate(timeout=BOUND)
+    except subprocess.TimeoutExpired:
+        raise AssertionError("it does not end") from None
+    _, alive = psutil.wait_procs(ranks_of(process), BOUND)
     assert not alive, "ranks outlive mpiexec"
     return process.returncode, out, err
 

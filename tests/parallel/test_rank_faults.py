@@ -16,10 +16,10 @@ from tests.parallel.launching import (
     BOUND,
     LAUNCHERS,
     OPEN_MPI,
-    descendants,
     ended,
     needs_mpi,
     on_every_mpi,
+    ranks_of,
     run,
     started,
     train_words,
@@ -234,7 +234,7 @@ def test_a_signal_to_mpiexec_stops_and_saves(tmp_path, launcher, number):
 def wait_for_paused(process):
     """Until one of the ranks hangs: before, a signal would end the run in order."""
     end = time.monotonic() + BOUND
-    while all(child.status() != psutil.STATUS_STOPPED for child in descendants(process.pid)):
+    while all(child.status() != psutil.STATUS_STOPPED for child in ranks_of(process)):
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.05)
 
