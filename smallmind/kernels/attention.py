@@ -172,7 +172,7 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
     scale = score_scale(head)
     unit, block = padding_unit(qkv), keys_per_block(qkv)
     start = first_key(head, begin) // block * block
-    pack_keys_and_values(qkv, own, head, start, end)
+    all_keys, all_values = pack_keys_and_values(qkv, own, head, start, end)
     for first in range(begin, end, QUERIES):
         count = min(QUERIES, end - first)
         columns, start = round_up(count, LANES), first_key(head, first) // block * block
@@ -187,7 +187,7 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
             left = start + number * block
             keys = Span(left, min(stop, left + block))
             adds = left > start
-            multiply_queries(qkv, own.scores, own.keys, own.queries, keys, first, columns, D)
+            multiply_queries(qkv, own.scores, all_keys, own.queries, keys, first, columns, D)
             for v in range(vectors):
                 # Little by little: the CPU waits if too many loads are under way.
                 share = share_of_rows(first, count, number * vectors + v, blocks * vectors)
@@ -195,9 +195,9 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
                 _exponentials(qkv, own, head, first, v * LANES, keys, scale, mask)
             if adds:
                 _scale_results(own, columns, D)
-            operands = own.results, own.values, own.scores
+            operands = own.results, all_values, own.scores
             multiply_keys(qkv, *operands, keys, first, columns, D, adds)
-        write_columns(own.rows, own.results, columns, D)
+        write_columns(own.rows, D_row, own.results, columns, D)
         for i in range(0, columns, LANES):
             sums, place = load(own.sums, i), head.logsumexp + first + i
             total = load(own.top, i) * scale + log2(sums) * LN_2

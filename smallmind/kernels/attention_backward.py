@@ -22,14 +22,11 @@ from smallmind.kernels.attention_heads import (
     seen_keys,
     share_of_rows,
     where_seen,
-    write_columns,
-    write_row,
 )
 from smallmind.kernels.attention_products import (
     add_to_keys,
     begin_products,
     end_products,
-    key_columns,
     keys_per_block,
     keys_per_tile,
     load_products,
@@ -39,6 +36,8 @@ from smallmind.kernels.attention_products import (
     pack_head,
     padding_unit,
     store_gradients,
+    write_dkeys_and_dvalues,
+    write_dqueries,
 )
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
@@ -196,18 +195,17 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
     """
     # forward: s = q k^T scale, p = exp(s - logsumexp), out = (p mask) v
     # backward, with dp = (dout v^T) mask and the mean of dp under p, which is dout . out:
-    #   dv = (p mask)^T dout;  ds = p (dp - dout . out);  dq = ds k scale;  dk = ds^T q scale
+    #   dv = (p mask)^T dout;  ds = p (dp - dout . out) scale;  dq = ds k;  dk = ds^T q
     T, D, width, begin, end = head.T, head.D, head.width, turn.begin, turn.end
     unit, block = padding_unit(qkv), keys_per_block(qkv)
     is_first = turn.number == 0
-    if is_first:
-        pack_head(qkv, own, head)
+    operands = pack_head(qkv, dqkv, own, head, is_first)
     for first in range(begin, T, QUERIES):
         last, seen = min(T, first + QUERIES), first_key(head, first)
         if first >= end and seen >= end:
             break  # no later query sees these keys
         columns = round_up(last - first, max(LANES, unit))
-        _pack_queries(own, qkv, forward, head, first, last, columns)
+        packed = _pack_queries(own, qkv, forward, head, first, last, columns)
         # The gradients of later queries belong to other workers.
         writes = first < end
         seen = seen // block * block
@@ -217,24 +215,22 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
         for number in range(blocks):
             left = start + number * block
             keys = Span(left, min(stop, left + block))
-            multiply_queries(qkv, own.p, own.keys, own.query_columns, keys, first, columns, D)
-            multiply_queries(qkv, own.ds, own.values, own.dout_columns, keys, first, columns, D)
+            multiply_queries(qkv, own.p, operands.keys, own.query_columns, keys, first, columns, D)
+            values = operands.values
+            multiply_queries(qkv, own.ds, values, own.dout_columns, keys, first, columns, D)
             for v in range(vectors):
                 share = first, last - first, number * vectors + v, blocks * vectors
                 _prefetch(dqkv, qkv, forward, head, following, share_of_rows(*share))
                 _softmax_backward(qkv, own, head, first, v * LANES, keys, forward.mask)
             if writes:
-                operands = own.dqueries, key_columns(qkv, own), own.ds
-                multiply_keys(qkv, *operands, keys, first, columns, D, left > start)
-            _add_dkeys_and_dvalues(qkv, own, head, first, last, keys, Span(begin, end), is_first)
+                factors = operands.key_columns, own.ds
+                multiply_keys(qkv, own.dqueries, *factors, keys, first, columns, D, left > start)
+            owned = Span(begin, end)
+            _add_dkeys_and_dvalues(qkv, own, head, operands, packed, keys, owned, is_first)
         if writes:
-            _write_dqueries(dqkv, own, head, first, last)
-    if turn.number + 1 < turn.shared:
-        return
-    one, scale, D_row = np.float32(1), score_scale(head), round_up(D, LANES)
-    for t in range(begin, end):
-        write_row(dqkv, head.keys + t * width, own.dkeys, t * D_row, D, scale)
-        write_row(dqkv, head.values + t * width, own.dvalues, t * D_row, D, one)
+            write_dqueries(dqkv, own, head.queries + first * width, width, last - first, D)
+    if turn.number + 1 == turn.shared:
+        write_dkeys_and_dvalues(dqkv, own, head, begin, end)
 
 
 @jit
@@ -247,13 +243,26 @@ def _prefetch(dqkv, qkv, forward, head, following, rows):
         prefetch_rows_to_write(dqkv, place, head.width, rows, head.D)
 
 
+class Block(NamedTuple):
+    """The queries first..last and the gradients of their results, as `pack_both` returns them."""
+
+    queries: Any
+    douts: Any
+    first: int
+    last: int
+
+
 @jit
 def _pack_queries(own, qkv, forward, head, first, last, columns):
     """Packs the queries first..last, the gradients of their results, logsumexp and delta."""
     D, width, C, count = head.D, head.width, head.C, last - first
     queries, outs, spare = head.queries + first * width, head.out + first * C, own.dqueries
-    pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D)
-    pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D)
+    block = Block(
+        pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D),
+        pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D),
+        first,
+        last,
+    )
     for i in range(0, columns, LANES):
         inside = min(LANES, count - i)
         place = head.logsumexp + first + i
@@ -261,6 +270,7 @@ def _pack_queries(own, qkv, forward, head, first, last, columns):
         # The mean of dp under p.
         delta = _row_dots(own.p, forward.dout, forward.out, outs + i * C, C, inside, D)
         store(own.delta, i, delta)
+    return block
 
 
 @jit
@@ -286,14 +296,13 @@ def _row_dots(spare, a, b, place, stride, rows, count):
 def _softmax_backward(x, own, head, first, i, keys, mask):
     """The queries i..i + LANES of a block, which begins with the query `first`.
 
-    Products in p -> probabilities after dropout; their gradients in ds -> those of the scores.
-    Zeros where a query does not see a key.
+    Products in p -> probabilities after dropout; the gradients of these in ds -> those of the
+    products, before their scale. Zeros where a query does not see a key.
     """
     query, left, zero = first + i, keys.left, broadcast(np.float32(0))
     seen = seen_keys(head, query, keys)
-    vectors = Vectors(
-        broadcast(score_scale(head)), zero - load(own.logsumexp, i), load(own.delta, i)
-    )
+    scale = broadcast(score_scale(head))
+    vectors = Vectors(scale, zero - load(own.logsumexp, i), (zero - load(own.delta, i)) * scale)
     place = Place(own.p, own.ds, head, query, i, left)
     for key in range(left, seen.begin, 2):
         store_gradients(x, own, key - left, i, zero, zero, zero, zero)
@@ -312,7 +321,7 @@ class Vectors(NamedTuple):
 
     scale: Any
     shift: Any  # -logsumexp
-    delta: Any
+    delta_shift: Any  # -delta scale
 
 
 class Place(NamedTuple):
@@ -328,7 +337,7 @@ class Place(NamedTuple):
 
 @inline_jit
 def _two_gradients(x, own, place, key, vectors, mask, is_whole):
-    """Writes the probabilities of a key and the next, and the gradients of their scores."""
+    """Writes the probabilities of a key and the next, and the gradients of their products."""
     row = key - place.left
     p, ds = _gradient(place, row, key, vectors, mask, is_whole)
     other_p, other_ds = _gradient(place, row + 1, key + 1, vectors, mask, is_whole)
@@ -355,31 +364,33 @@ def _gradient(place, row, key, vectors, mask, is_whole):
         index = query * head.T + key
         factors = dropout_factors(mask.key, index, head.T, mask.threshold, mask.factor)
         dp, kept = dp * factors, p * factors
-    ds = p * (dp - vectors.delta)
+    ds = p * fma(dp, vectors.scale, vectors.delta_shift)
     if not is_whole:
         ds = where_seen(ds, zero, head, query, key)
     return kept, ds
 
 
 @jit
-def _add_dkeys_and_dvalues(x, own, head, first, last, keys, owned, is_first):
-    """dk += ds^T q, dv += (p mask)^T dout: what the queries first..last add to those of `keys`.
+def _add_dkeys_and_dvalues(x, own, head, operands, block, keys, owned, is_first):
+    """dk += ds^T q, dv += (p mask)^T dout: what the queries of a block add to those of `keys`.
 
     Only to keys that are `owned`. The first queries that see a key, of the first head that shares
     it, write instead of adding.
     """
-    left, right = max(keys.left, owned.left), min(keys.right, owned.right)
+    left, right, D = max(keys.left, owned.left), min(keys.right, owned.right), head.D
+    first, last = block.first, block.last
     # All queries may see the keys before them.
     diagonal = max(left, min(right, first))
     if left < diagonal:
         end = _last_query(head, first, last, diagonal - 1)
         rows, queries = Span(left, diagonal), Span(first, end)
-        add_to_keys(x, own, head.D, first, keys.left, rows, queries, False)
+        add_to_keys(x, own, operands, block, D, first, keys.left, rows, queries, False)
     height = keys_per_tile(x)
     for tile in range(diagonal, right, height):
         rows = Span(tile, min(right, tile + height))
         end = _last_query(head, first, last, rows.right - 1)
-        add_to_keys(x, own, head.D, first, keys.left, rows, Span(tile, end), is_first)
+        queries = Span(tile, end)
+        add_to_keys(x, own, operands, block, D, first, keys.left, rows, queries, is_first)
 
 
 @jit
@@ -390,13 +401,3 @@ def _last_query(head, first, last, key):
     while last > first and first_key(head, last - 1) > key:
         last -= 1
     return last
-
-
-@jit
-def _write_dqueries(dqkv, own, head, first, last):
-    """Writes dq = ds k scale of the queries first..last. Overwrites what was packed of them."""
-    D, D_row = head.D, round_up(head.D, LANES)
-    write_columns(own.queries, own.dqueries, round_up(last - first, LANES), D)
-    for i in range(last - first):
-        place = head.queries + (first + i) * head.width
-        write_row(dqkv, place, own.queries, i * D_row, D, score_scale(head))

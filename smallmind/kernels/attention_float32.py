@@ -1,11 +1,21 @@
-"""Attention's products in float32, to which operands are converted as they are packed.
+"""Attention's products in float32: of rows where they are, if they consist of whole vectors.
 
-`attention_pairs` has functions of the same names: see `attention_products`.
+Others are packed, which pads them and converts them to float32. `attention_pairs` has functions of
+the same names: see `attention_products`.
 """
 
+from numba import types
+from numba.extending import overload
+
 from smallmind.kernels.attention_heads import KEYS as MAX_KEYS
-from smallmind.kernels.attention_heads import QUERIES, pack_rows
-from smallmind.kernels.codegen.jit import jit
+from smallmind.kernels.attention_heads import (
+    QUERIES,
+    HeadOperands,
+    pack_rows,
+    write_columns,
+    write_rows,
+)
+from smallmind.kernels.codegen.jit import inline_jit, jit
 from smallmind.kernels.codegen.rounding import round_up
 from smallmind.kernels.codegen.simd import LANES, at, store
 from smallmind.kernels.codegen.transpose import transpose_tile
@@ -32,9 +42,44 @@ def end_products(_x):
     """After them."""
 
 
+def _start(x, place, packed):
+    """Where rows are that `_fit`: from `place` on in x."""
+
+
+@overload(_start, strict=False, jit_options={"forceinline": True})
+def _choose_start(x, *_others):
+    # Of rows that do not fit, whichever has the right type.
+    if x.dtype == types.float32:
+        return lambda x, place, packed: at(x, place)  # noqa: ARG005
+    return lambda x, place, packed: packed  # noqa: ARG005
+
+
+def _fit(x, D):
+    """Whether rows of D elements are multiplied where they are."""
+
+
+@overload(_fit, strict=False, jit_options={"forceinline": True})
+def _choose_fit(x, _D):
+    is_float32 = x.dtype == types.float32
+    return lambda x, D: is_float32 and D % LANES == 0  # noqa: ARG005
+
+
+@jit
+def _rows(x, place, stride, packed, D):
+    """Rows of D elements, in x or packed."""
+    if _fit(x, D):
+        return Rows(_start(x, place, packed), stride)
+    return Rows(packed, round_up(D, LANES))
+
+
 def pack_keys_and_values(x, own, head, start, end):
-    """Packs the keys and values start..end of a head for the forward pass."""
-    _pack(x, own, head, start, end)
+    """Packs the keys and values start..end of a head, if need be -> all, for the forward pass."""
+    if not _fit(x, head.D):
+        _pack(x, own, head, start, end)
+    return (
+        _rows(x, head.keys, head.width, own.keys, head.D),
+        _rows(x, head.values, head.width, own.values, head.D),
+    )
 
 
 @jit
@@ -45,9 +90,22 @@ def _pack(x, own, head, start, end):
         pack_rows(target, D_row, x, place + start * width, width, count, count, D)
 
 
-def pack_head(x, own, head):
-    """Packs the keys and values of a head for the backward pass."""
-    _pack(x, own, head, 0, head.T)
+def pack_head(x, dx, own, head, is_first):
+    """Packs the keys and values of a head, if need be -> operands for the backward pass.
+
+    dx: where their gradients belong; is_first: whether nothing was packed for another head.
+    """
+    D, width = head.D, head.width
+    if is_first and not _fit(x, D):
+        _pack(x, own, head, 0, head.T)
+    keys = _rows(x, head.keys, width, own.keys, D)
+    return HeadOperands(
+        keys,
+        keys,
+        _rows(x, head.values, width, own.values, D),
+        _rows(dx, head.keys, width, own.dkeys, D),
+        _rows(dx, head.values, width, own.dvalues, D),
+    )
 
 
 def pack_queries(x, own, place, stride, count, D):
@@ -56,20 +114,20 @@ def pack_queries(x, own, place, stride, count, D):
 
 
 def pack_both(x, rows, columns, _spare, place, stride, count, D):
-    """`count` rows of x -> rows (count, D) and columns (D, count), for the backward pass."""
-    _pack_both(x, rows, columns, place, stride, count, D)
+    """`count` rows of x -> columns (D, count); returns rows (count, D), for the backward pass."""
+    return _pack_both(x, rows, columns, place, stride, count, D)
 
 
 @jit
 def _pack_both(x, rows, columns, place, stride, count, D):
-    # The columns not from x again, and in whole tiles whatever D is.
-    pack_rows(rows, round_up(D, LANES), x, place, stride, count, round_up(count, LANES), D)
-    _transpose_rows(columns, rows, count, D)
-
-
-def key_columns(_x, own):
-    """The packed keys that `multiply_keys` takes."""
-    return own.keys
+    if _fit(x, D) and count % LANES == 0:
+        found = _rows(x, place, stride, rows, D)
+    else:
+        # In whole tiles whatever D is. The columns not from x again.
+        pack_rows(rows, round_up(D, LANES), x, place, stride, count, round_up(count, LANES), D)
+        found = Rows(rows, round_up(D, LANES))
+    _transpose_rows(columns, found, count, D)
+    return found
 
 
 def store_two(_x, p, row, i, first, second):
@@ -96,17 +154,17 @@ def _multiply(c, a, b, extent):
 def multiply_queries(_x, scores, keys, queries, span, first, width, D):
     """The keys in a span times `width` queries from `first` on -> scores, a row per key.
 
-    keys (T, D) in padded rows, queries (D, width) in panels; scores (KEYS, QUERIES). Vectors of
-    scores that are all before the diagonal are left out.
+    keys (T, D), queries (D, width) in panels; scores (KEYS, QUERIES). Vectors of scores that are
+    all before the diagonal are left out.
     """
-    D_row, left = round_up(D, LANES), span.left
+    row, left = keys.stride, span.left
     # Those that all queries see, or none because of another document: whole rows.
     whole = max(0, min(first, span.right) - left) // TILE_ROWS * TILE_ROWS
     if whole > 0:
         for panel in range(0, width, PANEL):
             _multiply(
                 Rows(at(scores, panel), QUERIES),
-                Strip(at(keys, left * D_row), TILE_ROWS * D_row, D_row, 1),
+                Strip(at(keys.start, left * row), TILE_ROWS * row, row, 1),
                 Rows(at(queries, panel * D), PANEL),
                 Extent(whole, min(PANEL, width - panel), D),
             )
@@ -116,7 +174,7 @@ def multiply_queries(_x, scores, keys, queries, span, first, width, D):
             column = max(hidden, panel)
             _multiply(
                 Rows(at(scores, (tile - left) * QUERIES + column), QUERIES),
-                Strip(at(keys, tile * D_row), TILE_ROWS * D_row, D_row, 1),
+                Strip(at(keys.start, tile * row), TILE_ROWS * row, row, 1),
                 Rows(at(queries, panel * D + column - panel), PANEL),
                 Extent(min(TILE_ROWS, span.right - tile), min(panel + PANEL, width) - column, D),
             )
@@ -125,12 +183,11 @@ def multiply_queries(_x, scores, keys, queries, span, first, width, D):
 def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
     """c = keys^T p for the keys in a span, or += if it `adds`; p has a row per key.
 
-    c (D, QUERIES), keys (T, D) in padded rows, p (KEYS, QUERIES), of which `width` columns count.
-    The second half of the queries before the diagonal of the first half is left out.
+    c (D, QUERIES), keys (T, D), p (KEYS, QUERIES), of which `width` columns count. The second half
+    of the queries before the diagonal of the first half is left out.
     """
     half = QUERIES // 2
     split = min(span.right, max(span.left, first + half))
-    D_row = round_up(D, LANES)
     for skipped in (0, half):
         begin, end = (span.left, split) if skipped == 0 else (split, span.right)
         if begin == end:
@@ -139,7 +196,7 @@ def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
             result = Rows(at(c, column), QUERIES)
             multiply_panel(
                 result,
-                Strip(at(keys, begin * D_row), TILE_ROWS, 1, D_row),
+                Strip(at(keys.start, begin * keys.stride), TILE_ROWS, 1, keys.stride),
                 Rows(at(p, (begin - span.left) * QUERIES + column), QUERIES),
                 Extent(D, min(PANEL, width - column), end - begin),
                 result if adds or skipped > 0 else Rows(NULL, 0),
@@ -148,10 +205,11 @@ def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
             )
 
 
-def add_to_keys(_x, own, D, first, left, keys, queries, writes):
+def add_to_keys(_x, own, operands, block, D, first, left, keys, queries, writes):
     """Adds the products of some queries to dk and dv of some keys, or writes them.
 
-    The rows of p and ds begin with the key `left`, their columns with the query `first`.
+    The rows of p and ds begin with the key `left`; their columns, and the rows of the block, with
+    the query `first`.
     """
     D_row, source = round_up(D, LANES), queries.left - first
     place = (keys.left - left) * QUERIES + source
@@ -159,12 +217,12 @@ def add_to_keys(_x, own, D, first, left, keys, queries, writes):
         extent = Extent(
             keys.right - keys.left, min(PANEL, D_row - column), queries.right - queries.left
         )
-        dkeys = Rows(at(own.dkeys, keys.left * D_row + column), D_row)
-        dvalues = Rows(at(own.dvalues, keys.left * D_row + column), D_row)
+        dkeys = _part(operands.dkeys, keys.left, column)
+        dvalues = _part(operands.dvalues, keys.left, column)
         multiply_panel(
             dkeys,
             Strip(at(own.ds, place), TILE_ROWS * QUERIES, QUERIES, 1),
-            Rows(at(own.queries, source * D_row + column), D_row),
+            _part(block.queries, source, column),
             extent,
             Rows(NULL, 0) if writes else dkeys,
             NULL,
@@ -173,7 +231,7 @@ def add_to_keys(_x, own, D, first, left, keys, queries, writes):
         multiply_panel(
             dvalues,
             Strip(at(own.p, place), TILE_ROWS * QUERIES, QUERIES, 1),
-            Rows(at(own.douts, source * D_row + column), D_row),
+            _part(block.douts, source, column),
             extent,
             Rows(NULL, 0) if writes else dvalues,
             NULL,
@@ -181,15 +239,38 @@ def add_to_keys(_x, own, D, first, left, keys, queries, writes):
         )
 
 
+@inline_jit
+def _part(rows, row, column):
+    """The rows from `row` on, from a column on."""
+    return Rows(at(rows.start, row * rows.stride + column), rows.stride)
+
+
+def write_dkeys_and_dvalues(dqkv, own, head, begin, end):
+    """Writes dk and dv of the keys begin..end of a head, unless they are there already."""
+    D, width, first = head.D, head.width, begin * round_up(head.D, LANES)
+    if not _fit(dqkv, D):
+        rows = at(own.dkeys, first), at(own.dvalues, first)
+        write_rows(dqkv, head.keys + begin * width, width, rows[0], end - begin, D)
+        write_rows(dqkv, head.values + begin * width, width, rows[1], end - begin, D)
+
+
+def write_dqueries(dqkv, own, place, stride, count, D):
+    """own.dqueries (D, QUERIES) -> `count` rows from `place` on. Overwrites own.queries."""
+    if _fit(dqkv, D) and count % LANES == 0:
+        write_columns(_start(dqkv, place, own.queries), stride, own.dqueries, count, D)
+    else:
+        write_columns(own.queries, round_up(D, LANES), own.dqueries, round_up(count, LANES), D)
+        write_rows(dqkv, place, stride, own.queries, count, D)
+
+
 @jit
 def _transpose_rows(panels, rows, count, D):
-    """`count` padded rows (count, D) -> their transpose as panels (D, PANEL), of whole vectors.
+    """`count` rows (count, D) -> their transpose as panels (D, PANEL), of whole vectors.
 
     Also of the padding, whose rows the next panel overwrites.
     """
-    D_row = round_up(D, LANES)
     for i in range(0, count, LANES):
         column = i // PANEL * PANEL * D + i % PANEL
         for d in range(0, D, LANES):
             target = at(panels, column + d * PANEL)
-            transpose_tile(at(rows, i * D_row + d), D_row, target, PANEL)
+            transpose_tile(at(rows.start, i * rows.stride + d), rows.stride, target, PANEL)

@@ -116,6 +116,16 @@ def score_scale(head):
     return np.float32(1 / np.sqrt(head.D))
 
 
+class HeadOperands(NamedTuple):
+    """The keys and values of a head as products take them, and where their gradients are added."""
+
+    keys: Any
+    key_columns: Any
+    values: Any
+    dkeys: Any
+    dvalues: Any
+
+
 class Span(NamedTuple):
     """The keys, rows or columns left..right."""
 
@@ -171,12 +181,18 @@ def row_elements(rows, D):
 
 
 @jit
-def write_columns(rows, x, width, D):
-    """x (D, QUERIES) -> its first `width` columns as padded rows."""
-    D_row = round_up(D, LANES)
+def write_columns(rows, stride, x, width, D):
+    """x (D, QUERIES) -> its first `width` columns as rows, padded to whole vectors."""
     for d in range(0, D, LANES):
         for i in range(0, width, LANES):
-            transpose_tile(at(x, d * QUERIES + i), QUERIES, at(rows, i * D_row + d), D_row)
+            transpose_tile(at(x, d * QUERIES + i), QUERIES, at(rows, i * stride + d), stride)
+
+
+@jit
+def write_rows(out, place, stride, rows, count, D):
+    """`count` rows of D elements, padded to whole vectors -> out, from `place` on."""
+    for i in range(count):
+        write_row(out, place + i * stride, rows, i * round_up(D, LANES), D, np.float32(1))
 
 
 @jit

@@ -10,7 +10,13 @@ channels, keys or queries.
 import numpy as np
 
 from smallmind.kernels.attention_heads import KEYS as KEYS
-from smallmind.kernels.attention_heads import QUERIES, pack_rows
+from smallmind.kernels.attention_heads import (
+    QUERIES,
+    HeadOperands,
+    pack_rows,
+    write_columns,
+    write_rows,
+)
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import inline_jit, jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
@@ -98,19 +104,25 @@ def _depth(D):
 
 
 def pack_keys_and_values(x, own, head, start, end):
-    """Packs the keys and values start..end of a head for the forward pass.
+    """Packs the keys and values start..end of a head -> all, for the forward pass.
 
     start is the first of a block.
     """
     _pack_words(own.keys, x, head.keys, head, start, end)
     _pack_blocks(own.values, x, head.values, head, start, end)
+    return own.keys, own.values
 
 
-def pack_head(x, own, head):
-    """Packs the keys and values of a head for the backward pass."""
-    _pack_words(own.keys, x, head.keys, head, 0, head.T)
-    _pack_blocks(own.key_columns, x, head.keys, head, 0, head.T)
-    _pack_words(own.values, x, head.values, head, 0, head.T)
+def pack_head(x, _dx, own, head, is_first):
+    """Packs the keys and values of a head -> operands for the backward pass.
+
+    is_first: whether they were not packed for another head.
+    """
+    if is_first:
+        _pack_words(own.keys, x, head.keys, head, 0, head.T)
+        _pack_blocks(own.key_columns, x, head.keys, head, 0, head.T)
+        _pack_words(own.values, x, head.values, head, 0, head.T)
+    return HeadOperands(own.keys, own.key_columns, own.values, own.dkeys, own.dvalues)
 
 
 @jit
@@ -172,13 +184,14 @@ def pack_queries(x, own, place, stride, count, D):
 
 
 def pack_both(x, rows, columns, spare, place, stride, count, D):
-    """`count` rows of x -> the same, and rows, words of them (QUERIES / 2, D)."""
+    """`count` rows of x -> the same; returns rows, words of them (QUERIES / 2, D)."""
     D_row = round_up(D, LANES)
     _pack_columns(columns, spare, x, place, stride, count, D)
     for q in range(round_up(count, UNIT) // 2):
         for d in range(0, D, LANES):
             channels = min(LANES, D - d)
             _pair_rows(rows, q * D_row + d, x, place + d, stride, 2 * q, count, channels)
+    return rows
 
 
 @jit
@@ -198,11 +211,6 @@ def _pack_columns(columns, rows, x, place, stride, count, D):
         for d in range(0, row, LANES):
             source = at(rows, (i - whole) * row + d)
             transpose_tile(source, row, at(columns, d * QUERIES + i), QUERIES)
-
-
-def key_columns(_x, own):
-    """The packed keys that `multiply_keys` takes."""
-    return own.key_columns
 
 
 def store_two(_x, p, row, i, first, second):
@@ -276,25 +284,39 @@ def multiply_keys(_x, c, keys, p, span, first, width, D, adds):
         )
 
 
-def add_to_keys(_x, own, D, first, left, keys, queries, writes):
+def add_to_keys(_x, own, operands, block, D, first, left, keys, queries, writes):
     """Adds the products of some queries to dk and dv of some keys, or writes them.
 
-    The rows of p and ds begin with the key `left`, their columns with the query `first`.
+    The rows of p and ds begin with the key `left`; their columns, and the rows of the block, with
+    the query `first`.
     """
     D_row, source, row = round_up(D, LANES), (queries.left - first) // 2, keys.left - left
     depth = round_up(queries.right - queries.left, UNIT) // 2
     extent = Extent(keys.right - keys.left, D_row, depth)
     _multiply(
-        Rows(at(own.dkeys, keys.left * D_row), D_row),
+        Rows(at(operands.dkeys, keys.left * D_row), D_row),
         Rows(at(own.ds_rows, row * QUERIES // 2 + source), QUERIES // 2),
-        Rows(at(own.queries, source * D_row), D_row),
+        Rows(at(block.queries, source * D_row), D_row),
         extent,
         not writes,
     )
     _multiply(
-        Rows(at(own.dvalues, keys.left * D_row), D_row),
+        Rows(at(operands.dvalues, keys.left * D_row), D_row),
         Rows(at(own.p, row * QUERIES + source), QUERIES),
-        Rows(at(own.douts, source * D_row), D_row),
+        Rows(at(block.douts, source * D_row), D_row),
         extent,
         not writes,
     )
+
+
+def write_dkeys_and_dvalues(dqkv, own, head, begin, end):
+    """Writes dk and dv of the keys begin..end of a head."""
+    D, width, first = head.D, head.width, begin * round_up(head.D, LANES)
+    write_rows(dqkv, head.keys + begin * width, width, at(own.dkeys, first), end - begin, D)
+    write_rows(dqkv, head.values + begin * width, width, at(own.dvalues, first), end - begin, D)
+
+
+def write_dqueries(dqkv, own, place, stride, count, D):
+    """own.dqueries (D, QUERIES) -> `count` rows from `place` on. Overwrites own.queries."""
+    write_columns(own.queries, round_up(D, LANES), own.dqueries, round_up(count, LANES), D)
+    write_rows(dqkv, place, stride, own.queries, count, D)
