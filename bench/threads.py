@@ -23,7 +23,7 @@ from bench.ceilings import Copy
 from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
-from smallmind.kernels import reference
+from smallmind.kernels import head_norm, reference
 from smallmind.kernels.attention_heads import attention_shape, row_of_share
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
@@ -179,12 +179,12 @@ KERNELS = {
     "matmul_transpose_b": Counted(_product_of("out", TRANSPOSE_B)),
     "mix": Counted(_rows_of("x")),
     "mix_backward": Counted(_chunks_of("x", CHUNK), 3),
+    "norm_heads": Counted(_rows_of("x"), 3),
+    "norm_heads_backward": Counted(_chunks_of("kept", head_norm.ROWS), 3),
     "relu2": Counted(_elements_of("x")),
     "relu2_backward": Counted(_elements_of("x"), 2),
-    "rmsnorm": Counted(lambda a, workers: _rows(a["rstd"].size, workers), 2),
-    "rmsnorm_backward": Counted(
-        lambda a, workers: _chunks(a["rstd"].size, CHUNK, workers), outputs=2
-    ),
+    "rmsnorm": Counted(_rows_of("x"), 2),
+    "rmsnorm_backward": Counted(_chunks_of("x", CHUNK), 2),
     "rope": Counted(_rows_of("x")),
     "softcap": Counted(_elements_of("x")),
     "softcap_backward": Counted(_elements_of("y")),
@@ -237,7 +237,7 @@ def _nbytes(name: str, a: Arguments) -> tuple[int, int]:
     arrays = [x if isinstance(x, np.ndarray) else np.empty(0) for x in a.values()]
     outputs = arrays[: KERNELS[name].outputs]
     read = sum(x.nbytes for x in arrays[len(outputs) :])
-    if name in ("adamw", "column_sum", "embedding_backward", "rope"):
+    if name in ("adamw", "column_sum", "embedding_backward", "norm_heads", "rope"):
         read += sum(x.nbytes for x in outputs)
     return read, sum(x.nbytes for x in outputs)
 

@@ -11,6 +11,7 @@ from smallmind.kernels.documents import document_starts
 from smallmind.kernels.dropout import dropout
 from smallmind.kernels.embedding import embedding, embedding_backward
 from smallmind.kernels.gelu import gelu, gelu_backward
+from smallmind.kernels.head_norm import norm_heads, norm_heads_backward
 from smallmind.kernels.layernorm import layernorm, layernorm_backward
 from smallmind.kernels.matmul import matmul, matmul_gelu, matmul_transpose_a, matmul_transpose_b
 from smallmind.kernels.mix import copy_columns, mix, mix_backward
@@ -53,6 +54,8 @@ __all__ = [
     "mix",
     "mix_backward",
     "muon",
+    "norm_heads",
+    "norm_heads_backward",
     "relu2",
     "relu2_backward",
     "rmsnorm",

@@ -168,36 +168,91 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-def rmsnorm(out, rstd, x, weight, first=0, epsilon=1e-5):
-    """x (R, H D), weight (D,) -> out (R, W) = x rstd weight, head by head; keeps rstd (R, H).
+def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
+    """x (R, C), weight (C,) -> out (R, C) = x rstd weight; keeps rstd (R,). Writes both.
 
-    Writes rstd = 1 / sqrt(mean(x^2) + epsilon), the mean taken over the D channels of a head, and
-    the columns first..first + H D of out. One head is the norm of whole rows.
+    rstd = 1 / sqrt(mean(x^2) + epsilon).
     """
-    heads = x.reshape(len(x), -1, weight.size)
-    rstd[...] = (1 / np.sqrt((heads * heads).mean(axis=2) + epsilon)).reshape(rstd.shape)
-    y = heads * rstd.reshape(len(x), -1, 1) * weight
-    out[:, first : first + x.shape[1]] = y.reshape(x.shape)
+    rstd[...] = 1 / np.sqrt((x * x).mean(axis=1) + epsilon)
+    out[...] = x * rstd[:, None] * weight
 
 
-def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None, first=0):
-    """dy (R, W), x (R, H D), rstd (R, H) -> dx (R, W) [+ addend (R, W)].
+def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
+    """dy, x (R, C), rstd (R,) -> dx (R, C) [+ addend (R, C)].
 
-    Writes the columns first..first + H D of dx, which may be dy or addend; adds to dweight (D,).
+    Writes dx, which may be dy or addend; adds to dweight (C,).
     """
-    columns = slice(first, first + x.shape[1])
-    heads = x.reshape(len(x), -1, weight.size)
-    dheads = dy[:, columns].reshape(heads.shape)
-    rstd = rstd.reshape(len(x), -1, 1)
+    rstd = rstd[:, None]
     # forward: xhat = x rstd
-    xhat = heads * rstd
+    xhat = x * rstd
     # forward: y = xhat weight
-    dxhat = dheads * weight
-    dweight += (dheads * xhat).sum(axis=(0, 1))
+    dxhat = dy * weight
+    dweight += (dy * xhat).sum(axis=0)
     # xhat depends on x itself and on the mean of its squares: two terms.
-    gradient = (dxhat - xhat * (dxhat * xhat).mean(axis=2, keepdims=True)) * rstd
-    addend = None if addend is None else addend[:, columns]
-    dx[:, columns] = _add(gradient.reshape(x.shape), addend)
+    gradient = (dxhat - xhat * (dxhat * xhat).mean(axis=1, keepdims=True)) * rstd
+    dx[...] = _add(gradient, addend)
+
+
+def norm_heads(
+    x,
+    kept,
+    rstd,
+    query_gain,
+    key_gain,
+    queries,
+    T,
+    theta=None,
+    start=None,
+    positions=0,
+    epsilon=1e-5,
+):
+    """x (B T, W) -> x, its heads of queries and keys normalised and rotated. Writes x.
+
+    The first columns of x are as many heads as rstd (B T, heads) has columns, of D channels each;
+    the first `queries` of them have the gain query_gain (D,), the others key_gain (D,).
+    y = x rstd gain, with rstd = 1 / sqrt(mean(x^2) + epsilon) over a head; then `rope` with its
+    arguments, unless theta is None. Writes rstd, and to kept (B T, heads D) the heads as they were.
+    """
+    kept[...] = x[:, : kept.shape[1]]
+    heads, D = rstd.shape[1], query_gain.size
+    gains = _gains(query_gain, key_gain, queries, heads)
+    y = np.empty((len(kept) * heads, D), kept.dtype)
+    rmsnorm(y, rstd.reshape(-1), kept.reshape(y.shape), np.ones(D, kept.dtype), epsilon)
+    x[:, : kept.shape[1]] = y.reshape(kept.shape) * gains
+    if theta is not None:
+        rope(x, theta, T, heads, D, start, positions)
+
+
+def norm_heads_backward(
+    dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
+):
+    """dx (B T, W), the gradient of `norm_heads`'s result -> that of its input, in place.
+
+    Of the first columns, which are heads; the others stay. kept and rstd are what norm_heads wrote.
+    Adds to dquery_gain and dkey_gain (D,).
+    """
+    heads, D = rstd.shape[1], query_gain.size
+    # forward: y = rotation z
+    if theta is not None:
+        rope(dx, theta, T, heads, D, inverse=True)
+    dheads = dx[:, : kept.shape[1]]
+    # forward: z = xhat gain
+    xhat = kept.reshape(len(kept), heads, D) * rstd[:, :, None]
+    dgains = (dheads.reshape(xhat.shape) * xhat).sum(axis=0)
+    dquery_gain += dgains[:queries].sum(axis=0)
+    dkey_gain += dgains[queries:].sum(axis=0)
+    dxhat = dheads * _gains(query_gain, key_gain, queries, heads)
+    # forward: xhat = x rstd
+    shape = len(kept) * heads, D
+    gradient, ones = np.empty(shape, dheads.dtype), np.ones(D, dheads.dtype)
+    given = dxhat.reshape(shape), kept.reshape(shape), rstd.reshape(-1), ones
+    rmsnorm_backward(gradient, np.zeros(D, dheads.dtype), *given)
+    dheads[...] = gradient.reshape(dheads.shape)
+
+
+def _gains(query_gain, key_gain, queries, heads):
+    """The gains of all heads side by side."""
+    return np.concatenate((np.tile(query_gain, queries), np.tile(key_gain, heads - queries)))
 
 
 def copy_columns(out, x, first):

@@ -22,7 +22,7 @@ class Rotation(NamedTuple):
     sign: np.float32  # -1 rotates back
 
 
-_BEGINNING = np.zeros((), np.int64)
+BEGINNING = np.zeros((), np.int64)
 
 
 def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
@@ -33,11 +33,16 @@ def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
     becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is odd, the last
     channel stays. `inverse` rotates back, which is also the backward pass.
     """
-    start = _BEGINNING if start is None else start
-    positions = max(positions, int(start) + T)
-    cosines, sines = _tables(1 << (positions - 1).bit_length(), D, theta)
+    start = BEGINNING if start is None else start
+    cosines, sines = rotation_tables(theta, T, D, start, positions)
     rotation = Rotation(T, heads, D, np.float32(-1 if inverse else 1))
     _rope(x, cosines, sines, start, rotation, threads())
+
+
+def rotation_tables(theta, T, D, start, positions):
+    """Cosines and sines, a row per position, for `rope` with these arguments. They are kept."""
+    positions = max(positions, int(start) + T)
+    return _tables(1 << (positions - 1).bit_length(), D, theta)
 
 
 def _make_tables(positions, D, theta):

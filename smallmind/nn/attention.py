@@ -42,11 +42,8 @@ class Attention:
             if first_values
             else None
         )
-        self.norms: list[HeadNorm] = []
-        if config.qk_norm:
-            self.norms.append(HeadNorm(scope.inner("query_norm"), 0, H))
-            self.norms.append(HeadNorm(scope.inner("key_norm"), H * D, G))
         self.rotary = RotaryEmbedding(scope, H + G) if config.position == "rope" else None
+        self.norm = HeadNorm(scope, H, G, self.rotary) if config.qk_norm else None
         self.projection = Projection(scope.inner("projection"), H * D)
 
     def forward(self, x: np.ndarray, residual: np.ndarray, T: int) -> np.ndarray:
@@ -56,9 +53,9 @@ class Attention:
         self.qkv = self.qkv_linear.forward(x)
         if self.values:
             self.values.forward(self.qkv)
-        for norm in self.norms:
-            norm.forward(self.qkv)
-        if self.rotary:
+        if self.norm:
+            self.norm.forward(self.qkv, T)
+        elif self.rotary:
             self.rotary.forward(self.qkv, T)
         self.heads = self.workspace.rent(R, self.width)
         kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
@@ -86,10 +83,10 @@ class Attention:
         )
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
         # forward: q, k = rotary(norm(q)), rotary(norm(k)); v = mixture(v)
-        if self.rotary:
+        if self.norm:
+            self.norm.backward(dqkv, self.T)
+        elif self.rotary:
             self.rotary.backward(dqkv, self.T)
-        for norm in self.norms:
-            norm.backward(dqkv)
         if self.values:
             self.values.backward(dqkv)
         # forward: qkv = x weight + bias

@@ -22,9 +22,13 @@ class RotaryEmbedding:
 
     def forward(self, x: np.ndarray, T: int) -> None:
         """x (B T, W) -> the same with its heads rotated. Writes x; keeps nothing."""
-        kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
-        positions = cache.positions if cache else T
-        kernels.rope(x, self.theta, T, self.heads, self.D, self.workspace.start, positions)
+        kernels, (theta, *places) = self.workspace.kernels_for(self.name), self.angles(T)
+        kernels.rope(x, theta, T, self.heads, self.D, *places)
+
+    def angles(self, T: int) -> tuple[float, np.ndarray | None, int]:
+        """What they follow from in windows of T tokens: theta, the first position, how many."""
+        cache = self.workspace.cache
+        return self.theta, self.workspace.start, cache.positions if cache else T
 
     def backward(self, dx: np.ndarray, T: int) -> None:
         """dx (B T, W), the gradient of the rotated heads -> that of the heads. Writes dx."""

@@ -17,6 +17,8 @@ TEMPORARIES = {
     "matmul_transpose_b": 2,
     "layernorm": 3,
     "layernorm_backward": 4,
+    "norm_heads": 2,
+    "norm_heads_backward": 4,
     "rmsnorm": 2,
     "rmsnorm_backward": 4,
     "rope": 2,

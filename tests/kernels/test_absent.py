@@ -25,7 +25,7 @@ def optional(dtype):
     out, x, w = (np.zeros(shape, dtype) for shape in ((R, C), (R, C), (C, C)))
     added, bias, gain = np.zeros((R, C), dtype), np.zeros(C, dtype), np.zeros(C, dtype)
     exact, sums = np.zeros((R, C), np.float32), np.zeros(C, np.float32)
-    mean, rstd, heads = np.zeros(R, np.float32), np.zeros(R, np.float32), np.zeros((R, 1), "f4")
+    mean, rstd = np.zeros(R, np.float32), np.zeros(R, np.float32)
     ids = np.zeros((1, R), np.int32)
     return {
         "matmul": [(out, x, w), (out, x, w, bias, added)],
@@ -38,7 +38,7 @@ def optional(dtype):
         "layernorm_backward": [
             (out, sums, None, x, x, mean, rstd, gain, *addend) for addend in ((), (added,))
         ],
-        "rmsnorm_backward": [(out, sums, x, x, heads, gain, *addend) for addend in ((), (added,))],
+        "rmsnorm_backward": [(out, sums, x, x, rstd, gain, *addend) for addend in ((), (added,))],
         "embedding": [(out, w, ids), (out, w, ids, added)],
     }
 

@@ -134,7 +134,7 @@ def half(values, dtype):
 def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
     """Runs both kernels on the same stored numbers; the compiled one may round each result once.
 
-    outputs: (shape, dtype), initially NaN, or float32 arrays that are added to.
+    outputs: (shape, dtype), initially NaN, or arrays that are changed.
     """
     fast, slow = [], []
     for output in outputs:
@@ -142,8 +142,8 @@ def assert_half_close(name, outputs, *inputs, tolerance=1e-5):
             fast.append(Guarded(output[0], dtype=output[1]))
             slow.append(np.full(output[0], np.nan))
         else:
-            fast.append(Guarded(output.shape, values=output))
-            slow.append(output.astype(np.float64))
+            fast.append(Guarded(output.shape, values=output, dtype=output.dtype))
+            slow.append(to_float32(output).astype(np.float64))
     getattr(compiled, name)(*(guarded.array for guarded in fast), *inputs)
     widened = [
         to_float32(x).astype(np.float64)

@@ -17,10 +17,13 @@ def random():
     return np.random.default_rng(7)
 
 
-def assert_same_kinds(name, shapes, *inputs, added=()):
-    """Both backends have NaN, inf and -inf at the same places of their outputs, at least one."""
-    fast = [np.zeros(shape, np.float32) for shape in shapes] + [x.copy() for x in added]
-    slow = [np.zeros(shape, np.float32) for shape in shapes] + [x.copy() for x in added]
+def assert_same_kinds(name, outputs, *inputs, added=()):
+    """Both backends have NaN, inf and -inf at the same places of their outputs, at least one.
+
+    outputs are shapes, initially zeros, or arrays that are changed.
+    """
+    starts = [np.zeros(x, np.float32) if isinstance(x, tuple) else x for x in outputs]
+    fast, slow = ([x.copy() for x in (*starts, *added)] for _ in range(2))
     getattr(compiled, name)(*fast, *inputs)
     getattr(reference, name)(*slow, *inputs)
     for actual, expected in zip(fast, slow, strict=True):

@@ -23,21 +23,48 @@ def random():
 HEADS = [*itertools.product((1, 3, 65), (1, 2, 5), (1, 3, 5, 16, 33))]
 
 
+@pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
+def test_rmsnorm_matches_the_reference(random, R, C):
+    x, weight = normal(random, R, C), normal(random, C)
+    for epsilon in (0.1, 1e-5):
+        pairs = run_both("rmsnorm", [(R, C), (R,)], x, weight, epsilon)
+        assert_close(pairs, 3e-6)
+    rstd, dy, dweight = pairs[1][1].astype(np.float32), normal(random, R, C), normal(random, C)
+    for addend in (normal(random, R, C), None):
+        inputs = dy, x, rstd, weight, addend
+        # One channel is always 1 or -1: the terms of its gradient cancel.
+        assert_close(run_both("rmsnorm_backward", [(R, C), dweight], *inputs), 1e-5, min_scale=1)
+
+
 @pytest.mark.parametrize(("R", "H", "D"), HEADS)
-def test_rmsnorm_matches_the_reference(random, R, H, D):
-    x, weight = normal(random, R, H * D), normal(random, D)
-    for first, width in ((0, H * D), (D, (H + 2) * D + 1)):
-        start = normal(random, R, width)  # whose other columns stay
-        for epsilon in (0.1, 1e-5):
-            pairs = run_both("rmsnorm", [start, (R, H)], x, weight, first, epsilon)
+def test_norm_heads_matches_the_reference(random, R, H, D):
+    for G, extra in ((H, 0), (1, D + 1)):
+        n, gains = (H + G) * D, (normal(random, D), normal(random, D))
+        x = normal(random, R, n + extra)  # whose other columns stay
+        for T, theta, start in ((R, None, None), (R, 1e4, np.array(2)), (1, 1e2, None)):
+            outputs = [x.copy(), (R, n), (R, H + G)]
+            pairs = run_both("norm_heads", outputs, *gains, H, T, theta, start, 0, 1e-3)
             assert_close(pairs, 3e-6)
-        rstd = pairs[1][1].astype(np.float32)
-        dy, dweight = normal(random, R, width), normal(random, D)
-        for addend in (normal(random, R, width), None):
-            outputs = [normal(random, R, width), dweight]
-            inputs = dy, x, rstd, weight, addend, first
-            # One channel is always 1 or -1: the terms of its gradient cancel.
-            assert_close(run_both("rmsnorm_backward", outputs, *inputs), 1e-5, min_scale=1)
+            np.testing.assert_array_equal(pairs[1][0], x[:, :n])
+            kept, rstd = (pair[1].astype(np.float32) for pair in pairs[1:])
+            outputs = [normal(random, R, n + extra), normal(random, D), normal(random, D)]
+            pairs = run_both("norm_heads_backward", outputs, kept, rstd, *gains, H, T, theta)
+            assert_close(pairs, 1e-5, min_scale=1)
+
+
+@pytest.mark.parametrize("D", [4, 5])
+def test_norm_heads_is_the_norm_of_each_head_and_a_rotation(random, D):
+    R, H, G = 6, 3, 2
+    x = normal(random, R, (H + G) * D)
+    gains = np.float32(2) + normal(random, 2, D)
+    expected, rstd = np.empty_like(x), np.empty(R * (H + G), np.float32)
+    rows = x.reshape(-1, D)
+    compiled.rmsnorm(expected.reshape(rows.shape), rstd, rows, np.ones(D, np.float32))
+    expected *= np.concatenate((np.tile(gains[0], H), np.tile(gains[1], G)))
+    compiled.rope(expected, 1e4, 3, H + G, D, np.array(1))
+    y, kept, rstd = x.copy(), np.empty_like(x), np.empty((R, H + G), np.float32)
+    compiled.norm_heads(y, kept, rstd, *gains, H, 3, 1e4, np.array(1))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("R", "H", "D"), HEADS)
@@ -161,7 +188,7 @@ def test_what_may_be_overwritten_gives_the_same_bits(random):
     compiled.softcap(y, x, 2.0)
     compiled.softcap(in_place, in_place, 2.0)
     np.testing.assert_array_equal(in_place, y)
-    rstd, weight, ids = np.empty((R, 1), np.float32), normal(random, C), np.zeros((1, R), np.int32)
+    rstd, weight, ids = np.empty(R, np.float32), normal(random, C), np.zeros((1, R), np.int32)
     compiled.rmsnorm(y, rstd, x, weight)
     for inputs in ((dy, x, rstd, weight), (dy, x, rstd, weight, x)):
         compiled.rmsnorm_backward(dx, np.zeros(C, np.float32), *inputs)
@@ -223,9 +250,15 @@ def test_kernels_in_16_bits_match_the_reference(dtype, R, C):
     x, dy = half(normal(random, R, C), dtype), half(normal(random, R, C), dtype)
     wide, weight = half(normal(random, R, 2 * C), dtype), half(normal(random, C), dtype)
     out = (R, C), dtype
-    _, rstd = assert_half_close("rmsnorm", [out, ((R, 1), np.float32)], x, weight)
+    _, rstd = assert_half_close("rmsnorm", [out, ((R,), np.float32)], x, weight)
     sums = normal(random, C)
     assert_half_close("rmsnorm_backward", [out, sums], dy, x, rstd, weight, x, tolerance=1e-5)
+    heads, gains = (out, ((R, 2), np.float32)), (weight, half(normal(random, C), dtype))
+    outputs = [wide.copy(), ((R, 2 * C), dtype), heads[1]]
+    _, kept, rstd = assert_half_close("norm_heads", outputs, *gains, 1, R, 1e4)
+    outputs = [wide.copy(), sums, sums.copy()]
+    arguments = kept, rstd, *gains, 1, R, 1e4
+    assert_half_close("norm_heads_backward", outputs, *arguments, tolerance=1e-5)
     assert_half_close("relu2", [out], x)
     assert_half_close("relu2_backward", [out, out], dy, x)
     assert_half_close("swiglu", [out], wide)
@@ -241,8 +274,10 @@ def test_non_finite_values_pass_through(random, C, value):
     R = 9
     clean, spoilt, weight = normal(random, R, C), normal(random, R, C), normal(random, C)
     spoilt[3, -1] = value
-    assert_same_kinds("rmsnorm", [(R, C), (R, 1)], spoilt, weight)
-    rstd, weights = np.ones((R, 1), np.float32), np.ones(2, np.float32)
+    assert_same_kinds("rmsnorm", [(R, C), (R,)], spoilt, weight)
+    rstd, weights = np.ones(R, np.float32), np.ones(2, np.float32)
+    outputs = [np.concatenate((clean, spoilt), axis=1), (R, 2 * C), (R, 2)]
+    assert_same_kinds("norm_heads", outputs, weight, weight, 1, R)
     for dy, x in ((clean, spoilt), (spoilt, clean)):
         assert_same_kinds("rmsnorm_backward", [(R, C), (C,)], dy, x, rstd, weight)
         assert_same_kinds("relu2_backward", [(R, C), (R, C)], dy, np.abs(x))
@@ -259,24 +294,40 @@ def test_non_finite_values_pass_through(random, C, value):
 def output(name, shape, *inputs):
     """What the kernel writes into its first output, of this shape; others are discarded."""
     out = np.zeros(shape)
-    extra = (
-        [np.zeros((shape[0], inputs[0].shape[1] // inputs[1].size))] if name == "rmsnorm" else []
-    )
+    extra = [np.zeros(shape[0])] if name == "rmsnorm" else []
     getattr(reference, name)(out, *extra, *inputs)
     return (out, *extra)
 
 
-@pytest.mark.parametrize(("first", "width"), [(0, 6), (2, 9)])
-def test_gradients_of_rmsnorm_match_finite_differences(random, first, width):
-    x, weight, u = (random.standard_normal(s) for s in ((4, 6), (3,), (4, width)))
-    _, rstd = output("rmsnorm", (4, width), x, weight, first)
-    dx, dweight = u.copy(), np.zeros(3)
-    reference.rmsnorm_backward(dx, dweight, dx, x, rstd, weight, None, first)
+def test_gradients_of_rmsnorm_match_finite_differences(random):
+    x, weight, u = (random.standard_normal(s) for s in ((4, 6), (6,), (4, 6)))
+    _, rstd = output("rmsnorm", (4, 6), x, weight)
+    dx, dweight = u.copy(), np.zeros(6)
+    reference.rmsnorm_backward(dx, dweight, dx, x, rstd, weight)
 
     def f(x, weight):
-        return float((output("rmsnorm", (4, width), x, weight, first)[0] * u).sum())
+        return float((output("rmsnorm", (4, 6), x, weight)[0] * u).sum())
 
-    assert_gradients(f, [dx[:, first : first + 6], dweight], [x, weight])
+    assert_gradients(f, [dx, dweight], [x, weight])
+
+
+@pytest.mark.parametrize("theta", [None, 1e4])
+@pytest.mark.parametrize("D", [3, 4])
+def test_gradients_of_norm_heads_match_finite_differences(random, D, theta):
+    R, H, G, T = 6, 2, 1, 3
+    x, u = random.standard_normal((2, R, (H + 2 * G) * D))
+    gains = random.standard_normal((2, D))
+    n, rotation = (H + G) * D, () if theta is None else (theta,)
+
+    def forward(x, gains):
+        y, kept, rstd = x.copy(), np.empty((R, n)), np.empty((R, H + G))
+        reference.norm_heads(y, kept, rstd, *gains, H, T, *rotation)
+        return y, kept, rstd
+
+    _, *kept = forward(x, gains)
+    dx, dgains = u.copy(), np.zeros((2, D))
+    reference.norm_heads_backward(dx, *dgains, *kept, *gains, H, T, *rotation)
+    assert_gradients(lambda x, g: float((forward(x, g)[0] * u).sum()), [dx, dgains], [x, gains])
 
 
 @pytest.mark.parametrize("name", ["relu2", "swiglu"])

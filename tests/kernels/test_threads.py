@@ -100,9 +100,12 @@ for count in map(int, sys.argv[1].split(",")):
     heads, sums = digest("attention", [empty(B * T, 6 * D), empty(B, 6, T)], grouped, KEY, 0.2)
     arguments = heads, heads, sums, grouped, KEY, 0.2
     digest("attention_backward", [empty(B * T, 10 * D)], *arguments)
-    _, rstd = digest("rmsnorm", [grouped.copy(), empty(R, 4)], x, gain[:18], 2 * D)
-    arguments = grouped, x, rstd, gain[:18], None, 2 * D
-    digest("rmsnorm_backward", [empty(R, 10 * D), gain[:18].copy()], *arguments)
+    _, rstd = digest("rmsnorm", [empty(R, C), empty(R)], x, gain)
+    digest("rmsnorm_backward", [empty(R, C), gain.copy()], y, x, rstd, gain)
+    gains, outputs = (gain[:D], gain[D : 2 * D]), [grouped.copy(), empty(B * T, 8 * D)]
+    _, kept, rstd = digest("norm_heads", [*outputs, empty(B * T, 8)], *gains, 6, T, 1e4)
+    outputs = [grouped.copy(), gain[:D].copy(), gain[:D].copy()]
+    digest("norm_heads_backward", outputs, kept, rstd, *gains, 6, T, 1e4)
     digest("rope", [x.copy()], 1e4, T, 3, 20)
     for name, source in (("relu2", y), ("swiglu", dy)):
         digest(name, [empty(R, C)], source)

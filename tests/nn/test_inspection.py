@@ -109,7 +109,7 @@ def overwriting(name, value, workspace):
             elif kernel_name == "matmul_gelu" and workspace.layer == f"{name}.expansion":
                 arguments[0][...] = rows
             elif workspace.layer == name and kernel_name not in ("bigrams", "copy_columns", "rope"):
-                has_first = kernel_name in ("mix", "rmsnorm") and len(arguments) > 4
+                has_first = kernel_name == "mix" and len(arguments) > 4
                 first = arguments[4] if has_first else 0
                 arguments[0][:, first : first + rows.shape[1]] = rows
 

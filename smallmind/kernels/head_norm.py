@@ -1,0 +1,338 @@
+"""RMS normalisation of queries and keys (Henry et al. 2020), head by head, and their rotation.
+
+All in one pass over the heads, which would otherwise be read and written once for each.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import prange
+
+from smallmind.kernels.absent import absent
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
+from smallmind.kernels.codegen.rounding import ceil_div, row_share
+from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.simd import (
+    LANES,
+    at,
+    broadcast,
+    fma,
+    lane_sum,
+    line_elements,
+    load,
+    load_first,
+    load_up_to,
+    prefetch,
+    prefetch_to_write,
+    store,
+    store_first,
+    store_up_to,
+)
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.reduce import add_chunks
+from smallmind.kernels.rope import BEGINNING, rotation_tables
+
+ROWS = 16  # whose heads stay in the first-level cache, and that a partial sum is of
+
+
+def norm_heads(
+    x,
+    kept,
+    rstd,
+    query_gain,
+    key_gain,
+    queries,
+    T,
+    theta=None,
+    start=None,
+    positions=0,
+    epsilon=1e-5,
+):
+    """x (B T, W) -> x, its heads of queries and keys normalised and rotated. Writes x.
+
+    The first columns of x are as many heads as rstd (B T, heads) has columns, of D channels each;
+    the first `queries` of them have the gain query_gain (D,), the others key_gain (D,).
+    y = x rstd gain, with rstd = 1 / sqrt(mean(x^2) + epsilon) over a head; then `rope` with its
+    arguments, unless theta is None. Writes rstd, and to kept (B T, heads D) the heads as they were.
+    """
+    D = query_gain.size
+    layout = Layout(T, rstd.shape[1], queries, D, x.shape[1], theta is not None)
+    start = BEGINNING if start is None else start
+    tables = _tables(theta, T, D, start, positions)
+    arrays = x, kept, rstd.reshape(-1), query_gain, key_gain
+    _norm_heads(*arrays, *tables, start, layout, np.float32(epsilon), threads())
+
+
+class Layout(NamedTuple):
+    """The heads of each row."""
+
+    T: int  # rows of a sequence
+    heads: int
+    queries: int  # the first ones of them
+    D: int
+    width: int  # of a row
+    rotates: bool
+
+
+class Given(NamedTuple):
+    """Pointers to what heads are computed from."""
+
+    kept: Any
+    rstd: Any
+    gain: Any
+    cosines: Any
+    sines: Any
+
+
+class Part(NamedTuple):
+    """Some heads, of queries or of keys, of some rows."""
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+def _tables(theta, T, D, start, positions):
+    if theta is None:
+        return absent(np.float32, 2), absent(np.float32, 2)
+    return rotation_tables(theta, T, D, start, positions)
+
+
+@parallel_jit
+def _norm_heads(
+    x, kept, rstd, query_gain, key_gain, cosines, sines, start, layout, epsilon, workers
+):
+    begin = start[()]
+    for worker in prange(workers):
+        # Pointers, whose users are not counted.
+        target, heads = at(x, 0), at(kept, 0)
+        given = heads, at(rstd, 0)
+        tables = at(cosines, 0), at(sines, 0)
+        queries = Given(*given, at(query_gain, 0), *tables)
+        keys = Given(*given, at(key_gain, 0), *tables)
+        first, end = row_share(x.shape[0], np.int64(worker), workers)
+        for row in range(first, end, ROWS):
+            last = min(end, row + ROWS)
+            _keep_heads(target, *given, layout, epsilon, row, last)
+            _write_heads(target, queries, begin, layout, Part(0, layout.queries, row, last))
+            part = Part(layout.queries, layout.heads, row, last)
+            _write_heads(target, keys, begin, layout, part)
+
+
+@jit
+def _keep_heads(x, kept, rstd, layout, epsilon, first, last):
+    """Writes kept and rstd of the rows first..last."""
+    heads, D = layout.heads, layout.D
+    tail = D % LANES
+    whole = D - tail
+    for r in range(first, last):
+        # Rows end too soon for the CPU to see which ones follow.
+        following = r + ROWS
+        for c in range(0, heads * D, line_elements(x)):
+            prefetch(x, following * layout.width + c)
+            prefetch_to_write(kept, following * heads * D + c)
+        for head in range(heads):
+            source, target = r * layout.width + head * D, (r * heads + head) * D
+            squares = broadcast(np.float32(0))
+            for c in range(0, whole, LANES):
+                value = load(x, source + c)
+                store(kept, target + c, value)
+                squares = fma(value, value, squares)
+            if tail:
+                value = load_first(x, source + whole, tail)
+                store_first(kept, target + whole, value, tail)
+                squares = fma(value, value, squares)
+            s = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(D) + epsilon)
+            rstd[r * heads + head] = s
+
+
+@jit
+def _write_heads(x, given, start, layout, part):
+    """Writes the results of some heads to x."""
+    D, half = layout.D, layout.D // 2
+    whole = half - half % LANES
+    for i in range(0, whole, LANES):
+        _write_columns(x, given, start, layout, part, i, LANES)
+    if whole < half:
+        _write_columns(x, given, start, layout, part, whole, half - whole)
+    if D % 2:
+        gain = load_first(given.gain, D - 1, 1)
+        for r in range(part.first, part.last):
+            for head in range(part.begin, part.end):
+                n = r * layout.heads + head
+                y = load_first(given.kept, n * D + D - 1, 1) * given.rstd[n] * gain
+                store_first(x, r * layout.width + head * D + D - 1, y, 1)
+
+
+@inline_jit
+def _write_columns(x, given, start, layout, part, i, count):
+    """The pairs of channels from i on."""
+    D, half, heads = layout.D, layout.D // 2, layout.heads
+    gain_a = load_up_to(given.gain, i, count)
+    gain_b = load_up_to(given.gain, half + i, count)
+    t = part.first % layout.T
+    for r in range(part.first, part.last):
+        cosine, sine = _angle(given, (start + t) * half + i, layout.rotates, count)
+        t = t + 1 if t + 1 < layout.T else 0
+        source, target = r * heads * D + i, r * layout.width + i
+        for head in range(part.begin, part.end):
+            s = given.rstd[r * heads + head]
+            a = load_up_to(given.kept, source + head * D, count) * s * gain_a
+            b = load_up_to(given.kept, source + head * D + half, count) * s * gain_b
+            if layout.rotates:
+                a, b = a * cosine - b * sine, b * cosine + a * sine
+            store_up_to(x, target + head * D, a, count)
+            store_up_to(x, target + head * D + half, b, count)
+
+
+@inline_jit
+def _angle(given, place, rotates, count):
+    """Cosines and sines from a place on, if heads rotate."""
+    if rotates:
+        return load_up_to(given.cosines, place, count), load_up_to(given.sines, place, count)
+    return broadcast(np.float32(1)), broadcast(np.float32(0))
+
+
+def norm_heads_backward(
+    dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
+):
+    """dx (B T, W), the gradient of `norm_heads`'s result -> that of its input, in place.
+
+    Of the first columns, which are heads; the others stay. kept and rstd are what norm_heads wrote.
+    Adds to dquery_gain and dkey_gain (D,).
+    """
+    D, heads = query_gain.size, rstd.shape[1]
+    layout = Layout(T, heads, queries, D, dx.shape[1], theta is not None)
+    tables = _tables(theta, T, D, BEGINNING, 0)
+    partial = scratch(ceil_div(len(rstd), ROWS), 2 * D + ROWS * heads)
+    arrays = dx, dquery_gain, dkey_gain, partial, kept, rstd.reshape(-1), query_gain, key_gain
+    _norm_heads_backward(*arrays, *tables, layout)
+
+
+@parallel_jit
+def _norm_heads_backward(
+    dx, dquery_gain, dkey_gain, partial, kept, rstd, query_gain, key_gain, cosines, sines, layout
+):
+    D = layout.D
+    for chunk in prange(partial.shape[0]):
+        row = chunk * ROWS
+        last = min(kept.shape[0], row + ROWS)
+        # Pointers, whose users are not counted.
+        target, own = at(dx, 0), at(partial, chunk * partial.shape[1])
+        means, tables = at(own, 2 * D), (at(cosines, 0), at(sines, 0))
+        given = Given(at(kept, 0), at(rstd, 0), at(query_gain, 0), *tables)
+        part = Part(0, layout.queries, row, last)
+        _norm_heads_backward_part(target, own, means, given, layout, part)
+        given = Given(at(kept, 0), at(rstd, 0), at(key_gain, 0), *tables)
+        part = Part(layout.queries, layout.heads, row, last)
+        _norm_heads_backward_part(target, at(own, D), means, given, layout, part)
+    add_chunks(dquery_gain, partial, 0)
+    add_chunks(dkey_gain, partial, D)
+
+
+@jit
+def _norm_heads_backward_part(dx, dgain, means, given, layout, part):
+    """Writes dx of some heads, and to dgain (D,) their share of the gain's gradient."""
+    # forward: xhat = x rstd, y = rotation (xhat gain)
+    # backward, with dxhat = (rotation^-1 dy) gain and the mean over a head:
+    #   dx = rstd (dxhat - xhat mean(dxhat xhat))
+    D, half = layout.D, layout.D // 2
+    whole = half - half % LANES
+    _means(means, dx, given, layout, part)
+    for i in range(0, whole, LANES):
+        _backward_columns(dx, dgain, means, given, layout, part, i, LANES)
+    if whole < half:
+        _backward_columns(dx, dgain, means, given, layout, part, whole, half - whole)
+    if D % 2:
+        gain, total = load_first(given.gain, D - 1, 1), broadcast(np.float32(0))
+        for r in range(part.first, part.last):
+            for head in range(part.begin, part.end):
+                n, target = r * layout.heads + head, r * layout.width + head * D + D - 1
+                s, mean = given.rstd[n], means[n - part.first * layout.heads]
+                d, xhat = load_first(dx, target, 1), load_first(given.kept, n * D + D - 1, 1) * s
+                total = fma(d, xhat, total)
+                store_first(dx, target, (d * gain - xhat * mean) * s, 1)
+        store_first(dgain, D - 1, total, 1)
+
+
+@inline_jit
+def _backward_columns(dx, dgain, means, given, layout, part, i, count):
+    """The pairs of channels from i on."""
+    D, half, heads = layout.D, layout.D // 2, layout.heads
+    gain_a = load_up_to(given.gain, i, count)
+    gain_b = load_up_to(given.gain, half + i, count)
+    sum_a = sum_b = broadcast(np.float32(0))
+    t = part.first % layout.T
+    for r in range(part.first, part.last):
+        cosine, sine = _angle(given, t * half + i, layout.rotates, count)
+        t = t + 1 if t + 1 < layout.T else 0
+        source, target = r * heads * D + i, r * layout.width + i
+        for head in range(part.begin, part.end):
+            s, mean = given.rstd[r * heads + head], means[(r - part.first) * heads + head]
+            place = target + head * D
+            a, b = _rotated_back(dx, place, half, cosine, sine, layout.rotates, count)
+            xhat_a = load_up_to(given.kept, source + head * D, count) * s
+            xhat_b = load_up_to(given.kept, source + head * D + half, count) * s
+            sum_a, sum_b = fma(a, xhat_a, sum_a), fma(b, xhat_b, sum_b)
+            store_up_to(dx, place, (a * gain_a - xhat_a * mean) * s, count)
+            store_up_to(dx, place + half, (b * gain_b - xhat_b * mean) * s, count)
+    store_up_to(dgain, i, sum_a, count)
+    store_up_to(dgain, half + i, sum_b, count)
+
+
+@jit
+def _means(means, dx, given, layout, part):
+    """means (ROWS heads,) of dxhat xhat over each head."""
+    heads, D, half = layout.heads, layout.D, layout.D // 2
+    whole = half - half % LANES
+    t = part.first % layout.T
+    for r in range(part.first, part.last):
+        following = r + ROWS
+        for c in range(part.begin * D, part.end * D, line_elements(dx)):
+            prefetch(dx, following * layout.width + c)
+            prefetch(given.kept, following * heads * D + c)
+        angle = t * half
+        t = t + 1 if t + 1 < layout.T else 0
+        for head in range(part.begin, part.end):
+            n = r * heads + head
+            place = Place(n * D, r * layout.width + head * D, angle, half, layout.rotates)
+            total = broadcast(np.float32(0))
+            for i in range(0, whole, LANES):
+                total = _add_products(total, dx, given, place, i, LANES)
+            if whole < half:
+                total = _add_products(total, dx, given, place, whole, half - whole)
+            if D % 2:
+                d = load_first(dx, place.target + D - 1, 1) * load_first(given.gain, D - 1, 1)
+                total = fma(d, load_first(given.kept, place.source + D - 1, 1), total)
+            means[n - part.first * heads] = lane_sum(total) * given.rstd[n] / np.float32(D)
+
+
+class Place(NamedTuple):
+    """Where a head begins in kept and in dx, and its angles in their tables."""
+
+    source: int
+    target: int
+    angle: int
+    half: int
+    rotates: bool
+
+
+@inline_jit
+def _add_products(total, dx, given, place, i, count):
+    """total + dxhat x of the pairs of channels from i on."""
+    half, source, target = place.half, place.source + i, place.target + i
+    cosine, sine = _angle(given, place.angle + i, place.rotates, count)
+    a, b = _rotated_back(dx, target, half, cosine, sine, place.rotates, count)
+    a, b = a * load_up_to(given.gain, i, count), b * load_up_to(given.gain, half + i, count)
+    total = fma(a, load_up_to(given.kept, source, count), total)
+    return fma(b, load_up_to(given.kept, source + half, count), total)
+
+
+@inline_jit
+def _rotated_back(dx, place, half, cosine, sine, rotates, count):
+    """A pair of vectors of the gradient before the rotation."""
+    a, b = load_up_to(dx, place, count), load_up_to(dx, place + half, count)
+    if rotates:
+        a, b = a * cosine + b * sine, b * cosine - a * sine
+    return a, b
