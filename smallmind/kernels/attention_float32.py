@@ -13,7 +13,8 @@ from smallmind.kernels.attention_heads import (
     HeadOperands,
     pack_rows,
     write_columns,
-    write_rows,
+    write_packed_keys,
+    write_packed_queries,
 )
 from smallmind.kernels.codegen.jit import inline_jit, jit
 from smallmind.kernels.codegen.rounding import round_up
@@ -93,7 +94,7 @@ def _pack(x, own, head, start, end):
 def pack_head(x, dx, own, head, is_first):
     """Packs the keys and values of a head, if need be -> operands for the backward pass.
 
-    dx: where their gradients belong; is_first: whether nothing was packed for another head.
+    dx: where their gradients belong; is_first: whether they were not packed for another head.
     """
     D, width = head.D, head.width
     if is_first and not _fit(x, D):
@@ -246,12 +247,9 @@ def _part(rows, row, column):
 
 
 def write_dkeys_and_dvalues(dqkv, own, head, begin, end):
-    """Writes dk and dv of the keys begin..end of a head, unless they are there already."""
-    D, width, first = head.D, head.width, begin * round_up(head.D, LANES)
-    if not _fit(dqkv, D):
-        rows = at(own.dkeys, first), at(own.dvalues, first)
-        write_rows(dqkv, head.keys + begin * width, width, rows[0], end - begin, D)
-        write_rows(dqkv, head.values + begin * width, width, rows[1], end - begin, D)
+    """Writes dk and dv of the keys begin..end of a head, unless they were added there."""
+    if not _fit(dqkv, head.D):
+        write_packed_keys(dqkv, own, head, begin, end)
 
 
 def write_dqueries(dqkv, own, place, stride, count, D):
@@ -259,8 +257,7 @@ def write_dqueries(dqkv, own, place, stride, count, D):
     if _fit(dqkv, D) and count % LANES == 0:
         write_columns(_start(dqkv, place, own.queries), stride, own.dqueries, count, D)
     else:
-        write_columns(own.queries, round_up(D, LANES), own.dqueries, round_up(count, LANES), D)
-        write_rows(dqkv, place, stride, own.queries, count, D)
+        write_packed_queries(dqkv, own, place, stride, count, D)
 
 
 @jit

@@ -189,6 +189,21 @@ def write_columns(rows, stride, x, width, D):
 
 
 @jit
+def write_packed_keys(dqkv, own, head, begin, end):
+    """Writes dk and dv of the keys begin..end of a head from padded rows."""
+    D, width, first = head.D, head.width, begin * round_up(head.D, LANES)
+    write_rows(dqkv, head.keys + begin * width, width, at(own.dkeys, first), end - begin, D)
+    write_rows(dqkv, head.values + begin * width, width, at(own.dvalues, first), end - begin, D)
+
+
+@jit
+def write_packed_queries(dqkv, own, place, stride, count, D):
+    """own.dqueries (D, QUERIES) -> `count` rows from `place` on. Overwrites own.queries."""
+    write_columns(own.queries, round_up(D, LANES), own.dqueries, round_up(count, LANES), D)
+    write_rows(dqkv, place, stride, own.queries, count, D)
+
+
+@jit
 def write_rows(out, place, stride, rows, count, D):
     """`count` rows of D elements, padded to whole vectors -> out, from `place` on."""
     for i in range(count):

@@ -14,8 +14,8 @@ from smallmind.kernels.attention_heads import (
     QUERIES,
     HeadOperands,
     pack_rows,
-    write_columns,
-    write_rows,
+    write_packed_keys,
+    write_packed_queries,
 )
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import inline_jit, jit
@@ -311,12 +311,9 @@ def add_to_keys(_x, own, operands, block, D, first, left, keys, queries, writes)
 
 def write_dkeys_and_dvalues(dqkv, own, head, begin, end):
     """Writes dk and dv of the keys begin..end of a head."""
-    D, width, first = head.D, head.width, begin * round_up(head.D, LANES)
-    write_rows(dqkv, head.keys + begin * width, width, at(own.dkeys, first), end - begin, D)
-    write_rows(dqkv, head.values + begin * width, width, at(own.dvalues, first), end - begin, D)
+    write_packed_keys(dqkv, own, head, begin, end)
 
 
 def write_dqueries(dqkv, own, place, stride, count, D):
     """own.dqueries (D, QUERIES) -> `count` rows from `place` on. Overwrites own.queries."""
-    write_columns(own.queries, round_up(D, LANES), own.dqueries, round_up(count, LANES), D)
-    write_rows(dqkv, place, stride, own.queries, count, D)
+    write_packed_queries(dqkv, own, place, stride, count, D)

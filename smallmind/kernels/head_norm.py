@@ -85,7 +85,7 @@ class Given(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some heads, of queries or of keys, of some rows."""
+    """The heads begin..end, all of queries or all of keys, of the rows first..last."""
 
     begin: int
     end: int
