@@ -1126,7 +1126,7 @@ def test_train_refuses_what_does_not_fit_before_it_starts(
 
 
 def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
-    free(145 * 10**6)
+    free(150 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
     flags += ["--steps", "2", "--precision", "float32"]
     assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
