@@ -32,12 +32,8 @@ COMMANDS = {
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
-
-    SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
-    if the run does not fit in memory, `verify` if a checkpoint is wrong.
-    """
+def run(arguments: Sequence[str] | None) -> int:
+    """Runs a command -> exit status, as described for smallmind.cli.main."""
     parser = make_parser(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(arguments)
     if "run" not in options:
