@@ -1,6 +1,7 @@
 """What all tests have in common: two processes, and runs that start and end quickly."""
 
 import platform
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from smallmind.training import training
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
 PROCESSES = 2
+
+LONG_PROOF = 4 * 3600  # seconds; the limit of other tests is in pyproject.toml
 
 # An example may take any time: on a busy machine the usual 200 ms pass without a fault.
 settings.register_profile("untimed", deadline=None)
@@ -37,6 +40,27 @@ def pytest_configure(config):
         kinds = "divide by zero|overflow|invalid value"
         line = f"ignore:({kinds}) encountered in matmul:RuntimeWarning"
         config.addinivalue_line("filterwarnings", line)
+
+
+def pytest_collection_modifyitems(items):
+    """Long proofs have a limit of their own."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(LONG_PROOF))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals():
+    """Programs that tests start have the system's default for every signal.
+
+    What nohup or a shell's background job ignores, all that it starts would ignore too; what it
+    handles is at its default there. Ctrl-C then ends the tests, and they survive the rest.
+    """
+    kept = {getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ")}  # Python ignores these
+    for number in signal.valid_signals() - kept:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 
 def output_of(program, *arguments, **environment):
@@ -16,3 +17,18 @@ def output_of(program, *arguments, **environment):
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+@contextmanager
+def started(words, **settings):
+    """A process whose output is read as text; it ends with the block, also if the test gives up."""
+    settings = {"stdout": subprocess.PIPE, "text": True, **settings}
+    process = subprocess.Popen(words, **settings)
+    try:
+        yield process
+        with process:  # closes its streams and waits for its end
+            pass
+    finally:
+        process.kill()
+        with process:
+            pass

@@ -22,6 +22,7 @@ from smallmind.config import SCHEDULES
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
 from smallmind.training.records import RunProgress
+from tests.programs import started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SMALL = shlex.split(
@@ -574,17 +575,12 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
 
 
 def test_generate_survives_a_closed_pipe(run):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "smallmind", "generate", str(run), "--max-tokens", "3000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.read(1)
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.wait(timeout=60)
-    process.stderr.close()
-    assert b"Traceback" not in errors
+    words = [sys.executable, "-m", "smallmind", "generate", str(run), "--max-tokens", "3000"]
+    with started(words, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
@@ -608,17 +604,13 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text, capsys, mon
 def test_training_continues_after_a_closed_pipe(tmp_path, text):
     out = tmp_path / "run"
     arguments = ["train", text, *SMALL, "--log-every", "1", "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "smallmind", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.read(1)
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=60) == 0
-    assert errors == b""
+    words = [sys.executable, "-m", "smallmind", *arguments]
+    with started(words, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0
+    assert errors == ""
     assert (out / "model.safetensors").exists()
 
 

@@ -21,6 +21,7 @@ from smallmind.training.live_state import LiveState
 from smallmind.training.training import Training
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
+from tests.programs import started
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
 ACCUMULATE = ["--grad-accum-steps", "2"]
@@ -136,13 +137,11 @@ def test_an_ignored_signal_stays_ignored(tmp_path, monkeypatch):
 def smallmind(code, *arguments, **environment):
     """The command line in a separate process, after some lines of code."""
     program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main(sys.argv[1:]))"
-    return subprocess.Popen(
+    return started(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=Path(__file__).parents[2],
         env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 
@@ -186,18 +185,15 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
     run = tmp_path / "run"
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
     with smallmind(STUCK, *flags) as process:
-        try:
-            for line in process.stdout:
-                if line == "stuck\n":
-                    break
-            process.send_signal(signal.SIGINT)
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.3)
-            time.sleep(interrupt.PATIENCE)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
-        finally:
-            process.kill()
+        for line in process.stdout:
+            if line == "stuck\n":
+                break
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        time.sleep(interrupt.PATIENCE)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
     assert newest(run)[0].step in (5, 7)
     assert status("train", "--resume", run) == 0
     assert outcome(run) == whole

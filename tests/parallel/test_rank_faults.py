@@ -12,6 +12,7 @@ import pytest
 from smallmind.runs import interrupt
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
+from tests.parallel.disturbed import OTHER
 from tests.parallel.launching import (
     BOUND,
     LAUNCHERS,
@@ -123,7 +124,7 @@ def test_an_anomaly_on_one_rank_names_rank_and_layer(tmp_path):
 # What is other on rank 1: what is said.
 UNEQUAL = {
     ("version", 1, 0): "rank 1: it has version='0.1.9', rank 0 '",
-    ("instructions", 1, 0): "rank 1: its CPU computes with AVX2, that of rank 0 with ",
+    ("instructions", 1, 0): f"rank 1: its CPU computes with {OTHER}, that of rank 0 with ",
 }
 
 

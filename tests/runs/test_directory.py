@@ -4,9 +4,10 @@ import errno
 import json
 import math
 import os
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -19,6 +20,7 @@ from smallmind.training import checkpoint
 from smallmind.training.records import FileWarningRecord, StepRecord
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
+from tests.programs import started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
 FIELDS = {
@@ -436,25 +438,18 @@ def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_pa
         "sys.stdin.read()"
     )
     out = tmp_path / "a" / "run"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(out)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    for process in started:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    winners = [process.stdout.readline() for process in started]
-    assert sorted(winners) == ["", "", "won\n"]
-    with pytest.raises(InputError, match="is in use by process"):
-        RunLock(out)
-    for process in started:
-        process.communicate()
+    with ExitStack() as stack:
+        words, pipes = [sys.executable, "-c", code, str(out)], {"stdin": PIPE, "stderr": PIPE}
+        starts = [stack.enter_context(started(words, **pipes)) for _ in range(3)]
+        for process in starts:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        winners = [process.stdout.readline() for process in starts]
+        assert sorted(winners) == ["", "", "won\n"]
+        with pytest.raises(InputError, match="is in use by process"):
+            RunLock(out)
+        for process in starts:
+            process.communicate()
     assert (out / "metrics.jsonl").exists()
 
 
