@@ -165,6 +165,16 @@ class Training:
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
+        self._stopping = False
+        return self._lead_steps(config, state, until, saver)
+
+    def _lead_steps(
+        self,
+        config: TrainingConfig,
+        state: RunState | None,
+        until: int | None,
+        saver: Saver | None,
+    ) -> Generator[Record, None, None]:
         with self.leading("steps", config, until, state is not None, saver is not None):
             if state:
                 send_state(self.ranks, state)
@@ -176,6 +186,7 @@ class Training:
         self, config: TrainingConfig, until: int | None, has_state: bool, is_saved: bool
     ) -> Generator[Record, None, None]:
         """What the other ranks do while rank 0 takes `steps`."""
+        self._stopping = False
         state = receive_state(self.ranks) if has_state else None
         yield from self._begin_together(config, state)
         state = None
@@ -387,7 +398,6 @@ class Training:
             precision = saved_precision(state)
         set_up(self.model, config, precision)
         self._run = self._new_run(config)
-        self._stopping = False
         if config.shards % self.ranks.size:
             raise InputError(
                 f"data_shards={config.shards} cannot be divided among {self.ranks.size} ranks: "

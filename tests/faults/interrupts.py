@@ -23,7 +23,21 @@ def interrupted_everywhere(action, *files):
         moment += 1
 
 
-def _call(action, moment, files):
+def interrupted(action, moment, *files):
+    """Calls action with KeyboardInterrupt at one of these moments -> whether it came that far."""
+    try:
+        _call(action, moment, files)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def count_moments(action, *files):
+    """Calls action -> the number of its moments."""
+    return -_call(action, 0, files, stop=False)
+
+
+def _call(action, moment, files, stop=True):
     left = moment
 
     def trace(frame, event, _):
@@ -35,7 +49,7 @@ def _call(action, moment, files):
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if event == "opcode" and frame.f_lasti in _moments(frame.f_code):
             left -= 1
-            if left < 0:
+            if left < 0 and stop:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return trace
@@ -46,6 +60,7 @@ def _call(action, moment, files):
         action()
     finally:
         sys.settrace(previous)
+    return left
 
 
 @functools.cache
