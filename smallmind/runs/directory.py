@@ -16,6 +16,7 @@ import numpy as np
 from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.config import __version__
+from smallmind.lock import NAME as LOCK
 from smallmind.lock import RunLock, is_held
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
@@ -105,7 +106,7 @@ class RunDirectory:
         # Every run that could be writing these would hold the lock.
         with suppress(OSError):
             durable.clear_stale(self.path, 0, FILES)
-        with suppress(OSError, InputError):
+        with suppress(InputError):
             checkpoint.clear_stale(self.path)
         return True
 
@@ -174,10 +175,7 @@ class RunDirectory:
                 int(saved.get("extended_after", 0)),
             )
         except OSError:
-            advice = ""
-            if self._left_by_a_start() or self._is_bare():
-                advice = f"; nothing has been saved yet, so start it again with --out {self.path}"
-            raise InputError(f"{self.path} is not a run: cannot read its {CONFIG}{advice}") from None
+            raise InputError(self._without_config()) from None
         except InputError as error:
             raise InputError(f"{file}: {error}") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -285,13 +283,17 @@ class RunDirectory:
     def cut_samples(self, step: int) -> None:
         """Removes the samples of later steps, which a run that resumes after this one writes."""
         texts = SAMPLES_BEGIN.split(self._samples())
-        kept = [text for text in texts if not (begin := SAMPLE.match(text)) or int(begin[1]) <= step]
+        kept = [
+            text for text in texts if not (begin := SAMPLE.match(text)) or int(begin[1]) <= step
+        ]
         if len(kept) == len(texts):
             return
         try:
             durable.write(self.path / SAMPLES, kept)
         except OSError as error:
-            self.problems.append(f"{SAMPLES} keeps samples from before this start: {error.strerror}")
+            self.problems.append(
+                f"{SAMPLES} keeps samples from before this start: {error.strerror}"
+            )
 
     def failure(self) -> str | None:
         """Why the run ended for good, if it did: a resumed one would fail in the same way."""
@@ -417,12 +419,17 @@ class RunDirectory:
             left.add(TEXT)
         return left
 
-    def _is_bare(self) -> bool:
-        """Whether this is a directory with nothing in it, or only hidden files."""
-        try:
-            return all(name.startswith(".") for name in os.listdir(self.path))
-        except OSError:
-            return False
+    def _without_config(self) -> str:
+        """Why the directory is not a run, and what to do if one has been started there."""
+        reason = f"{self.path} is not a run: cannot read its {CONFIG}"
+        if not any(os.path.lexists(self.path / name) for name in (METRICS, LOCK)):
+            return reason
+        if is_held(self.path):
+            return f"{reason}, and another process is using the directory; wait for it"
+        with suppress(InputError):
+            self._check_names(None)
+            return f"{reason}; its start was cut short, so start it again with --out {self.path}"
+        return reason
 
     def _taken(self) -> InputError:
         return InputError(
@@ -431,8 +438,9 @@ class RunDirectory:
 
 
 def _new_files(text: str | None) -> list[str]:
-    """What a new run may not find in its directory."""
-    return [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([] if text is None else [TEXT])]
+    """What a new run may not find in its directory, in the order in which it is discarded."""
+    # The metrics come last: until then they show that the others belong to a run.
+    return [CONFIG, MODEL, SAMPLES, TOKENIZER, *([] if text is None else [TEXT]), METRICS]
 
 
 def _is_empty(path: Path) -> bool:

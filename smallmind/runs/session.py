@@ -415,9 +415,10 @@ class Run:
 
         Ctrl-C ends training after the current batch and saves everything, for `resume`. Before the
         first step has ended, or a second time, it raises KeyboardInterrupt, and the run resumes
-        from its last checkpoint. With the setting `minutes`, a few steps are timed first. InputError if the run has been trained already,
-        or another process is training it; OSError if the last checkpoint cannot be saved;
-        FloatingPointError if the loss diverges and rolling back does not help.
+        from its last checkpoint. With the setting `minutes`, a few steps are timed first.
+        InputError if the run has been trained already, or another process is training it; OSError
+        if the last checkpoint cannot be saved; FloatingPointError if the loss diverges and rolling
+        back does not help.
         """
         self.lock()
         try:

@@ -142,7 +142,8 @@ def clear_stale(directory: str | PathLike[str]) -> None:
     for thread in threading.enumerate():
         if isinstance(thread, SavingThread) and thread.directory == Path(directory).resolve():
             thread.join()
-    durable.clear_stale(_folder(directory), 0)
+    with suppress(OSError):
+        durable.clear_stale(_folder(directory), 0)
 
 
 def check_unused(directory: str | PathLike[str]) -> None:
