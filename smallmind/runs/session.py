@@ -132,13 +132,14 @@ class Run:
             return f"no checkpoint yet, {steps:,} steps to train"
         progress = saved.state.get("progress")
         has_stopped = isinstance(progress, dict) and bool(progress.get("ended"))
-        if has_stopped and saved.step > self._config.extended_after:
+        ended_early = has_stopped and saved.step > self._config.extended_after
+        if not (ended_early or saved.step >= steps):
+            return f"saved at step {saved.step:,} of {steps:,}"
+        if not self._is_complete(saved.step):
+            return f"interrupted at its end, after step {saved.step:,} of {steps:,}"
+        if ended_early:
             return f"ended early after step {saved.step:,} of {steps:,}"
-        if saved.step >= steps:
-            if not (self.directory.has_model() and self.directory.has_sample(saved.step)):
-                return f"trained, {steps:,} steps; resume evaluates it and writes its sample"
-            return f"finished, {steps:,} steps"
-        return f"saved at step {saved.step:,} of {steps:,}"
+        return f"finished, {steps:,} steps"
 
     @classmethod
     def create(
@@ -366,8 +367,12 @@ class Run:
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
         stopped_early = bool(progress.get("ended")) and newest.step > self._config.extended_after
         ended = stopped_early or newest.step >= self.settings.training.steps
+        return ended and self._is_complete(newest.step)
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether all is saved that comes after the last step."""
         # The sample comes last: without it, other things may be missing too.
-        return ended and self.directory.has_model() and self.directory.has_sample(newest.step)
+        return self.directory.has_model() and self.directory.has_sample(step)
 
     @functools.cached_property
     def data(self) -> Dataset:
