@@ -194,19 +194,20 @@ def _train(
     distillation = run.training.distillation
     if distillation and distillation.config.learn_temperature:
         console.line(f"Temperature at the end: {distillation.temperature:.3f}")
-    if not status:
+    is_finished = run.sample is not None  # it comes last, perhaps after a signal
+    if is_finished:
         show_result(console, run)
         console.line("\nSample:")
         console.quote(run.sample or "")
     console.line(f"The run is in {run.path}")
-    if status:
+    if not is_finished:
         console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
         return status
     prompt = _suggested_prompt(run.source.beginning)
     flags = ["--prompt", prompt] if prompt else []
     console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()
-    return 0
+    return status
 
 
 def _show_steps(console: Console, run: "Run") -> int:
@@ -225,7 +226,8 @@ def _show_steps(console: Console, run: "Run") -> int:
         show_costs(console, run.training)
     if not received and (run.ranks.size == 1 or run.sample is not None):
         return 0
-    console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
+    if run.sample is None:
+        console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
     return 128 + (received[0] if received else signal.SIGTERM)  # which another rank has got
 
 

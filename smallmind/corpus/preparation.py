@@ -20,7 +20,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.config import SHARD_TOKENS
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
-from smallmind.corpus.shard_parts import described, remove_leftovers, written
+from smallmind.corpus.shard_parts import check_own, described, remove_leftovers, written
 from smallmind.corpus.shard_writer import ShardWriter, check_shard_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
@@ -84,8 +84,9 @@ def prepare(
     """Writes the tokens of texts to a directory, with their tokenizer.json -> what it holds.
 
     Resumes what a process that was killed had begun, and does nothing if the directory is complete.
-    InputError if it was begun with other texts or settings, or a text cannot be used or changes
-    meanwhile; OSError if the disk refuses something. Both leave what can be resumed.
+    InputError if it was begun with other texts or settings, or holds other files, or a text cannot
+    be used or changes meanwhile; OSError if the disk refuses something. Both leave what can be
+    resumed.
     """
     encoding = encoding or Encoding()
     directory = Path(check_type("directory", directory, str, PathLike))
@@ -96,6 +97,9 @@ def prepare(
         _check_same(directory, index.state.get("made_from"), wanted)
         _tidy(directory, index)
         return open_shards(directory)
+    # Once it has a plan, the tokenizer is there, and nothing else is overwritten.
+    if directory.is_dir() and not {PLAN, PROGRESS} <= set(os.listdir(directory)):
+        check_own(directory, (PLAN, TOKENIZER))
     plan = _read_plan(directory, wanted)
     if plan:
         tokenizer = _planned_tokenizer(directory)

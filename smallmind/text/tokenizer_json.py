@@ -236,6 +236,11 @@ def read(path: str | PathLike[str]) -> dict[str, Any]:
     return data
 
 
+def encoded(data: dict[str, Any]) -> bytes:
+    """The bytes of a tokenizer.json."""
+    return json.dumps(data, ensure_ascii=False, indent=1).encode()
+
+
 def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
     """Writes a tokenizer.json, all of it or nothing."""
-    durable.write(path, [json.dumps(data, ensure_ascii=False, indent=1).encode()])
+    durable.write(path, [encoded(data)])

@@ -7,6 +7,7 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 import dataclasses
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
@@ -134,8 +135,15 @@ def exist(directory: str | PathLike[str]) -> bool:
 
 
 def clear_stale(directory: str | PathLike[str]) -> None:
-    """Removes partial checkpoints of runs that died. Only for the one process that may save."""
-    durable.clear_stale(_folder(directory), 0)
+    """Removes partial checkpoints of runs that died. Only for the one process that may save.
+
+    An interrupted run of this process may have left a thread that still writes: waits for it.
+    """
+    for thread in threading.enumerate():
+        if isinstance(thread, SavingThread) and thread.directory == Path(directory).resolve():
+            thread.join()
+    with suppress(OSError):
+        durable.clear_stale(_folder(directory), 0)
 
 
 def check_unused(directory: str | PathLike[str]) -> None:
@@ -176,6 +184,14 @@ class NoSaver:
         pass
 
 
+class SavingThread(threading.Thread):
+    """A thread that writes a checkpoint of the run in a directory."""
+
+    def __init__(self, directory: Path, write: Callable[[], None]) -> None:
+        super().__init__(target=write, name="checkpoint")
+        self.directory = directory.resolve()
+
+
 class BackgroundSaver:
     """Saves checkpoints of the run in `directory` while the run continues.
 
@@ -203,7 +219,7 @@ class BackgroundSaver:
             self._pending = None  # an interrupt may leave the copy incomplete
             snapshot = state if isinstance(state, Snapshot) else self._copy.take(state)
             self._pending = snapshot, best
-        self._thread = threading.Thread(target=self._write, name="checkpoint")
+        self._thread = SavingThread(self.directory, self._write)
         self._thread.start()
         return failure
 
@@ -229,10 +245,19 @@ class BackgroundSaver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error:
-            self.wait()
-        else:
-            self.close()
+        try:
+            if error:
+                self.wait()
+            else:
+                self.close()
+        finally:
+            self._outlive()
+
+    def _outlive(self) -> None:
+        """Waits until no thread writes, however often Ctrl-C comes: the program would wait too."""
+        while self._thread and self._thread.is_alive():
+            with suppress(KeyboardInterrupt):
+                self._thread.join()
 
     def _join(self, thread: threading.Thread) -> None:
         thread.join(activity.REFRESH)

@@ -74,7 +74,6 @@ class Gradients:
 
     def _discard(self) -> None:
         """Clears what has been computed of a step that all ranks have given up."""
-        self.run.model.first_window = 0
         self._sum.discard()
         self.run.clear_gradients()
 
@@ -100,6 +99,7 @@ class Gradients:
         try:
             return self._own_shards(step, loss_scale)
         finally:
+            self.run.model.first_window = 0
             self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
@@ -132,7 +132,6 @@ class Gradients:
                 )
             computed.append((loss, run.distillation.take_gradient() if run.distillation else 0.0))
             self._sum.add(shard)
-        model.first_window = 0
         return computed
 
     def _choose_overlap(self, exchange_share: float) -> None:

@@ -77,13 +77,13 @@ class Loop:
             try:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
-            except Stopped:
+            except BaseException as error:
                 model.passes = passes
-                break
-            except (InputError, OSError, MemoryError):
-                # Perhaps its batch could not be read. The steps before it are as good as ever.
-                model.passes = passes
-                yield from self._finish()
+                if isinstance(error, Stopped):
+                    break
+                if isinstance(error, (InputError, OSError, MemoryError)):
+                    # Perhaps its batch could not be read. The steps before it are as good as ever.
+                    yield from self._finish()
                 raise
             if self._is_broken(loss):
                 yield self._roll_back(step, loss)

@@ -22,7 +22,14 @@ from smallmind.parallel.shards import divisors
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.checkpoint import BackgroundSaver, NoSaver, Saver, check_unused, newest
+from smallmind.training.checkpoint import (
+    BackgroundSaver,
+    NoSaver,
+    Saver,
+    check_unused,
+    clear_stale,
+    newest,
+)
 from smallmind.training.distillation import Distillation
 from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_parts
 from smallmind.training.gradients import computing
@@ -102,6 +109,7 @@ class Training:
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
         self._stopping = False
+        self._begun_in: Path | None = None  # where `train_optimized` saves its last run
 
     def __repr__(self) -> str:
         return f"<Training: step {self.progress.step:,} of {self.config.steps:,} on {self.data!r}>"
@@ -165,6 +173,16 @@ class Training:
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
+        self._stopping = False
+        return self._lead_steps(config, state, until, saver)
+
+    def _lead_steps(
+        self,
+        config: TrainingConfig,
+        state: RunState | None,
+        until: int | None,
+        saver: Saver | None,
+    ) -> Generator[Record, None, None]:
         with self.leading("steps", config, until, state is not None, saver is not None):
             if state:
                 send_state(self.ranks, state)
@@ -176,6 +194,7 @@ class Training:
         self, config: TrainingConfig, until: int | None, has_state: bool, is_saved: bool
     ) -> Generator[Record, None, None]:
         """What the other ranks do while rank 0 takes `steps`."""
+        self._stopping = False
         state = receive_state(self.ranks) if has_state else None
         yield from self._begin_together(config, state)
         state = None
@@ -331,7 +350,8 @@ class Training:
         without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. With
         `resume` training continues from the newest checkpoint there, if there is one; without it,
         InputError if the directory already holds checkpoints, or if another run is using it.
-        OSError if the last checkpoint cannot be saved.
+        InputError, too, for `resume` after an interrupt before the first checkpoint: the model is
+        no longer the one that the run began with. OSError if the last checkpoint cannot be saved.
         """
         check_type("config", config, TrainingConfig, None)
         check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
@@ -356,15 +376,27 @@ class Training:
                 directory = Path(checkpoint_dir)
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(directory))
+                clear_stale(directory)
                 state = self._newest(directory) if resume else None
                 if not state:
                     check_unused(directory)
+                    self._check_fresh(directory.resolve(), resume)
                 saver = stack.enter_context(BackgroundSaver(directory, config.keep))
             for record in self.steps(config, state, saver=saver):
                 records.append(record)
                 if on_record:
                     on_record(record)
         return records
+
+    def _check_fresh(self, directory: Path, resume: bool) -> None:
+        """InputError for a run that resumes from nothing, with weights that it has changed."""
+        if resume and directory == self._begun_in and self.optimizer.steps:
+            raise InputError(
+                f"the run was interrupted before its first checkpoint in {directory}: build the "
+                "model and its Training anew to start over, or leave out resume=True to begin "
+                f"another run with the weights that it has reached, at step {self.progress.step}"
+            )
+        self._begun_in = directory
 
     def _newest(self, directory: str | PathLike[str]) -> RunState | None:
         """The newest checkpoint there, None if there is none. InputError if all are damaged."""
@@ -387,7 +419,6 @@ class Training:
             precision = saved_precision(state)
         set_up(self.model, config, precision)
         self._run = self._new_run(config)
-        self._stopping = False
         if config.shards % self.ranks.size:
             raise InputError(
                 f"data_shards={config.shards} cannot be divided among {self.ranks.size} ranks: "

@@ -86,8 +86,13 @@ class RunView:
 
     @property
     def is_run(self) -> bool:
-        """Whether the directory holds a run, or the beginning of one."""
-        return (self.path / METRICS).is_file() or self.settings is not None
+        """Whether the directory holds a run, which has a config or at least metrics."""
+        if self.settings is not None:
+            return True
+        with suppress(OSError):
+            metrics = self.path / METRICS  # empty ones alone are from a start that was killed
+            return metrics.is_file() and bool(self._config_stat or metrics.stat().st_size)
+        return False
 
     @property
     def name(self) -> str:

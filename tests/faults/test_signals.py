@@ -23,6 +23,7 @@ from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
 from smallmind.training.live_state import LiveState
 from smallmind.training.training import Training
+from smallmind.views.listing import find_runs
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
 from tests.programs import started
@@ -111,6 +112,29 @@ def test_an_interrupted_run_resumes_as_if_uninterrupted(
     assert status("train", "--resume", run) == 0
     assert outcome(run) == accumulated
     assert "Traceback" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("stage", "state", "last"),
+    [
+        ("whole evaluation", "interrupted", r"train \ --resume"),
+        ("sampling", "finished", "generate"),
+    ],
+)
+def test_after_a_signal_at_the_end_all_say_the_same_of_the_run(
+    tmp_path, monkeypatch, capsys, stage, state, last
+):
+    owner, name, call, _ = STAGES[stage]
+    with monkeypatch.context() as patch:
+        signal_at(patch, owner, name, call, signal.SIGINT)
+        assert train(tmp_path) == 130
+    printed = capsys.readouterr().out
+    assert f"Next: smallmind {last}" in " ".join(printed.split())
+    assert ("Interrupted after step 20" in printed) == (state == "interrupted")
+    (found,) = find_runs(tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    assert found.state == state and f": {state}" in repr(run)
+    assert run.is_finished == (state == "finished")
 
 
 @pytest.mark.parametrize("number", NUMBERS)

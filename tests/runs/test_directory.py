@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ from subprocess import PIPE
 
 import pytest
 
-from smallmind import InputError, Run, Training, durable
+from smallmind import InputError, Run, Tokenizer, Training, durable
 from smallmind.cli import main
 from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
@@ -89,6 +90,77 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
     with pytest.raises(InputError, match="already holds a run or part of one"):
         create(tmp_path)
     assert files(tmp_path) == {"text.txt": b"precious"}
+
+
+def leave_a_start(path, tokenizer=True):
+    """Leaves what a start does that is killed."""
+    path.mkdir()
+    (path / "metrics.jsonl").touch()
+    if tokenizer:
+        Tokenizer("another text").save(path / "tokenizer.json")
+
+
+def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text, capsys):
+    out = tmp_path / "runs" / "run"
+    out.parent.mkdir()
+    leave_a_start(out)
+    (out / ".lock").write_text("999999999 " + socket.gethostname())
+    assert main(["runs", str(out.parent)]) == 0
+    assert "run " not in capsys.readouterr().out.replace("No run ", "")
+    assert main(["train", "--resume", str(out)]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"{out} is not a run: cannot read its config.json; its start was cut" in message
+    assert f"start it again with --out {out}" in message
+    with pytest.raises(InputError, match="holds no unfinished run"):
+        Run.unfinished(out.parent)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
+    assert main(["train", text, "--out", str(out), *flags]) == 0
+    assert Run.open(out).is_finished
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", "mine"), ("text.txt", "mine"), ("samples.txt", ""), ("config.json", "")],
+)
+def test_a_file_of_the_user_beside_what_a_start_has_left_is_kept(tmp_path, name, content):
+    out = tmp_path / "run"
+    leave_a_start(out, tokenizer=False)
+    (out / name).write_text(content)
+    before = files(out)
+    with pytest.raises(InputError, match="already holds a run or part of one"):
+        create(out)
+    assert files(out) == before
+
+
+def test_a_start_that_takes_over_and_fails_leaves_the_text_of_the_user(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    leave_a_start(out)
+    (out / "text.txt").write_text(TEXT)
+    monkeypatch.setattr(RunDirectory, "save_config", die)
+    with pytest.raises(KeyboardInterrupt):
+        create(out)
+    assert files(out) == {"text.txt": TEXT.encode()}
+
+
+def test_a_start_under_way_is_not_taken_over(tmp_path):
+    first = RunDirectory.create(tmp_path / "run")
+    with pytest.raises(InputError, match="run is in use by another process"):
+        create(tmp_path / "run")
+    with pytest.raises(InputError, match="another process is using the directory; wait for it"):
+        Run.open(tmp_path / "run")
+    assert files(tmp_path / "run").keys() == {".lock", "metrics.jsonl"}
+    first.discard()
+
+
+def test_samples_of_later_steps_are_written_again(tmp_path):
+    run = interrupted(tmp_path / "run")
+    (run.path / "samples.txt").write_text("--- step 2\nold\n--- step 6\nof other weights\n")
+    whole = create(tmp_path / "whole")
+    whole.train()
+    Run.open(run.path).resume()
+    kept = b"--- step 2\nold\n" + (whole.path / "samples.txt").read_bytes()
+    assert (run.path / "samples.txt").read_bytes() == kept
 
 
 def test_a_new_run_is_locked_before_its_first_file(tmp_path, monkeypatch):

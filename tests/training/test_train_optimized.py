@@ -67,6 +67,29 @@ def test_one_run_at_a_time_uses_a_directory(tmp_path, resume):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
+def test_a_run_interrupted_before_its_first_checkpoint_does_not_resume_from_its_own_weights(
+    tmp_path,
+):
+    """The same object has other weights than those that the run began with."""
+
+    def interrupt(record):
+        if record.step == 3:
+            raise KeyboardInterrupt
+
+    settings = {"checkpoint_dir": tmp_path, "log_every": 1, "val_every": 0, "save_every": 5}
+    training = small_training()
+    with pytest.raises(KeyboardInterrupt):
+        training.train_optimized(8, on_record=interrupt, **settings)
+    with pytest.raises(InputError, match=r"before its first checkpoint .* build the model and its"):
+        training.train_optimized(8, resume=True, **settings)
+    anew = small_training()
+    anew.train_optimized(8, resume=True, **settings)
+    whole = small_training()
+    whole.train(8, log_every=1, val_every=0)
+    assert anew.model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+    assert training.train_optimized(2, checkpoint_dir=tmp_path / "other", resume=True)
+
+
 def test_positional_arguments_have_the_order_of_the_guide():
     training = small_training()
     training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)
