@@ -47,7 +47,7 @@ class Console:
         self.failure: OSError | None = None
         self._live = LiveLine(self.stream)
         self._live.write = self._emit  # type: ignore[method-assign]
-        self._announced = -activity.QUIET
+        self._pause = activity.Pause()
         self._printed = time.monotonic()  # the time of the last output
 
     def check(self) -> None:
@@ -101,10 +101,9 @@ class Console:
         """What is being done now, for the activity hook; a line of its own if not on a terminal."""
         if not text:
             self._clear()
-        elif self.is_terminal or usual or time.monotonic() - self._announced < activity.QUIET:
+        elif self.is_terminal or usual or not self._pause.is_over(text):
             self.live(f"{text} ...")
         else:
-            self._announced = time.monotonic()
             self.line(f"{text} ...")
 
     def from_signal_handler(self, text: str) -> None:

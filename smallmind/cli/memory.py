@@ -24,13 +24,18 @@ def make_plan(
     teacher: "Teacher | None",
     text: "TextSize | None" = None,
 ) -> "Plan":
-    """The run as train would start it."""
+    """The run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.nn.transformer import resolve_precision
+    from smallmind.runs.threads import use_threads
+    from smallmind.training.memory_estimate import Program
     from smallmind.training.memory_plan import Plan
+    from smallmind.training.rehearsal import rehearse
 
     precision = resolve_precision(training.requested_precision, run.backend)
     training = dataclasses.replace(training, precision=precision)
-    return Plan(model, training, run, teacher, text)
+    use_threads(run)
+    rehearse(model, training, teacher and teacher.model, run.backend)
+    return Plan(model, training, run, teacher, text, Program.measured(text))
 
 
 def check_memory(console: Console, plan: "Plan", ranks: int = 1) -> None:

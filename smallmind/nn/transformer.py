@@ -334,6 +334,10 @@ class TransformerModel(Tabular):
             total += self.workspace.one_pass(one_pass, number, first_row)
         return total / targets.size
 
+    def forget_recorded(self) -> None:
+        """Drops the passes that are repeated without Python, and with them their arrays."""
+        self._recorded = RecordedGradients()
+
     def _add_gradients(
         self, ids: np.ndarray, targets: np.ndarray, scale: float, kernel: Kernel | None
     ) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.training.memory_estimate import (
     MemoryEstimate,
+    Program,
     Teacher,
     TextSize,
     estimate,
@@ -39,6 +40,7 @@ class Plan:
     run: RunConfig
     teacher: Teacher | None = None
     text: TextSize | None = None
+    program: Program | None = None  # None: a typical one
 
     @property
     def estimate(self) -> MemoryEstimate:
@@ -58,6 +60,7 @@ class Plan:
             "text": self.text,
             "backend": self.run.backend,
             "timed": self.run.minutes is not None,
+            "program": self.program,
         }
 
     def changed(self, **settings: Any) -> "Plan":
