@@ -117,10 +117,11 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         batch = data.windows(np.zeros(windows, np.int64))
         objective = make_objective(model, training.distillation)
         objective(batch, 1.0, 1.0)  # waits for kernels and memory
-        # Ranks divide the windows; what they exchange is left out.
-        windows *= training.ranks.size
-        learning = _fastest(lambda: objective(batch, 1.0, 1.0)) / windows
-        reading = _fastest(lambda: model.losses(batch.ids, batch.targets)) / windows
+        # Ranks divide the windows, of a step by shards; what they exchange is left out.
+        size = training.ranks.size
+        most = math.ceil(config.shards / size) / config.shards  # that one of them has
+        learning = _fastest(lambda: objective(batch, 1.0, 1.0)) / windows * most
+        reading = _fastest(lambda: model.losses(batch.ids, batch.targets)) / windows / size
         update = _fastest(make_optimizer(model, config).step)
     model.workspace.pool.trim()  # a run has batches of other sizes
     end = 2 * B * _batches_at_the_end(data) * reading  # windows overlap by half

@@ -10,7 +10,7 @@ from smallmind.config import micro_batch_sizes
 from smallmind.nn.workspace import nothing
 from smallmind.parallel.gradient_sum import GradientSum, adding
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
-from smallmind.parallel.shards import ShardSampler
+from smallmind.parallel.shards import ShardSampler, own_shards
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
@@ -84,7 +84,8 @@ class Gradients:
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
         if ranks.size == 1 or not bad:
             return ""
-        return f" in data shard {bad[0]}, on {ranks.names[bad[0] * ranks.size // shards]}"
+        rank = next(r for r in range(ranks.size) if bad[0] in own_shards(r, ranks.size, shards))
+        return f" in data shard {bad[0]}, on {ranks.names[rank]}"
 
     def windows_in_step(self, step: int) -> int:
         """Update, from 1 -> the number of windows in all its batches together, of all ranks."""
