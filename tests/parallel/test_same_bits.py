@@ -222,6 +222,21 @@ def test_runs_of_every_kind_are_the_same_over_mpi(tmp_path, launcher):
             assert {name: outcome(run) for name, run in trained.items()} == alone, f"{size} ranks"
 
 
+@pytest.mark.parametrize("length", ["--steps 6", "--epochs 2 --batch-size 28"])
+def test_dead_units_are_those_of_the_whole_batch(tmp_path, length):
+    """Also where ranks have no windows."""
+    flags = "--recipe gpt2 --mlp relu2 --learning-rate 0.05 --warmup-steps 0 --batch-size 4 "
+    flags += "--grad-accum-steps 3 --check-gradient-health --diagnostic-interval 2 " + length
+    words = "train", write_text(tmp_path), *BASE, *shlex.split(flags), "--data-shards", 8
+    found = []
+    for size in (1, 3, 8):
+        assert in_process.status(size, *words, "--out", tmp_path / str(size)) == 0
+        lines = (tmp_path / str(size) / "metrics.jsonl").read_text().splitlines()
+        found.append([line for line in lines if "findings" in line])
+    assert "hidden units are dead" in "".join(found[0])
+    assert found == found[:1] * 3
+
+
 def resume(path, size, until):
     """Continues a run on ranks, to a step."""
 
