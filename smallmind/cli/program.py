@@ -38,19 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
     if the run does not fit in memory, `verify` if a checkpoint is wrong.
     """
-    parser = make_parser(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(arguments)
-    if "run" not in options:
-        parser.error(f"give a command: {', '.join(COMMANDS)}")
-    from smallmind.cli.console import error_line
     from smallmind.cli.errors import EXPECTED, message_of, status_of
-    from smallmind.cli.signals import ending_on_signals
 
     try:
+        parser = make_parser(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_args(arguments)
+        if "run" not in options:
+            parser.error(f"give a command: {', '.join(COMMANDS)}")
+        from smallmind.cli.signals import ending_on_signals
+
         with warnings.catch_warnings(), ending_on_signals():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             return int(options.run(options))
     except EXPECTED as error:
+        from smallmind.cli.console import error_line
+
         line_break = "\n" if isinstance(error, KeyboardInterrupt) else ""  # after ^C
         error_line(f"{line_break}smallmind: {message_of(error)}")
         return status_of(error)

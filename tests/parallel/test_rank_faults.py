@@ -16,6 +16,7 @@ from tests.parallel.launching import (
     BOUND,
     LAUNCHERS,
     OPEN_MPI,
+    ROOT,
     ended,
     needs_mpi,
     on_every_mpi,
@@ -172,11 +173,28 @@ def test_wrong_flags_are_reported_once(tmp_path):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_without_mpi4py_ends_all_and_says_what_to_install(tmp_path, rank):
     code, _, errors = disturbed(tmp_path, ("no mpi4py", rank, 0))
-    assert code != 0
+    assert code == 2
     (line,) = smallmind_lines(errors)
     assert line.startswith(f"smallmind: rank {rank}: several ranks need mpi4py")
     assert "python -m pip install mpi4py mpich" in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "environment", [{"PYTHONPATH": "STUBS"}, {"NUMBA_NUM_THREADS": "0"}], ids=lambda given: [*given]
+)
+def test_ranks_that_cannot_start_end_by_themselves(tmp_path, environment):
+    """Each with a line and status 2: none is killed, and mpiexec does not wait."""
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not installed')\n")
+    if "PYTHONPATH" in environment:
+        environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    code = "import subprocess as s, sys; print('ended:', s.call(sys.argv[1:], close_fds=False))"
+    program = "-c", code, LAUNCHERS[0].python, "-m", "smallmind", "train", write_text(tmp_path)
+    code, printed, errors = run(LAUNCHERS[0].command((3, program)), **environment)
+    assert code == 0
+    assert printed.count("ended: 2") == 3, printed
+    lines = errors.splitlines()
+    assert sorted(line[:18] for line in lines) == [f"smallmind: rank {i}:" for i in range(3)]
 
 
 @pytest.mark.skipif(len({launcher.name for launcher in LAUNCHERS}) < 2, reason="needs two MPIs")
