@@ -5,6 +5,7 @@ import functools
 import math
 import numbers
 import operator
+import os
 import reprlib
 from collections.abc import Callable, Collection
 from typing import Any
@@ -12,6 +13,22 @@ from typing import Any
 
 class InputError(ValueError):
     """Invalid input from the user; the message is one line that says what to do."""
+
+
+def environment_number(name: str, low: int) -> int | None:
+    """A whole number in an environment variable, None without it. InputError if it is below low."""
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = low - 1
+    if number < low:
+        raise InputError(
+            f"{name}={text!r} in the environment must be a whole number of at least {low}, or unset"
+        )
+    return number
 
 
 def setting(

@@ -283,8 +283,8 @@ class TrainingConfig:
     grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
     data_shards: int | None = setting(
         None,
-        "parts of every batch whose gradients are added; a multiple of the number of ranks; "
-        "default: 1, or 8 with mpiexec",
+        "parts of every batch, at least one per rank; results depend on this number, not on the "
+        "number of ranks; default: 1, or 8 with mpiexec",
         low=1,
         high=MAX_SHARDS,
     )

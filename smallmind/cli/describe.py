@@ -158,7 +158,8 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["precision", f"{run.training.model.precision}"],
     ]
     if run.ranks.size > 1:
-        own = training.shards // run.ranks.size
+        fewest, others = divmod(training.shards, run.ranks.size)
+        own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
         rows.append(["ranks", f"{run.ranks.size}, each {own} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])

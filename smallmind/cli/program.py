@@ -34,19 +34,21 @@ NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of
 
 def run(arguments: Sequence[str] | None) -> int:
     """Runs a command -> exit status, as described for smallmind.cli.main."""
-    parser = make_parser(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(arguments)
-    if "run" not in options:
-        parser.error(f"give a command: {', '.join(COMMANDS)}")
-    from smallmind.cli.console import error_line
     from smallmind.cli.errors import EXPECTED, message_of, status_of
-    from smallmind.cli.signals import ending_on_signals
 
     try:
+        parser = make_parser(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_args(arguments)
+        if "run" not in options:
+            parser.error(f"give a command: {', '.join(COMMANDS)}")
+        from smallmind.cli.signals import ending_on_signals
+
         with warnings.catch_warnings(), ending_on_signals():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             return int(options.run(options))
     except EXPECTED as error:
+        from smallmind.cli.console import error_line
+
         line_break = "\n" if isinstance(error, KeyboardInterrupt) else ""  # after ^C
         error_line(f"{line_break}smallmind: {message_of(error)}")
         return status_of(error)

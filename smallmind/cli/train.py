@@ -64,14 +64,14 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
         return _resume(options, ranks)
     if options.dry_run:
         return check.run(options)
-    from smallmind.parallel.shards import default_shards
+    from smallmind.parallel.shards import DEFAULT_SHARDS
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
         settings = settings_of(options)
         if launched() and settings.training.data_shards is None:
-            settings = settings.replace(data_shards=default_shards(ranks.size))
+            settings = settings.replace(data_shards=DEFAULT_SHARDS)
         cache = settings.distillation.teacher_cache
         if cache and not os.path.lexists(cache):
             check_writable("--teacher-cache", Path(cache))

@@ -141,9 +141,10 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     learning, update, reading = map(min, tries)
-    # Ranks divide the windows; what they exchange is left out.
-    windows *= training.ranks.size
-    learning, reading = learning / windows, reading / windows
+    # Ranks divide the windows, of a step by shards; what they exchange is left out.
+    size = training.ranks.size
+    most = math.ceil(config.shards / size) / config.shards  # that one of them has
+    learning, reading = learning / windows * most, reading / windows / size
     end = 2 * B * _batches_at_the_end(data) * reading  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
     evaluation = 2 * B * batches * reading

@@ -18,6 +18,7 @@ from smallmind.config import ModelConfig, TrainingConfig
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
+from smallmind.parallel.shards import check_size
 from smallmind.runs import pace
 from smallmind.runs.source import Source, TokenSource
 from smallmind.runs.threads import use_threads
@@ -46,6 +47,7 @@ def lead(ranks: Ranks, settings: Settings, source: Source, training: Training) -
     """Rank 0 gives the others all that they need to follow a run. They `follow`."""
     if ranks.size == 1:
         return
+    check_size(ranks.size, settings.training.shards)  # before the others get anything
     data, distillation = training.data, training.distillation
     on_disk = None
     if isinstance(source, TokenSource):

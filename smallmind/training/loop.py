@@ -103,9 +103,10 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        ids_targets = self.gradients.latest.ids, self.gradients.latest.targets
-        optimizer = run.optimizer
-        with checked_update(run.model, config, step, optimizer, ids_targets, run.scaler) as health:
+        batch, ranks = self.gradients.last_batch(step), self.gradients.ranks
+        with checked_update(
+            run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, ranks
+        ) as health:
             norm = update(run)
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)

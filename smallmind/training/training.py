@@ -18,7 +18,7 @@ from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
 from smallmind.parallel.ranks import ALONE, Ranks, Stopped, together
-from smallmind.parallel.shards import divisors
+from smallmind.parallel.shards import check_size
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
@@ -419,11 +419,7 @@ class Training:
             precision = saved_precision(state)
         set_up(self.model, config, precision)
         self._run = self._new_run(config)
-        if config.shards % self.ranks.size:
-            raise InputError(
-                f"data_shards={config.shards} cannot be divided among {self.ranks.size} ranks: "
-                f"the number of ranks must be one of {', '.join(map(str, divisors(config.shards)))}"
-            )
+        check_size(self.ranks.size, config.shards)
         self._run.clear_gradients()
         if state:
             self.load_state(state)

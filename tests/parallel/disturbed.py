@@ -13,6 +13,7 @@ from smallmind.checks import InputError
 from smallmind.cli import main
 from smallmind.cli import ranks as cli_ranks
 from smallmind.nn.transformer import TransformerModel
+from smallmind.parallel import launch
 from smallmind.parallel.environment import rank
 from smallmind.runs import pace
 from smallmind.runs import ranks as runs_ranks
@@ -89,6 +90,7 @@ def other_instructions(_):
 
 
 def without_mpi4py(_):
+    launch.GRACE = 1  # the other ranks do not fail
     sys.modules["mpi4py"] = None
 
 
