@@ -43,7 +43,7 @@ class Foreign:
         """The model and its tokenizer."""
         tokenizer = self.tokenizer()
         model = self.model(backend)
-        model.tokenizer_state = tokenizer.state()
+        model.tokenizer_digest = tokenizer.digest
         return model, tokenizer
 
 

@@ -280,7 +280,7 @@ def load_distillation(
 
 
 def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
-    if of_teacher.state() != of_text.state():
+    if of_teacher.digest != of_text.digest:
         raise InputError(
             f"the tokens of the teacher {teacher} are not those of this text; use a teacher "
             "trained on text with the same characters, or train both with --tokenizer byte"

@@ -276,7 +276,7 @@ class RunDirectory:
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
         """Writes model and tokenizer to one file, with the step that they were saved after."""
-        saved = {"tokenizer": safetensors.to_json(tokenizer.state()), "step": str(step)}
+        saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved)
 

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import smallmind
 from smallmind import InputError, Run, Training, durable
 from smallmind.cli import main
 from smallmind.lock import RunLock
@@ -17,6 +19,7 @@ from smallmind.runs.directory import RunDirectory
 from smallmind.runs.metrics import read_metrics
 from smallmind.training import checkpoint
 from smallmind.training.records import FileWarningRecord, StepRecord
+from smallmind.training.state import RunState
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
 
@@ -411,21 +414,30 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path):
     assert Run.open(run.path).is_finished
 
 
-# What cannot be saved
+# What is long, and what cannot be saved
 
 
-def test_a_text_with_too_many_characters_to_save_is_refused_before_the_first_step(tmp_path, capsys):
+def test_a_text_of_very_many_characters_is_trained_and_resumed(tmp_path):
     text = tmp_path / "many.txt"
     text.write_text("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT, encoding="utf-8")
     flags = "--block-size 8 --n-embd 2 --n-layer 1 --n-head 1 --batch-size 1 --steps 2"
     out = tmp_path / "run"
     command = ["train", str(text), "--backend", "numpy", *flags.split(), "--out", str(out)]
-    assert main(command) == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1 and "step " not in printed.out
-    assert "this run could not be saved: names and metadata take " in printed.err
-    assert "Use --tokenizer byte if the text has many distinct characters" in printed.err
-    assert not out.exists()
+    assert main(command) == 0
+    moved = (out / "model.safetensors").rename(tmp_path / "model.safetensors")
+    tokenizer = smallmind.load(moved, "numpy")[1]
+    assert tokenizer.vocab_size > 260_000
+    assert main(["train", "--resume", str(out), "--steps", "3"]) == 0
+    assert Run.open(out).load(backend="numpy")[1].state() == tokenizer.state()
+
+
+def test_a_run_whose_names_do_not_fit_is_refused_before_it_is_saved():
+    nothing = np.zeros(0, np.float32)
+    state = RunState(
+        3, {f"model.blocks.{i}.attention_norm.weight": nothing for i in range(2**15)}, {}
+    )
+    with pytest.raises(InputError, match=r"could not be saved: names .* Use fewer layers"):
+        checkpoint.check_size(state)
 
 
 def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_path):
