@@ -245,9 +245,7 @@ def _texts(entries: list[_Entry]) -> list[_Entry]:
     texts = [entry for entry in entries if entry.name.startswith(TEXT)]
     for entry in texts:
         if entry.dtype != np.uint8 or len(entry.shape) != 1 or entry.end - entry.begin > MAX_TEXT:
-            raise ValueError(
-                f"{entry.name[:80]!a} is not a text of at most {MAX_TEXT:,} bytes"
-            )
+            raise ValueError(f"{entry.name[:80]!a} is not a text of at most {MAX_TEXT:,} bytes")
     return texts
 
 

@@ -1,5 +1,6 @@
 """Models in GGUF, as llama.cpp runs them: its metadata, its names, its types of weights."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,7 @@ class GGUF(Format):
             raise InputError(f"{path} must end in {SUFFIX}")
         if path.is_dir():
             raise InputError(f"{path} is a directory; name a file")
-        if path.exists() and not self.recognises(path):
+        if os.path.lexists(path) and not _begins_as_gguf(path):
             raise InputError(f"{path} exists and is not a GGUF file; choose another name")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
@@ -67,9 +68,8 @@ class GGUF(Format):
         )
 
     def recognises(self, path: Path) -> bool:
-        with suppress(OSError, ValueError), durable.open_regular(path) as file:
-            return path.suffix == SUFFIX or file.read(4) == gguf_file.MAGIC
-        return False
+        # One that is damaged is recognised by its name: to open it says what is wrong.
+        return (path.suffix == SUFFIX and path.is_file()) or _begins_as_gguf(path)
 
     def open(self, path: Path) -> "ForeignFile":
         return ForeignFile(path)
@@ -117,6 +117,12 @@ class ForeignFile(Foreign):
         return read_model(self.config, layout, self._tensors, source, backend)
 
 
+def _begins_as_gguf(path: Path) -> bool:
+    with suppress(OSError, ValueError), durable.open_regular(path) as file:
+        return file.read(4) == gguf_file.MAGIC
+    return False
+
+
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:
     known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
     return known_architecture(metadata, "general.architecture", known)
@@ -124,11 +130,15 @@ def _architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
     """InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by settings."""
-    kind = str(own.get("rope.scaling.type", "linear"))
-    factor = str(own.get("rope.scaling.factor", own.get("rope.scale_linear", 1.0)))
-    is_default = kind == "none" or (kind == "linear" and factor in ("0.0", "1.0"))
-    if has_factors or not is_default:
-        raise InputError("its rotations (rope) are scaled; only the default is known here")
+    scaling, factors = "rope.scaling.type", ("rope.scaling.factor", "rope.scale_linear")
+    kind = str(own.get(scaling, "linear"))
+    by = [] if kind in ("none", "linear") else [scaling]
+    if kind == "linear":
+        by += [key for key in factors if str(own.get(key, 1.0)) not in ("0.0", "1.0")]
+    if has_factors:
+        by.append("rope_freqs.weight")
+    if by:
+        raise InputError(f"its rotations (rope) are scaled, by {by[0]}; only the default is known")
 
 
 def _typed(value: Any) -> Any:

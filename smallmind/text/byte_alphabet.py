@@ -22,6 +22,4 @@ def as_bytes(characters: str) -> bytes:
     try:
         return str.translate(characters, TO_BYTES).encode("latin-1")
     except UnicodeEncodeError:
-        raise ValueError(
-            f"its token {characters[:80]!a} has characters without a byte"
-        ) from None
+        raise ValueError(f"its token {characters[:80]!a} has characters without a byte") from None
