@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Run, Training, durable
+from smallmind import InputError, Run, Tokenizer, Training, TransformerModel, durable
 from smallmind.cli import main
 from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
+from smallmind.runs.files import MODEL
 from smallmind.runs.metrics import read_metrics
 from smallmind.training import checkpoint
 from smallmind.training.records import FileWarningRecord, StepRecord
@@ -417,18 +418,19 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path):
 # What is long, and what cannot be saved
 
 
-def test_a_text_of_very_many_characters_is_trained_and_resumed(tmp_path):
-    text = tmp_path / "many.txt"
-    text.write_text("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT, encoding="utf-8")
-    flags = "--block-size 8 --n-embd 2 --n-layer 1 --n-head 1 --batch-size 1 --steps 2"
-    out = tmp_path / "run"
-    command = ["train", str(text), "--backend", "numpy", *flags.split(), "--out", str(out)]
-    assert main(command) == 0
-    moved = (out / "model.safetensors").rename(tmp_path / "model.safetensors")
-    tokenizer = smallmind.load(moved, "numpy")[1]
-    assert tokenizer.vocab_size > 260_000
-    assert main(["train", "--resume", str(out), "--steps", "3"]) == 0
-    assert Run.open(out).load(backend="numpy")[1].state() == tokenizer.state()
+def test_a_tokenizer_of_any_size_is_in_the_model_and_in_each_checkpoint(tmp_path):
+    tokenizer = Tokenizer("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 8, 2, 1, 1, backend="numpy")
+    state = Training(model, tokenizer, TEXT).state()
+    checkpoint.check_size(state)
+    checkpoint.save(tmp_path, state)
+    RunDirectory(tmp_path).save_model(model, tokenizer, 0)
+    name = checkpoint.file_name(0)
+    alone = [(tmp_path / "checkpoints" / name).rename(tmp_path / name), tmp_path / MODEL]
+    for path in alone:
+        loaded, found = smallmind.load(path, "numpy")
+        assert found.state() == tokenizer.state()
+        np.testing.assert_array_equal(loaded.flat.data, model.flat.data)
 
 
 def test_a_run_whose_names_do_not_fit_is_refused_before_it_is_saved():
