@@ -147,4 +147,5 @@ def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
         raise InputError(f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size}")
     state = tokenizer.state()
     unused = {f"[PAD{i}]": i for i in range(tokenizer.vocab_size, vocab_size)}
-    return Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
+    made = Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
+    return made.with_published(tokenizer.published)

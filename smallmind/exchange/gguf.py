@@ -11,7 +11,7 @@ import numpy as np
 from smallmind import durable
 from smallmind.checks import InputError
 from smallmind.config import ModelConfig
-from smallmind.exchange import gguf_file
+from smallmind.exchange import gguf_file, published
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -59,11 +59,12 @@ class GGUF(Format):
             general["general.quantization_version"] = np.uint32(QUANTISATION)
         settings = settings_of(config, architecture.metadata)
         own = {f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()}
+        tokenizer = metadata_of(exported.tokenizer)
         tensors = written_tensors(config, architecture, architecture.gguf_tensors)
         path.parent.mkdir(parents=True, exist_ok=True)
         gguf_file.write(
             path,
-            {**general, **own, **metadata_of(exported.tokenizer)},
+            {**general, **own, **tokenizer, **published.metadata_of(exported.tokenizer)},
             [_written(tensor, parameters, type) for tensor in tensors],
         )
 
@@ -108,7 +109,8 @@ class ForeignFile(Foreign):
 
     def tokenizer(self) -> Tokenizer:
         try:
-            return padded(tokenizer_of(self._metadata), self.config.vocab_size)
+            tokenizer = padded(tokenizer_of(self._metadata), self.config.vocab_size)
+            return tokenizer.with_published(published.of_metadata(self._metadata, tokenizer))
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
 

@@ -102,6 +102,8 @@ def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = 
 
     InputError if the tokenizer of the weights does not know all characters of the text.
     """
+    if source.tokenizer and initial and source.tokenizer.digest == initial.tokenizer.digest:
+        return initial.tokenizer  # with what has been published of it
     if source.tokenizer:
         return source.tokenizer
     assert isinstance(source, TextSource)

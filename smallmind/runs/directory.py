@@ -19,7 +19,17 @@ from smallmind.lock import RunLock
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.event_file import PATTERN, EventFile
-from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
+from smallmind.runs.files import (
+    CONFIG,
+    FILES,
+    METRICS,
+    MODEL,
+    PROFILE,
+    PUBLISHED,
+    SAMPLES,
+    TEXT,
+    TOKENIZER,
+)
 from smallmind.runs.metrics_file import record_of
 from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
@@ -283,11 +293,26 @@ class RunDirectory:
     def save_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer that the run keeps to its end."""
         tokenizer.save(self.path / TOKENIZER)
+        if tokenizer.published:
+            text = safetensors.to_json(dict(tokenizer.published))
+            durable.write(self.path / PUBLISHED, [text.encode()])
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run; None if an earlier version made the directory."""
-        path = self.path / TOKENIZER
-        return Tokenizer.load(path) if path.exists() else None
+        path, published = self.path / TOKENIZER, self.path / PUBLISHED
+        if not path.exists():
+            return None
+        tokenizer = Tokenizer.load(path)
+        if not published.exists():
+            return tokenizer
+        try:
+            with durable.open_regular(published) as file:
+                said = safetensors.from_json(file.read(safetensors.MAX_TEXT))
+            return tokenizer.with_published(said)
+        except OSError as error:
+            raise InputError(f"cannot read {published}: {error.strerror}") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{published} was not written by smallmind: {error}") from None
 
     def save_profile(self, rows: Sequence[ProfileRow]) -> None:
         """Writes where the time of training went, in nanoseconds."""
@@ -363,7 +388,7 @@ class RunDirectory:
 
 def _new_files(with_text: bool) -> list[str]:
     """What a new run may not find in its directory."""
-    return [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([TEXT] if with_text else [])]
+    return [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, PUBLISHED, *([TEXT] if with_text else [])]
 
 
 def _ends_with_line(file: int) -> bool:

@@ -50,6 +50,7 @@ class Tokenizer:
     separator: str = "\n"  # of documents
     end_of_text: int | None = None  # a token that only ends texts
     opening: str  # the default prompt: a newline, if the vocabulary has one
+    special: Mapping[str, int] = MappingProxyType({})  # tokens that are never split
     published: Mapping[str, Any] = MappingProxyType({})
 
     def __new__(cls, *arguments: Any, **settings: Any) -> "Tokenizer":
@@ -146,9 +147,15 @@ class Tokenizer:
         return tokenizer.with_published(state.get("published", {}))
 
     def with_published(self, published: Mapping[str, Any]) -> "Tokenizer":
-        """The same tokenizer with this as `published`."""
+        """The same tokenizer with this as `published`.
+
+        TypeError unless it is tables by name, ValueError if it has halves of characters.
+        """
+        for name, part in check_type("published", published, Mapping).items():
+            check_type(name, part, Mapping)
+        safetensors.to_json(dict(published)).encode()
         made = copy.copy(self)
-        made.published = check_type("published", published, Mapping)
+        made.published = published
         made.__dict__.pop("saved", None)
         return made
 
