@@ -87,7 +87,7 @@ class Writer:
         check_type("model", model, TransformerModel)
         check_type("tokenizer", tokenizer, Tokenizer)
         check_type("prompt", prompt, str)
-        if model.tokenizer_state not in (None, tokenizer.state()):
+        if model.tokenizer_digest not in (None, tokenizer.digest):
             raise InputError(
                 f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
                 "that smallmind.load returns with the model"

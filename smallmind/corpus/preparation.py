@@ -57,7 +57,7 @@ class Encoding(NamedTuple):
         """What has to be the same for the same tokens, as JSON."""
         separator = {} if self.chosen_separator is None else {"separator": self.chosen_separator}
         if isinstance(self.tokenizer, Tokenizer):
-            return {"tokenizer": digest_of(self.tokenizer), **separator}
+            return {"tokenizer": self.tokenizer.digest, **separator}
         learned = {"vocab_size": self.vocab_size, "split": self.split}
         is_learned = self.tokenizer == "bpe"
         return {"tokenizer": self.tokenizer, **(learned if is_learned else {}), **separator}
@@ -134,11 +134,6 @@ def identity(
     }
 
 
-def digest_of(tokenizer: Tokenizer) -> str:
-    """SHA-256 of what a tokenizer knows."""
-    return hashlib.sha256(safetensors.to_json(tokenizer.state()).encode()).hexdigest()
-
-
 def load_tokenizer(shards: Shards) -> Tokenizer:
     """The tokenizer of prepared texts. InputError if it is missing or another one."""
     path = shards.directory / TOKENIZER
@@ -146,7 +141,7 @@ def load_tokenizer(shards: Shards) -> Tokenizer:
         tokenizer = Tokenizer.load(path)
     except InputError as error:
         raise InputError(f"{error}; {REMEDY}") from None
-    if digest_of(tokenizer) != shards.index.recipe.tokenizer_digest:
+    if tokenizer.digest != shards.index.recipe.tokenizer_digest:
         raise InputError(f"{path} is not the tokenizer of these tokens; {REMEDY}")
     return tokenizer
 
@@ -270,9 +265,7 @@ def _write(
     corpus: Corpus, plan: Plan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
 ) -> None:
     """Writes all that is missing in the directory."""
-    writer = ShardWriter(
-        directory, tokenizer.vocab_size, digest_of(tokenizer), wanted["shard_tokens"]
-    )
+    writer = ShardWriter(directory, tokenizer.vocab_size, tokenizer.digest, wanted["shard_tokens"])
     with writer:
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         if not os.path.lexists(directory / PLAN):

@@ -149,7 +149,7 @@ def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
     """InputError if another tokenizer than that of the tokens was asked for."""
     kind = found.tokenizer.kind
     if isinstance(tokenizer, Tokenizer):
-        if tokenizer.state() != found.tokenizer.state():
+        if tokenizer.digest != found.tokenizer.digest:
             raise InputError(
                 f"{found.place} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
                 "texts with the one that is needed: smallmind prepare ... --tokenizer FILE"

@@ -43,7 +43,7 @@ class Foreign:
         """The model and its tokenizer."""
         tokenizer = self.tokenizer()
         model = self.model(backend)
-        model.tokenizer_state = tokenizer.state()
+        model.tokenizer_digest = tokenizer.digest
         return model, tokenizer
 
 
@@ -147,4 +147,5 @@ def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
         raise InputError(f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size}")
     state = tokenizer.state()
     unused = {f"[PAD{i}]": i for i in range(tokenizer.vocab_size, vocab_size)}
-    return Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
+    made = Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
+    return made.with_published(tokenizer.published)

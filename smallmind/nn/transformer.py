@@ -143,7 +143,7 @@ class TransformerModel(Tabular):
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
         # Of the tokenizer that it was trained with; None: not known.
-        self.tokenizer_state: dict[str, Any] | None = None
+        self.tokenizer_digest: str | None = None
         self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.first_window = 0  # of the next batch in a larger one: they depend on that too
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens

@@ -21,7 +21,17 @@ from smallmind.lock import RunLock, is_held
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.event_file import PATTERN, EventFile
-from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
+from smallmind.runs.files import (
+    CONFIG,
+    FILES,
+    METRICS,
+    MODEL,
+    PROFILE,
+    PUBLISHED,
+    SAMPLES,
+    TEXT,
+    TOKENIZER,
+)
 from smallmind.runs.metrics_file import record_of
 from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
@@ -307,18 +317,32 @@ class RunDirectory:
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
         """Writes model and tokenizer to one file, with the step that they were saved after."""
-        saved = {"tokenizer": safetensors.to_json(tokenizer.state()), "step": str(step)}
+        saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved)
 
     def save_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer that the run keeps to its end."""
         tokenizer.save(self.path / TOKENIZER)
+        if tokenizer.published:
+            durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run; None if an earlier version made the directory."""
-        path = self.path / TOKENIZER
-        return Tokenizer.load(path) if path.exists() else None
+        path, published = self.path / TOKENIZER, self.path / PUBLISHED
+        if not path.exists():
+            return None
+        tokenizer = Tokenizer.load(path)
+        if not published.exists():
+            return tokenizer
+        try:
+            with durable.open_regular(published) as file:
+                said = safetensors.from_json(file.read(safetensors.MAX_TEXT))
+            return tokenizer.with_published(said)
+        except OSError as error:
+            raise InputError(f"cannot read {published}: {error.strerror}") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{published} was not written by smallmind: {error}") from None
 
     def save_profile(self, rows: Sequence[ProfileRow]) -> None:
         """Writes where the time of training went, in nanoseconds."""
@@ -407,14 +431,16 @@ class RunDirectory:
         """The files that a start has made which was killed before it could save its config.
 
         It makes empty metrics before all others, and only where there are no such files. Since then
-        the user may have put some there: only a tokenizer that was written here counts, and the
-        same text.
+        the user may have put some there: only a tokenizer that was written here counts, with what
+        was published with it, and the same text.
         """
         if not _is_empty(self.path / METRICS):
             return set()
         left = {METRICS}
         if _is_tokenizer(self.path / TOKENIZER):
             left.add(TOKENIZER)
+        if _is_published(self.path / PUBLISHED):
+            left.add(PUBLISHED)
         if text is not None and _content(self.path / TEXT) == text.encode():
             left.add(TEXT)
         return left
@@ -440,7 +466,8 @@ class RunDirectory:
 def _new_files(text: str | None) -> list[str]:
     """What a new run may not find in its directory, in the order in which it is discarded."""
     # The metrics come last: until then they show that the others belong to a run.
-    return [CONFIG, MODEL, SAMPLES, TOKENIZER, *([] if text is None else [TEXT]), METRICS]
+    first = [CONFIG, MODEL, SAMPLES, TOKENIZER, PUBLISHED]
+    return [*first, *([] if text is None else [TEXT]), METRICS]
 
 
 def _is_empty(path: Path) -> bool:
@@ -468,6 +495,20 @@ def _is_tokenizer(path: Path) -> bool:
         return content is not None and content == encoded(Tokenizer.load(path).as_json())
     except InputError:
         return False
+
+
+def _is_published(path: Path) -> bool:
+    """Whether a file is, byte for byte, a published.json that was written here."""
+    content = _content(path)
+    try:
+        return bool(content) and content == _published(safetensors.from_json(content))
+    except (TypeError, ValueError):
+        return False
+
+
+def _published(said: Mapping[str, Any]) -> bytes:
+    """The bytes of a published.json."""
+    return safetensors.to_json(dict(said)).encode()
 
 
 def _ends_with_line(file: int) -> bool:

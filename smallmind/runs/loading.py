@@ -107,7 +107,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
-    model.tokenizer_state = tokenizer.state()
+    model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 
 
@@ -115,7 +115,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a model file, whose tensors are not read. InputError if it has none."""
     metadata = safetensors.read_metadata(path)
     try:
-        return Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
+        return Tokenizer.from_saved(metadata["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
 
@@ -129,14 +129,14 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
     model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
-    model.tokenizer_state = tokenizer.state()
+    model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
     """The tokenizer that a checkpoint was made with. InputError if it has none."""
     try:
-        return Tokenizer.from_state(saved.state["tokenizer"])
+        return Tokenizer.from_saved(saved.state["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the checkpoint of step {saved.step} has no tokenizer: {error}") from None
 

@@ -7,18 +7,18 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 import dataclasses
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
-from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
+from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
 SPARE = 2**16  # bytes of metadata
 
@@ -47,7 +47,7 @@ def save(
 
 
 def check_size(state: RunState) -> None:
-    """InputError if a run's checkpoints will not fit their format: too many names, or characters.
+    """InputError if a run's checkpoints will not fit their format: too many names.
 
     Counts the snapshot that later states include, and some room for numbers that grow.
     """
@@ -55,10 +55,7 @@ def check_size(state: RunState) -> None:
     try:
         safetensors.check(whole.tensors, {**_metadata(whole), "spare": " " * SPARE})
     except InputError as error:
-        raise InputError(
-            f"this run could not be saved: {error}. Use --tokenizer byte if the text has many "
-            "distinct characters, otherwise fewer layers"
-        ) from None
+        raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
 
 
 def load(path: str | PathLike[str]) -> RunState:
@@ -68,10 +65,10 @@ def load(path: str | PathLike[str]) -> RunState:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a checkpoint that this version reads ({FORMAT!r})")
     try:
-        step, state = int(metadata["step"]), safetensors.from_json(metadata["state"])
+        step, state = int(metadata["step"]), _state(metadata)
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
-    if step < 0 or not isinstance(state, dict) or path.name not in (file_name(step), BEST):
+    if step < 0 or path.name not in (file_name(step), BEST):
         raise InputError(f"{path} does not hold the checkpoint that its name promises")
     return RunState(step, tensors, state)
 
@@ -120,7 +117,7 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
     for step in saved:
         with suppress(KeyError, TypeError, ValueError):  # damaged: the one before it
             metadata = safetensors.read_metadata(_folder(directory) / file_name(step))
-            return RunState(step, {}, dict(safetensors.from_json(metadata["state"])))
+            return RunState(step, {}, _state(metadata))
     return None
 
 
@@ -291,11 +288,31 @@ def _folder(directory: str | PathLike[str]) -> Path:
 
 
 def _metadata(state: RunState) -> dict[str, str]:
+    # By itself: it may be as long as a thousand states.
+    text = state.state.get(TOKENIZER)
+    apart = {TOKENIZER: text} if isinstance(text, str) else {}
+    rest = {name: part for name, part in state.state.items() if name not in apart}
     return {
         "format": FORMAT,
         "step": str(state.step),
-        "state": safetensors.to_json(state.state),
+        "state": safetensors.to_json(rest),
+        **apart,
     }
+
+
+def _state(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What `_metadata` made of a state, in any version -> the state."""
+    state = safetensors.from_json(metadata["state"])
+    if not isinstance(state, dict):
+        raise ValueError("its state is not a JSON object")
+    if TOKENIZER in metadata:
+        return {**state, TOKENIZER: metadata[TOKENIZER]}
+    # Earlier versions kept it in the state, and in that of the snapshot once more.
+    if isinstance(state.get(TOKENIZER), dict):
+        state[TOKENIZER] = safetensors.to_json(state[TOKENIZER])
+    with suppress(AttributeError, KeyError, TypeError):  # malformed: `split_snapshot` says so
+        state["snapshot"]["state"].pop(TOKENIZER, None)
+    return state
 
 
 def _steps(folder: Path) -> list[int]:

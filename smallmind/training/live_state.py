@@ -19,7 +19,7 @@ from smallmind.text.dataset import Dataset
 from smallmind.training.distillation import Distillation
 from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
-from smallmind.training.state import SNAPSHOT, RunState, split_snapshot, with_snapshot
+from smallmind.training.state import SNAPSHOT, TOKENIZER, RunState, split_snapshot, with_snapshot
 
 # Settings that say how numbers are stored; a state records what that was on its CPU.
 STORAGE = ("precision", "use_mixed_precision")
@@ -30,7 +30,7 @@ MOMENTS = "optimizer"  # the prefix of the names of its tensors
 FIXED = {
     "model": "a different model",
     "data": "a different batch size or seed",
-    "tokenizer": "a different tokenizer",
+    TOKENIZER: "a different tokenizer",
     "config": "different training settings",
     "teacher": "a different teacher",
 }
@@ -91,7 +91,7 @@ class LiveState:
             "config": {name: value for name, value in config.items() if name not in NEUTRAL},
             "model": dataclasses.asdict(self.model.config),
             "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
-            "tokenizer": tokenizer and tokenizer.state(),
+            TOKENIZER: tokenizer and tokenizer.saved,
             "teacher": distillation and distillation.settings(),
             "smallmind": __version__,
             "precision": self.model.precision.value,

@@ -98,7 +98,7 @@ class Training:
         self.model = model
         self.data = data
         self.tokenizer: Tokenizer = data.tokenizer
-        model.tokenizer_state = data.tokenizer.state()
+        model.tokenizer_digest = data.tokenizer.digest
         self.distillation = distillation
         if distillation:
             distillation.prepare(model, data)

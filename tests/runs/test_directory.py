@@ -10,15 +10,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
 
+import numpy as np
 import pytest
 
-from smallmind import InputError, Run, Tokenizer, Training, durable
+import smallmind
+from smallmind import InputError, Run, Tokenizer, Training, TransformerModel, durable
 from smallmind.cli import main
 from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
+from smallmind.runs.files import MODEL
 from smallmind.runs.metrics import read_metrics
 from smallmind.training import checkpoint
 from smallmind.training.records import FileWarningRecord, StepRecord
+from smallmind.training.state import RunState
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
 from tests.programs import started
@@ -485,21 +489,31 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path):
     assert Run.open(run.path).is_finished
 
 
-# What cannot be saved
+# What is long, and what cannot be saved
 
 
-def test_a_text_with_too_many_characters_to_save_is_refused_before_the_first_step(tmp_path, capsys):
-    text = tmp_path / "many.txt"
-    text.write_text("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT, encoding="utf-8")
-    flags = "--block-size 8 --n-embd 2 --n-layer 1 --n-head 1 --batch-size 1 --steps 2"
-    out = tmp_path / "run"
-    command = ["train", str(text), "--backend", "numpy", *flags.split(), "--out", str(out)]
-    assert main(command) == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1 and "step " not in printed.out
-    assert "this run could not be saved: names and metadata take " in printed.err
-    assert "Use --tokenizer byte if the text has many distinct characters" in printed.err
-    assert not out.exists()
+def test_a_tokenizer_of_any_size_is_in_the_model_and_in_each_checkpoint(tmp_path):
+    tokenizer = Tokenizer("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 8, 2, 1, 1, backend="numpy")
+    state = Training(model, tokenizer, TEXT).state()
+    checkpoint.check_size(state)
+    checkpoint.save(tmp_path, state)
+    RunDirectory(tmp_path).save_model(model, tokenizer, 0)
+    name = checkpoint.file_name(0)
+    alone = [(tmp_path / "checkpoints" / name).rename(tmp_path / name), tmp_path / MODEL]
+    for path in alone:
+        loaded, found = smallmind.load(path, "numpy")
+        assert found.state() == tokenizer.state()
+        np.testing.assert_array_equal(loaded.flat.data, model.flat.data)
+
+
+def test_a_run_whose_names_do_not_fit_is_refused_before_it_is_saved():
+    nothing = np.zeros(0, np.float32)
+    state = RunState(
+        3, {f"model.blocks.{i}.attention_norm.weight": nothing for i in range(2**15)}, {}
+    )
+    with pytest.raises(InputError, match=r"could not be saved: names .* Use fewer layers"):
+        checkpoint.check_size(state)
 
 
 def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_path):
