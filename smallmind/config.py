@@ -312,7 +312,10 @@ class TrainingConfig:
         0.0, "nats by which a loss must be below the best to count as lower", low=0.0
     )
     target_loss: float | None = setting(
-        None, "end the run at the first evaluation whose held-out loss is at most this", low=0.0
+        None,
+        "end the run once the loss on the whole held-out text is about this; it looks more often "
+        "as it comes close",
+        low=0.0,
     )
     max_rollbacks: int = setting(
         3, "times a run rolls back after a loss spike before it gives up; 0: never", low=0

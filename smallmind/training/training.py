@@ -24,7 +24,12 @@ from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import BackgroundSaver, NoSaver, Saver, check_unused, newest
 from smallmind.training.distillation import Distillation
-from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_parts
+from smallmind.training.evaluation import (
+    Evaluation,
+    evaluate_held_out,
+    evaluate_parts,
+    held_out_loss,
+)
 from smallmind.training.gradients import computing
 from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
@@ -201,6 +206,7 @@ class Training:
                 saver,
                 self.snapshot_every,
                 self.evaluate,
+                self.held_out_loss,
                 self.sample,
                 self.on_step,
             )
@@ -270,6 +276,14 @@ class Training:
         phrase = f"Evaluating after step {step}"
         with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
             return evaluate_parts(step, self.model, self.data, batches, self.check_stop, self.ranks)
+        return None
+
+    def held_out_loss(self, batches: int) -> float | None:
+        """The loss on some windows from all over the held-out part; None if it was stopped."""
+        profile = self.model.workspace.profile
+        phrase = f"Looking at the held-out loss after step {self.progress.step}"
+        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
+            return held_out_loss(self.model, self.data, batches, self.check_stop, self.ranks)
         return None
 
     def evaluate_held_out(self) -> Evaluation | None:
