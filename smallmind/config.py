@@ -52,7 +52,11 @@ SCHEDULES = tuple(parts.SCHEDULES)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The layers of a transformer. The defaults are those of GPT-2 (Radford et al. 2019)."""
+    """The layers of a transformer. Without any other setting they are those of GPT-2.
+
+    Radford et al. (2019). The command line and `Run.create` take theirs from a recipe instead: by
+    default the parts of Qwen3.
+    """
 
     vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1, high=2**24)
     block_size: int = setting(64, "tokens of context", low=1, high=2**20)

@@ -35,7 +35,7 @@ from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
-from smallmind.training.progress import progress_line
+from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
     EvaluationRecord,
     InstructionSetRecord,
@@ -304,24 +304,17 @@ class Training:
                 self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
             )
 
-    def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
+    def train(
+        self, steps: int, progress: bool | None = None, **settings: float | str
+    ) -> list[Record]:
         """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
 
-        With `progress`, a line on standard error shows step, loss, speed and time left.
+        With `progress`, by default on a terminal and in a notebook, a line on standard error shows
+        step, loss, speed and time left; with False nothing is shown.
         """
         config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
-        if not progress:
-            return list(self.steps(config))
-        records, before = [], self.on_step
-        with progress_line(self.with_step_count(config).steps) as line:
-            self.on_step = line.during
-            try:
-                for record in self.steps(config):
-                    records.append(record)
-                    line.show(record)
-            finally:
-                self.on_step = before
-        return records
+        with showing_progress(progress) as line:
+            return follow(self.steps(config), self, line, self.with_step_count(config).steps)
 
     def train_optimized(
         self,
