@@ -52,7 +52,11 @@ SCHEDULES = tuple(parts.SCHEDULES)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The layers of a transformer. The defaults are those of GPT-2 (Radford et al. 2019)."""
+    """The layers of a transformer. Without any other setting they are those of GPT-2.
+
+    Radford et al. (2019). The command line and `Run.create` take theirs from a recipe instead: by
+    default the parts of Qwen3.
+    """
 
     vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1, high=2**24)
     block_size: int = setting(64, "tokens of context", low=1, high=2**20)
@@ -312,7 +316,10 @@ class TrainingConfig:
         0.0, "nats by which a loss must be below the best to count as lower", low=0.0
     )
     target_loss: float | None = setting(
-        None, "end the run at the first evaluation whose held-out loss is at most this", low=0.0
+        None,
+        "end the run once the loss on the whole held-out text is about this; it looks more often "
+        "as it comes close",
+        low=0.0,
     )
     max_rollbacks: int = setting(
         3, "times a run rolls back after a loss spike before it gives up; 0: never", low=0

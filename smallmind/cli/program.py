@@ -29,6 +29,10 @@ COMMANDS = {
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
 }
 
+# What sets a value -> what to do if it is given twice, where that is not just to give it once.
+TWICE = {
+    "text_field": "a run reads one field: give one, or join them into one in a copy of the file"
+}
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
 
 
@@ -85,6 +89,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but each command refuses what it does not know, with its own usage."""
+        self._given: dict[str, list[str]] = {}  # what sets a value -> the value as typed
         options, unknown = super().parse_known_args(args, namespace)
         flag = next((word for word in unknown if word.startswith("-")), None)
         if flag:
@@ -96,6 +101,23 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
         return options, unknown
+
+    def _get_values(self, action: argparse.Action, texts: Any) -> Any:
+        """As in argparse, but refuses a second value for a flag that keeps one."""
+        if action.option_strings and not isinstance(action, argparse._AppendAction):
+            if action.dest in self._given:
+                raise argparse.ArgumentError(None, self._twice(action, texts))
+            self._given[action.dest] = list(texts)
+        return super()._get_values(action, texts)
+
+    def _twice(self, action: argparse.Action, texts: Sequence[str]) -> str:
+        """What to do about a flag, or two that set the same, given twice."""
+        same = [a for a in self._actions if a.dest == action.dest and a.help != argparse.SUPPRESS]
+        names = [name for a in same or [action] for name in a.option_strings]
+        values = [" ".join(part) for part in (self._given[action.dest], texts) if part]
+        shown = f", as {' and '.join(values)}" if values else ""
+        advice = TWICE.get(action.dest, "leave one of them out")
+        return f"{' or '.join(names)} is given twice{shown}; {advice}"
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         """As in argparse, but in the words of the settings' own checks."""

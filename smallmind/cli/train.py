@@ -212,7 +212,13 @@ def _train(
 
 def _show_steps(console: Console, run: "Run") -> int:
     """Trains and shows each record -> exit status."""
-    from smallmind.cli.display import ProgressDisplay, show_costs, show_losses, token_name
+    from smallmind.cli.display import (
+        ProgressDisplay,
+        show_costs,
+        show_looks,
+        show_losses,
+        token_name,
+    )
     from smallmind.cli.signals import stopping_on_signals
 
     token = token_name(run.training.tokenizer.kind)
@@ -223,6 +229,7 @@ def _show_steps(console: Console, run: "Run") -> int:
             progress.show(record)
         show_losses(console, run)
         progress.show_health()
+        show_looks(console, run.training)
         show_costs(console, run.training)
     if not received and (run.ranks.size == 1 or run.sample is not None):
         return 0

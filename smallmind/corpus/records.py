@@ -97,6 +97,13 @@ class TextField:
         reason = f"has no field {wanted} in {where}"
         if not known:
             return Unusable(self._source.name, reason, "it has no fields at all")
+        several = [name.strip() for name in (field or "").split(",")]
+        if len(several) > 1 and set(several) <= set(known):
+            advice = (
+                f"--field takes one name: join {' and '.join(several)} into one field, such as "
+                "text, in a copy of the file, and train on that; or give one of them"
+            )
+            return Unusable(self._source.name, reason, advice)
         return Unusable(self._source.name, reason, f"give --field with one of these: {names}")
 
 

@@ -97,6 +97,9 @@ def _signature() -> inspect.Signature:
 class TransformerModel(Tabular):
     """A language model with manual backward passes: by default GPT-2 (Radford et al. 2019).
 
+    That is not the default of the command line and of `Run.create`, whose recipe takes the parts of
+    Qwen3; `recipe="gpt2"` makes them equal.
+
     vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads. The other fields
     of ModelConfig choose its parts: norms, positions, perceptrons and shortcuts. `tie_weights` uses
     the token embedding as output matrix; `bias=False` leaves biases out of linear layers and norms.

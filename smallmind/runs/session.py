@@ -60,6 +60,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
+from smallmind.training.progress import ProgressLine, follow, showing_progress
 from smallmind.training.records import FailureRecord, FileWarningRecord, Record, SampleRecord
 from smallmind.training.state import RunState, reopened
 from smallmind.training.training import SAMPLE_TOKENS, Training
@@ -415,8 +416,13 @@ class Run:
         self._save_config()
         return measured, left
 
-    def train(self, on_record: OnRecord | None = None) -> list[Record]:
+    def train(
+        self, on_record: OnRecord | None = None, progress: bool | None = None
+    ) -> list[Record]:
         """Trains a new run to its end -> all records; `on_record` gets each of them at once.
+
+        With `progress`, by default on a terminal and in a notebook, a line on standard error shows
+        step, loss, speed and time left; with False nothing is shown, not even compiling.
 
         Ctrl-C ends training after the current batch and saves everything, for `resume`. Before the
         first step has ended, or a second time, it raises KeyboardInterrupt, and the run resumes
@@ -432,18 +438,22 @@ class Run:
                 raise InputError(
                     f"{self.path} has been trained to step {newest.step} already: resume it"
                 )
-            if self.settings.run.minutes:
-                self.fit_steps(clock() + 60 * self.settings.run.minutes)
-            return self._train(on_record)
+            with showing_progress(progress) as line:
+                if self.settings.run.minutes:
+                    self.fit_steps(clock() + 60 * self.settings.run.minutes)
+                return self._train(on_record, line)
         finally:
             self.unlock()
 
-    def resume(self, on_record: OnRecord | None = None, **changes: Any) -> list[Record]:
+    def resume(
+        self, on_record: OnRecord | None = None, progress: bool | None = None, **changes: Any
+    ) -> list[Record]:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
         Starts over if there is no checkpoint; returns no records if the run is finished. If only
         the end is missing, such as the sample, it comes now. `changes` are those that `change`
-        allows, and `steps` or `epochs`, as in `extend`. Errors as in `train`.
+        allows, and `steps` or `epochs`, as in `extend`. `progress` and errors as in
+        `train`.
         """
         length = {name: changes.pop(name) for name in ("steps", "epochs") if name in changes}
         self.change(**changes)
@@ -451,7 +461,10 @@ class Run:
         try:
             if length:
                 self.extend(**length)
-            return [] if self.is_finished else self._train(on_record)
+            if self.is_finished:
+                return []
+            with showing_progress(progress) as line:
+                return self._train(on_record, line)
         finally:
             self.unlock()
 
@@ -718,14 +731,10 @@ class Run:
             raise KeyboardInterrupt
         self.stop()
 
-    def _train(self, on_record: OnRecord | None) -> list[Record]:
-        records = []
-        with stopping_on_interrupt(self._interrupt), closing(self.steps()) as steps:
-            for record in steps:
-                records.append(record)
-                if on_record:
-                    on_record(record)
-        return records
+    def _train(self, on_record: OnRecord | None, line: ProgressLine | None) -> list[Record]:
+        steps = self.settings.training.steps
+        with stopping_on_interrupt(self._interrupt), closing(self.steps()) as records:
+            return follow(records, self.training, line, steps, on_record)
 
     def _check_teacher(self, digest: str) -> None:
         if self._config.teacher_sha256 not in (None, digest):

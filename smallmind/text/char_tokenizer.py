@@ -42,7 +42,8 @@ class CharTokenizer(Tokenizer):
                 position = start + int(np.argmax(chunk < 0))
                 raise InputError(
                     f"the model has never seen the character {text[position]!r} "
-                    f"(at position {position}); it knows {_shorten(self.characters)!r}"
+                    f"(at position {position}): leave it out, or train with --tokenizer bpe or "
+                    f"byte, which encode any text; it knows {_shorten(self.characters)!r}"
                 )
         return ids
 

@@ -83,6 +83,14 @@ class EarlyStopRecord:
 
 
 @dataclass(frozen=True)
+class LookRecord:
+    """The held-out loss between two evaluations, in a run with target_loss: an estimate."""
+
+    step: int
+    look_loss: float
+
+
+@dataclass(frozen=True)
 class TargetRecord:
     """The run ends because its held-out loss has reached target_loss."""
 
@@ -166,6 +174,7 @@ Record = (
     | RollbackRecord
     | HealthRecord
     | EarlyStopRecord
+    | LookRecord
     | TargetRecord
     | SaveFailedRecord
     | FileWarningRecord
@@ -186,8 +195,17 @@ class RunProgress:
     best_loss: float | None = None  # lowest held-out loss so far
     best_step: int = 0
     waited: int = 0  # evaluations since one that was lower by early_stopping_min_delta
-    ended: bool = False  # by early stopping
+    ended: bool = False  # by early stopping, or at the target loss
+    # Of a run with a target loss; see `training.target`.
+    looks: int = 0  # so far
+    first_look: int = 0  # its step
+    looked: int = 0  # step of the last look
+    look_batches: int = 0  # that all looks have taken
+    look_loss: float | None = None  # held-out loss at the last look or evaluation
+    look_training_loss: float | None = None  # smoothed, at that time
+    look_offset: float | None = None  # of the whole held-out text from the batches of a look
+    look_precision: int = 0  # batches that this was measured on
     # "total" includes the others.
     seconds: dict[str, float] = field(
-        default_factory=lambda: {"total": 0.0, "evaluations": 0.0, "samples": 0.0}
+        default_factory=lambda: {"total": 0.0, "evaluations": 0.0, "looks": 0.0, "samples": 0.0}
     )

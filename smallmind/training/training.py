@@ -31,13 +31,18 @@ from smallmind.training.checkpoint import (
     newest,
 )
 from smallmind.training.distillation import Distillation
-from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_parts
+from smallmind.training.evaluation import (
+    Evaluation,
+    evaluate_held_out,
+    evaluate_parts,
+    held_out_loss,
+)
 from smallmind.training.gradients import computing
 from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
-from smallmind.training.progress import progress_line
+from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
     EvaluationRecord,
     InstructionSetRecord,
@@ -220,6 +225,7 @@ class Training:
                 saver,
                 self.snapshot_every,
                 self.evaluate,
+                self.held_out_loss,
                 self.sample,
                 self.on_step,
             )
@@ -291,6 +297,14 @@ class Training:
             return evaluate_parts(step, self.model, self.data, batches, self.check_stop, self.ranks)
         return None
 
+    def held_out_loss(self, batches: int) -> float | None:
+        """The loss on some windows from all over the held-out part; None if it was stopped."""
+        profile = self.model.workspace.profile
+        phrase = f"Looking at the held-out loss after step {self.progress.step}"
+        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
+            return held_out_loss(self.model, self.data, batches, self.check_stop, self.ranks)
+        return None
+
     def evaluate_held_out(self) -> Evaluation | None:
         """Evaluates the whole held-out part, as at the end of a run; None if it was stopped."""
         with self.leading("evaluate_held_out"), suppress(Stopped):
@@ -309,24 +323,17 @@ class Training:
                 self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
             )
 
-    def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
+    def train(
+        self, steps: int, progress: bool | None = None, **settings: float | str
+    ) -> list[Record]:
         """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
 
-        With `progress`, a line on standard error shows step, loss, speed and time left.
+        With `progress`, by default on a terminal and in a notebook, a line on standard error shows
+        step, loss, speed and time left; with False nothing is shown.
         """
         config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
-        if not progress:
-            return list(self.steps(config))
-        records, before = [], self.on_step
-        with progress_line(self.with_step_count(config).steps) as line:
-            self.on_step = line.during
-            try:
-                for record in self.steps(config):
-                    records.append(record)
-                    line.show(record)
-            finally:
-                self.on_step = before
-        return records
+        with showing_progress(progress) as line:
+            return follow(self.steps(config), self, line, self.with_step_count(config).steps)
 
     def train_optimized(
         self,
