@@ -1,7 +1,8 @@
-"""Fields of settings that check themselves, and checks of arguments."""
+"""Settings that check themselves, and checks of arguments and of what files hold."""
 
 import dataclasses
 import functools
+import json
 import math
 import numbers
 import operator
@@ -10,8 +11,61 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 
+MAX_DIGITS = 300  # of a number in JSON: a float holds it
+LARGEST = 1e30  # nothing that a run measures gets there
+SHOWN = 80  # characters of a value in a message
+
+
 class InputError(ValueError):
     """Invalid input from the user; the message is one line that says what to do."""
+
+
+def from_json(text: str | bytes, strict: bool = True) -> Any:
+    """JSON text -> value. ValueError if it is malformed, nested too deeply or has a huge number.
+
+    With strict also for a key that appears twice, and for NaN and infinities, which JSON lacks but
+    Python writes: metrics may have them.
+    """
+    hooks: dict[str, Any] = {"parse_int": _whole_of}
+    if strict:
+        hooks |= {"object_pairs_hook": _table, "parse_constant": _finite, "parse_float": _finite}
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **hooks)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+
+
+def _whole_of(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number in JSON has {len(digits):,} digits")
+    return int(digits)
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key appears twice in one JSON object")
+    return table
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number in JSON is not finite")
+    return value
+
+
+def whole(value: Any, low: int = 0) -> int:
+    """value, a whole number of a file, from low on and below 2**63. ValueError otherwise."""
+    if type(value) is not int or not low <= value < 2**63:  # True is an int too
+        raise ValueError(f"{shown_value(value)} is not a whole number from {low} on")
+    return value
+
+
+def number(value: Any) -> float:
+    """A number that a run has measured; NaN for anything else that a file may hold."""
+    is_number = type(value) in (int, float) and abs(value) < LARGEST
+    return float(value) if is_number else math.nan
 
 
 def setting(
@@ -105,7 +159,10 @@ def shown_value(value: Any) -> str:
     """A value in a message: what comes from a file may be of any size."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str | numbers.Number) else reprlib.repr(value)
+    if not isinstance(value, str | numbers.Number):
+        return reprlib.repr(value)
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> Any:

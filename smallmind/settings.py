@@ -33,10 +33,10 @@ def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
 def check_format(saved: Mapping[str, Any]) -> None:
     """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
-    if not isinstance(number, int) or number > FORMAT:
+    if type(number) is not int or number > FORMAT:
         raise InputError(
-            f"a newer smallmind wrote it, in format {number!r}; this version reads formats up to "
-            f"{FORMAT}: upgrade smallmind"
+            f"a newer smallmind wrote it, in format {shown_value(number)}; this version reads "
+            f"formats up to {FORMAT}: upgrade smallmind"
         )
 
 

@@ -5,12 +5,11 @@ All are dictionaries from field to value, as no two of the four configs share a 
 
 import dataclasses
 import difflib
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.checks import InputError, check
+from smallmind.checks import InputError, check, from_json
 from smallmind.config import ModelConfig
 from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
 from smallmind.settings import SECTIONS, check_format, current_names, from_saved
@@ -133,10 +132,10 @@ def _sections(file: Path) -> dict[str, Any]:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-        return _reusable_sections(json.loads(text)) if is_saved_run(file) else tomllib.loads(text)
+        return _reusable_sections(from_json(text)) if is_saved_run(file) else tomllib.loads(text)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-    except (RecursionError, TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:  # the first by TOML
         kind = "the config.json of a run" if is_saved_run(file) else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
 

@@ -46,5 +46,7 @@ class LossScaler:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what state() returned."""
+        if not 1 <= state["scale"] <= MAX_SCALE:
+            raise ValueError(f"a loss scale of {state['scale']:g} is not from 1 to {MAX_SCALE:g}")
         self.scale, self.clean_steps = state["scale"], state["clean_steps"]
         self.skips = state["skips"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, check_type, from_json, whole
 from smallmind.config import __version__
 from smallmind.lock import RunLock
 from smallmind.nn.network import declare_parameters
@@ -33,6 +33,7 @@ ENDING = {  # fields of the records that end a run
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
+OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 
 
@@ -156,14 +157,12 @@ class RunDirectory:
         file = self.path / CONFIG
         try:
             with durable.open_regular(file) as opened:
-                saved = safetensors.from_json(opened.read(MAX_CONFIG_BYTES))
+                saved = from_json(opened.read(MAX_CONFIG_BYTES))
             return SavedConfig(
                 Settings.from_dict(saved),
-                str(saved["text_sha256"]),
-                saved.get("teacher_sha256"),
-                saved.get("initial_sha256"),
-                saved.get("imported"),
-                int(saved.get("extended_after", 0)),
+                check_type("text_sha256", saved["text_sha256"], str),
+                *(check_type(name, saved.get(name), str, None) for name in OPTIONAL),
+                whole(saved.get("extended_after", 0)),
             )
         except OSError:
             raise InputError(f"{self.path} is not a run: cannot read its {CONFIG}") from None

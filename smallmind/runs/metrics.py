@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,7 +12,7 @@ from typing import Any, get_args
 from smallmind.charts import losses
 from smallmind.charts.curve import Curve
 from smallmind.charts.svg import Svg, picture
-from smallmind.checks import InputError
+from smallmind.checks import InputError, number
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
@@ -47,8 +46,9 @@ class MetricsTable:
         """The numbers of a column that are finite, at their steps."""
         found, seconds = Curve(), 0.0
         for row in self.rows:
-            seconds = _finite(row.get("elapsed_seconds"), seconds)
-            if not math.isnan(value := _finite(row.get(column), math.nan)):
+            if math.isfinite(elapsed := number(row.get("elapsed_seconds"))):
+                seconds = elapsed
+            if math.isfinite(value := number(row.get(column))):
                 found.add(row["step"], seconds, value)
         return found
 
@@ -72,12 +72,6 @@ def _cell(value: Any) -> Any:
         return json.dumps(value) if isinstance(value, list | dict) else value
     except RecursionError:
         return "(nested too deeply)"
-
-
-def _finite(value: Any, otherwise: float) -> float:
-    """A value of a file, which may be anything, if it is a number that a float can hold."""
-    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return float(value) if is_number else otherwise
 
 
 def read_metrics(run: Path) -> MetricsTable:

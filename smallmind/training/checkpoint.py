@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, from_json, whole
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
@@ -67,10 +67,11 @@ def load(path: str | PathLike[str]) -> RunState:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a checkpoint that this version reads ({FORMAT!r})")
     try:
-        step, state = int(metadata["step"]), safetensors.from_json(metadata["state"])
+        step = whole(from_json(metadata["step"]))
+        state = from_json(metadata["state"])
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
-    if step < 0 or not isinstance(state, dict) or path.name not in (file_name(step), BEST):
+    if not isinstance(state, dict) or path.name not in (file_name(step), BEST):
         raise InputError(f"{path} does not hold the checkpoint that its name promises")
     return RunState(step, tensors, state)
 
@@ -119,7 +120,7 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
     for step in saved:
         with suppress(KeyError, TypeError, ValueError):  # damaged: the one before it
             metadata = safetensors.read_metadata(_folder(directory) / file_name(step))
-            return RunState(step, {}, dict(safetensors.from_json(metadata["state"])))
+            return RunState(step, {}, dict(from_json(metadata["state"])))
     return None
 
 
