@@ -21,21 +21,26 @@ class InputError(ValueError):
 
 
 def from_json(text: str | bytes, strict: bool = True) -> Any:
-    """JSON text -> value. ValueError if it is malformed, nested too deeply or has a huge number.
+    """JSON text -> value. ValueError if it is malformed or nested too deeply.
 
-    With strict also for a key that appears twice, and for NaN and infinities, which JSON lacks but
-    Python writes: metrics may have them.
+    With strict also for a key that appears twice, and a number that is not finite or no float
+    holds. Otherwise such a number is NaN or infinite, as in metrics, which may have them.
     """
-    hooks: dict[str, Any] = {"parse_int": _whole_of}
+    hooks: dict[str, Any] = {"parse_int": _whole_or_infinite}
     if strict:
-        hooks |= {"object_pairs_hook": _table, "parse_constant": _finite, "parse_float": _finite}
+        hooks = {"parse_int": _whole, "parse_float": _finite, "parse_constant": _finite}
+        hooks["object_pairs_hook"] = _table
     try:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **hooks)
     except RecursionError:
         raise ValueError("JSON is nested too deeply") from None
 
 
-def _whole_of(digits: str) -> int:
+def _whole_or_infinite(digits: str) -> float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
+
+def _whole(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number in JSON has {len(digits):,} digits")
     return int(digits)

@@ -182,9 +182,13 @@ class RunDirectory:
         else:
             self.problems.append(f"{CONFIG} was removed; wrote it again")
 
-    def log(self, record: Record) -> None:
-        """Appends a line to the metrics; while the disk is full, keeps it for the next call."""
-        fields = dataclasses.asdict(record)
+    def log(self, record: Record, seconds: float) -> None:
+        """Appends a line to the metrics, after so many seconds of training.
+
+        While the disk is full, keeps it for the next call.
+        """
+        fields = {"step": record.step, "kind": record.kind, **dataclasses.asdict(record)}
+        fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
         try:
             self.flush()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import durable
+from smallmind.checks import number
 
 PATTERN = "events.out.tfevents.*"
 NAME = "events.out.tfevents.{seconds:010d}.smallmind"

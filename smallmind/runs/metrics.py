@@ -17,7 +17,8 @@ from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
 
-FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+FIELDS = ["step", "kind"]
+FIELDS += [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +79,7 @@ def read_metrics(run: Path) -> MetricsTable:
     """The metrics in the directory of a run. InputError if there are none.
 
     If two records of a step have the same column, the later one counts: a run that rolled back
-    wrote these steps again.
+    wrote these steps again. The kind of a row names those of all its records.
     """
     file = MetricsFile(run / METRICS)
     try:
@@ -93,7 +94,11 @@ def read_metrics(run: Path) -> MetricsTable:
         unreadable.append(file.lines + 1)
     rows: dict[int, dict[str, Any]] = {}
     for record in records:
-        rows.setdefault(record["step"], {}).update(record)
+        row = rows.setdefault(record["step"], {})
+        kinds = [each["kind"] for each in (row, record) if isinstance(each.get("kind"), str)]
+        row |= record
+        if kinds:
+            row["kind"] = " ".join(dict.fromkeys(" ".join(kinds).split()))
     if not rows:
         raise InputError(f"{run / METRICS} has no records yet; train the run first")
     in_order = [rows[step] for step in sorted(rows)]

@@ -9,7 +9,7 @@ from smallmind import durable
 from smallmind.checks import from_json, whole
 
 # The record of a step; those of steps in a row only differ in their numbers.
-STEP = re.compile(rb'\{"step": \d+, "loss": [^,\n]+, "lr": [^\n]*\n')
+STEP = re.compile(rb'\{"step": \d+, (?:"kind": "step", )?"loss": [^,\n]+, "lr": [^\n]*\n')
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:

@@ -538,7 +538,7 @@ class Run:
                 self.directory.save_profile(training.profiler.rows())
             self.final, self.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
-            self.directory.log(FailureRecord(self.training.progress.step, str(error)))
+            self._log(FailureRecord(self.training.progress.step, str(error)))
             raise
         finally:
             self.unlock()
@@ -633,7 +633,7 @@ class Run:
             if problem not in self._warned:
                 self._warned.add(problem)
                 record = FileWarningRecord(step, problem)
-                self.directory.log(record)
+                self._log(record)
                 yield record
         self.directory.problems.clear()
 
@@ -642,7 +642,10 @@ class Run:
         if isinstance(record, SampleRecord):
             self.directory.save_sample(record.step, record.text)
         else:
-            self.directory.log(record)
+            self._log(record)
+
+    def _log(self, record: Record) -> None:
+        self.directory.log(record, self.training.progress.seconds["total"])
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:

@@ -148,7 +148,8 @@ class Loop:
         config, progress = self.run.config, self.run.progress
         if evaluation_is_due(config, progress):
             with clock.apart("evaluations"):
-                yield from self._evaluation()
+                records = list(self._evaluation())
+            yield from records
             if evaluation_is_due(config, progress):  # it was stopped
                 return
         step = progress.step

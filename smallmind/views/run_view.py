@@ -208,7 +208,8 @@ class RunView:
         seconds = number(record.get("elapsed_seconds"))
         if 0 <= seconds < LONGEST:
             self.seconds, self._timed = seconds, step
-            self._seconds_per_step = number(record.get("step_ms")) / 1000
+            if "step_ms" in record:
+                self._seconds_per_step = number(record["step_ms"]) / 1000
         elif step > self._timed and math.isfinite(self._seconds_per_step):
             seconds = self.seconds + (step - self._timed) * self._seconds_per_step
         else:
