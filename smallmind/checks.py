@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import numbers
 import operator
 import reprlib
 from collections.abc import Callable, Collection
-from typing import Any
-
+from typing import Any, TypeVar
 
 MAX_DIGITS = 300  # of a number in JSON: a float holds it
 LARGEST = 1e30  # nothing that a run measures gets there
@@ -213,3 +213,53 @@ def check_all(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = check(field, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
+
+
+def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | None:
+    """The most similar of the known words; None if the similarity of all is below cutoff."""
+    import difflib  # takes milliseconds to import
+
+    return next(iter(difflib.get_close_matches(word[:SHOWN], known, n=1, cutoff=cutoff)), None)
+
+
+Public = TypeVar("Public", bound=Callable[..., Any])
+
+
+def suggesting(*configs: type) -> Callable[[Public], Public]:
+    """A decorator of functions and classes: for an unknown argument, TypeError names the nearest.
+
+    `configs` are those whose fields a function takes as keywords, too.
+    """
+
+    def decorate(public: Public) -> Public:
+        function = public.__init__ if isinstance(public, type) else public  # type: ignore[misc]
+
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            try:
+                return function(*arguments, **named)
+            except TypeError:
+                _check_arguments(public, configs, named)
+                raise
+
+        if not isinstance(public, type):
+            return wrapper  # type: ignore[return-value]
+        public.__init__ = wrapper  # type: ignore[misc]
+        return public
+
+    return decorate
+
+
+def _check_arguments(
+    public: Callable[..., Any], configs: tuple[type, ...], named: Collection[str]
+) -> None:
+    """TypeError for the first name that neither the function nor a config has."""
+    parameters = inspect.signature(public).parameters.values()
+    known = [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    known += [field.name for config in configs for field in dataclasses.fields(config)]
+    for name in named:
+        if name not in known:
+            raise TypeError(
+                f"unknown argument {shown_value(name)} of {public.__name__}; did you mean "
+                f"{nearest(name, known)}?"
+            ) from None

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting
+from smallmind.checks import InputError, check_all, setting, suggesting
 
 __version__ = "0.2.0"
 
@@ -50,6 +50,7 @@ MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a
 SCHEDULES = tuple(parts.SCHEDULES)
 
 
+@suggesting()
 @dataclass(frozen=True)
 class ModelConfig:
     """The layers of a transformer. The defaults are those of GPT-2 (Radford et al. 2019)."""
@@ -208,6 +209,7 @@ NEUTRAL = (
 PREFETCH = 2  # batches, for data on a disk: one may be slow, the next is there already
 
 
+@suggesting()
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model learns: length, schedule, optimizer, evaluation."""
@@ -428,6 +430,7 @@ class TrainingConfig:
         return CheckpointStrategy(self.checkpoint_strategy or CheckpointStrategy.SQRT_LAYERS)
 
 
+@suggesting()
 @dataclass(frozen=True)
 class RunConfig:
     """The run: text, batches, seed, machine, directory."""
@@ -506,6 +509,7 @@ class RunConfig:
 LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 
 
+@suggesting()
 @dataclass(frozen=True)
 class DistillationConfig:
     """How a student learns from a teacher (Hinton et al. 2015)."""
@@ -537,6 +541,7 @@ class DistillationConfig:
             )
 
 
+@suggesting()
 @dataclass(frozen=True)
 class GenerationConfig:
     """How text is sampled from a model."""

@@ -1,12 +1,13 @@
 """Writing text with a model, token by token."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import GenerationConfig
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
@@ -25,6 +26,7 @@ class Sample(NamedTuple):
     seed: int
 
 
+@suggesting(GenerationConfig)
 def generate(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
 ) -> str:
@@ -40,6 +42,7 @@ def generate(
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
 
 
+@suggesting(GenerationConfig)
 def generate_samples(
     model: TransformerModel,
     tokenizer: Tokenizer,
@@ -70,6 +73,16 @@ def _prompt(tokenizer: Tokenizer, prompt: str | None) -> str:
     return tokenizer.opening if prompt is None else prompt
 
 
+def _belongs_to(tokenizer: Tokenizer, model: TransformerModel) -> bool:
+    """Whether the model was trained with this tokenizer, as far as it knows."""
+    state = model.tokenizer_state
+    if state in (None, tokenizer.state()):
+        return True
+    with suppress(KeyError, TypeError, ValueError):  # an earlier version may have saved it
+        return bool(Tokenizer.from_state(state or {}).state() == tokenizer.state())
+    return False
+
+
 class Writer:
     """Writes n texts after a prompt, once: piece by piece, or as samples.
 
@@ -87,7 +100,7 @@ class Writer:
         check_type("model", model, TransformerModel)
         check_type("tokenizer", tokenizer, Tokenizer)
         check_type("prompt", prompt, str)
-        if model.tokenizer_state not in (None, tokenizer.state()):
+        if not _belongs_to(tokenizer, model):
             raise InputError(
                 f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
                 "that smallmind.load returns with the model"

@@ -21,9 +21,7 @@ REWRAPPING = (
 TAB = 8  # columns
 # Control characters but for tabs and line breaks, and marks that change the order of characters:
 # those could move the cursor, rename the window, or show another text than there is.
-UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 class LiveLine:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smallmind import activity, safetensors
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, from_json, suggesting
 from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
@@ -94,6 +94,7 @@ def _signature() -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+@suggesting()
 class TransformerModel(Tabular):
     """A language model with manual backward passes: by default GPT-2 (Radford et al. 2019).
 
@@ -402,13 +403,16 @@ class TransformerModel(Tabular):
             raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
         try:
             if found == FORMAT:
-                saved = safetensors.from_json(metadata["config"])
+                saved = {"model": from_json(metadata["config"])}
+                saved["tokenizer"] = from_json(metadata.get("tokenizer", "null"))
             else:
-                saved, tensors = safetensors.from_json(metadata["state"])["model"], weights(tensors)
-            config = from_saved(ModelConfig, saved)
+                saved, tensors = from_json(metadata["state"]), weights(tensors)
+            config, tokenizer = from_saved(ModelConfig, saved["model"]), saved.get("tokenizer")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-        return cls.from_tensors(config, tensors, os.fspath(path), backend)
+        model = cls.from_tensors(config, tensors, os.fspath(path), backend)
+        model.tokenizer_state = tokenizer
+        return model
 
     @classmethod
     def from_tensors(

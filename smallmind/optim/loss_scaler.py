@@ -3,13 +3,14 @@
 import numbers
 from typing import Any
 
-from smallmind.checks import check_type
+from smallmind.checks import check_type, suggesting
 
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled
 MAX_SKIPS = 10  # in a row; then a smaller scale does not help
 
 
+@suggesting()
 class LossScaler:
     """The factor by which loss and gradients are multiplied in a backward pass.
 

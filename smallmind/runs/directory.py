@@ -161,8 +161,8 @@ class RunDirectory:
             return SavedConfig(
                 Settings.from_dict(saved),
                 check_type("text_sha256", saved["text_sha256"], str),
-                *(check_type(name, saved.get(name), str, None) for name in OPTIONAL),
-                whole(saved.get("extended_after", 0)),
+                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
+                extended_after=whole(saved.get("extended_after", 0)),
             )
         except OSError:
             raise InputError(f"{self.path} is not a run: cannot read its {CONFIG}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.checks import InputError, check_type, from_json, whole
+from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.config import ModelConfig
 from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.nn.transformer import TransformerModel, weights
@@ -36,6 +36,7 @@ class Found(NamedTuple):
         return load_model(self.source, backend)
 
 
+@suggesting()
 def load(
     path: str | PathLike[str], backend: str = "numba", checkpoint: int | str | None = None
 ) -> Loaded:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.activity import clock
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import NEUTRAL, RunConfig
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export
@@ -403,6 +403,7 @@ class Run:
         self._save_config()
         return measured, left
 
+    @suggesting()
     def train(self, on_record: OnRecord | None = None) -> list[Record]:
         """Trains a new run to its end -> all records; `on_record` gets each of them at once.
 

@@ -114,9 +114,10 @@ class TrainingProfiler(Tabular):
                 ...
         profiler.print_report()
 
-    The same name in two places gives two rows. The time of a scope itself, without the scopes inside
-    it, is counted nowhere else, so that these percentages add to 100. With `enabled=False` nothing is measured. `keep_events` keeps every
-    scope for `save_trace` and `save_speedscope`. In a REPL and in a notebook it shows its rows.
+    The same name in two places gives two rows. The time of a scope itself, without the scopes
+    inside it, is counted nowhere else, so that its percentages add to 100. With `enabled=False`
+    nothing is measured. `keep_events` keeps every scope for `save_trace` and `save_speedscope`. In
+    a REPL and in a notebook it shows its rows.
     """
 
     def __init__(self, enabled: bool = True, keep_events: bool = False) -> None:

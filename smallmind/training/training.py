@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import activity
-from smallmind.checks import InputError, check_field, check_type
+from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.config import ModelConfig, Precision, TrainingConfig
 from smallmind.generation import generate
 from smallmind.lock import RunLock
@@ -45,6 +45,7 @@ SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
 
 
+@suggesting()
 class Training:
     """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
 
@@ -290,6 +291,7 @@ class Training:
                 self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
             )
 
+    @suggesting(TrainingConfig)
     def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
         """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
 
@@ -309,6 +311,7 @@ class Training:
                 self.on_step = before
         return records
 
+    @suggesting()
     def train_optimized(
         self,
         steps: int | None = None,

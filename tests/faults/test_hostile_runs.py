@@ -1,10 +1,11 @@
 """Numbers in the files of a run that cannot be right, each with every command that reads them."""
 
 import json
+import shlex
 import shutil
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -38,11 +39,11 @@ WRONG = {
     "deep objects": '{"a":' * 10_000 + "1" + "}" * 10_000,
     "nothing": "",
 }
-FLAGS = (
+FLAGS = shlex.split(
     "--steps 4 --n-layer 1 --n-embd 8 --block-size 8 --batch-size 2 --val-every 2 --val-batches 1 "
     "--save-every 2 --sample-every 2 --warmup-steps 1 --check-gradient-health --profile "
     "--diagnostic-interval 2 --backend numpy"
-).split()
+)
 MARK = "@@"
 # Checkpoints and models, and which of their metadata is JSON.
 SIGNED = {
@@ -159,3 +160,46 @@ def check_commands(runs, capfd, place, raw):
             assert "good" in output, context
         if found:
             assert len(errors.splitlines()) <= 2 and len(errors) < 2000, context
+
+
+CASES = {
+    "parameters": (("config.json", None, ("parameters",)), "400 digits"),
+    "seconds": (("metrics.jsonl", 1, ("elapsed_seconds",)), "1e308"),
+    "final loss": (("metrics.jsonl", -1, ("final_loss",)), "text"),
+    "samples": (("samples.txt", None, ()), "5000 digits"),
+    "profile": (("profile.json", None, ("rows", 0, "own")), "400 digits"),
+    "average": (("checkpoints/step-00000002.safetensors", "state", ("spikes", "average")), "text"),
+    "best loss": (
+        ("checkpoints/step-00000004.safetensors", "state", ("progress", "best_loss")),
+        "a number as text",
+    ),
+    "config": (("checkpoints/step-00000004.safetensors", "state", ("config",)), "an object"),
+    "step of the model": (("model.safetensors", "step", ()), "5000 digits"),
+}
+
+
+@pytest.mark.parametrize(("place", "wrong"), CASES.values(), ids=CASES)
+def test_a_number_that_cannot_be_right_is_shown_or_refused(runs, capfd, place, wrong):
+    check_commands(runs, capfd, place, WRONG[wrong])
+
+
+def check_drawn(runs, capfd, drawn, wrong):
+    found = list(places(runs / "good"))
+    check_commands(runs, capfd, found[drawn % len(found)], wrong)
+
+
+drawn = {"drawn": st.integers(0, 2**20), "wrong": st.sampled_from(list(WRONG.values()))}
+FIXTURES = (HealthCheck.function_scoped_fixture,)  # whose files each example makes anew
+
+
+@hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=FIXTURES)
+@given(**drawn)
+def test_any_number_that_cannot_be_right_is_shown_or_refused(runs, capfd, drawn, wrong):
+    check_drawn(runs, capfd, drawn, wrong)
+
+
+@pytest.mark.slow
+@hypothesis_settings(max_examples=5000, deadline=None, suppress_health_check=FIXTURES)
+@given(**drawn)
+def test_many_numbers_that_cannot_be_right_are_shown_or_refused(runs, capfd, drawn, wrong):
+    check_drawn(runs, capfd, drawn, wrong)
