@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 MAX_DIGITS = 300  # of a number in JSON: a float holds it
 LARGEST = 1e30  # nothing that a run measures gets there
+LONGEST = 4096  # characters of a setting: no system has longer paths
 SHOWN = 80  # characters of a value in a message
 
 
@@ -126,6 +127,8 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     is_text = field.type in (str, str | None, str | tuple[str, ...] | None)
     if is_text and not isinstance(value, str):
         raise InputError(f"{shown} must be text in quotes")
+    if isinstance(value, str) and len(value) > LONGEST:
+        raise InputError(f"{shown} has {len(value):,} characters, more than {LONGEST:,}")
     if isinstance(value, str) and not _is_unicode(value):
         raise InputError(f"{shown} is not valid UTF-8; rename it")
     if field.type not in (int, int | None, float, float | None):

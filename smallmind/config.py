@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting, suggesting
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
 
 __version__ = "0.2.0"
 
@@ -497,11 +497,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_all(self)
         if self.text_separator is not None and len(self.text_separator) != 1:
-            raise InputError(f"text_separator={self.text_separator!r} must be one character")
+            raise InputError(
+                f"text_separator={shown_value(self.text_separator)} must be one character"
+            )
         if self.tokenizer not in parts.TOKENIZERS and not self.tokenizer.endswith(".json"):
             kinds = ", ".join(parts.TOKENIZERS)
             raise InputError(
-                f"tokenizer={self.tokenizer!r} must be one of {kinds}, or the path of a "
+                f"tokenizer={shown_value(self.tokenizer)} must be one of {kinds}, or the path of a "
                 "tokenizer.json"
             )
 
@@ -532,7 +534,7 @@ class DistillationConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if self.teacher is None and value != field.default:
-                raise InputError(f"{field.name}={value!r} needs a teacher")
+                raise InputError(f"{field.name}={shown_value(value)} needs a teacher")
         low, high = LEARNT_TEMPERATURES
         if self.learn_temperature and not low < self.temperature < high:
             raise InputError(
