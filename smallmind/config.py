@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
 
 __version__ = "0.2.0"
 
@@ -50,6 +50,7 @@ MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a
 SCHEDULES = tuple(parts.SCHEDULES)
 
 
+@suggesting()
 @dataclass(frozen=True)
 class ModelConfig:
     """The layers of a transformer. Without any other setting they are those of GPT-2.
@@ -212,6 +213,7 @@ NEUTRAL = (
 PREFETCH = 2  # batches, for data on a disk: one may be slow, the next is there already
 
 
+@suggesting()
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model learns: length, schedule, optimizer, evaluation."""
@@ -435,6 +437,7 @@ class TrainingConfig:
         return CheckpointStrategy(self.checkpoint_strategy or CheckpointStrategy.SQRT_LAYERS)
 
 
+@suggesting()
 @dataclass(frozen=True)
 class RunConfig:
     """The run: text, batches, seed, machine, directory."""
@@ -501,11 +504,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_all(self)
         if self.text_separator is not None and len(self.text_separator) != 1:
-            raise InputError(f"text_separator={self.text_separator!r} must be one character")
+            raise InputError(
+                f"text_separator={shown_value(self.text_separator)} must be one character"
+            )
         if self.tokenizer not in parts.TOKENIZERS and not self.tokenizer.endswith(".json"):
             kinds = ", ".join(parts.TOKENIZERS)
             raise InputError(
-                f"tokenizer={self.tokenizer!r} must be one of {kinds}, or the path of a "
+                f"tokenizer={shown_value(self.tokenizer)} must be one of {kinds}, or the path of a "
                 "tokenizer.json"
             )
 
@@ -513,6 +518,7 @@ class RunConfig:
 LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 
 
+@suggesting()
 @dataclass(frozen=True)
 class DistillationConfig:
     """How a student learns from a teacher (Hinton et al. 2015)."""
@@ -535,7 +541,7 @@ class DistillationConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if self.teacher is None and value != field.default:
-                raise InputError(f"{field.name}={value!r} needs a teacher")
+                raise InputError(f"{field.name}={shown_value(value)} needs a teacher")
         low, high = LEARNT_TEMPERATURES
         if self.learn_temperature and not low < self.temperature < high:
             raise InputError(
@@ -544,6 +550,7 @@ class DistillationConfig:
             )
 
 
+@suggesting()
 @dataclass(frozen=True)
 class GenerationConfig:
     """How text is sampled from a model."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import GenerationConfig
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
@@ -25,6 +25,7 @@ class Sample(NamedTuple):
     seed: int
 
 
+@suggesting(GenerationConfig)
 def generate(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
 ) -> str:
@@ -40,6 +41,7 @@ def generate(
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
 
 
+@suggesting(GenerationConfig)
 def generate_samples(
     model: TransformerModel,
     tokenizer: Tokenizer,

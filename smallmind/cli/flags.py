@@ -70,7 +70,9 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         help="report at the end where time and memory went",
     )
     group.add_argument(
-        "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
+        "--profile-wide",
+        action="store_true",
+        help="the same with average, minimum, maximum and GB/s",
     )
     group.add_argument(
         "--profile-json", metavar="FILE", help="the same, and write a trace for ui.perfetto.dev"

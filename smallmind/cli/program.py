@@ -93,10 +93,12 @@ class _Parser(argparse.ArgumentParser):
         options, unknown = super().parse_known_args(args, namespace)
         flag = next((word for word in unknown if word.startswith("-")), None)
         if flag:
+            from smallmind.checks import nearest
+
             name = flag.partition("=")[0]
             known = [word for action in self._actions for word in action.option_strings]
-            nearest = _nearest(name, known, cutoff=0.7)  # the dashes alone are rather similar
-            advice = f"did you mean {nearest}?" if nearest else f"see {self.prog} --help"
+            similar = nearest(name, known, cutoff=0.7)  # the dashes alone are rather similar
+            advice = f"did you mean {similar}?" if similar else f"see {self.prog} --help"
             self.error(f"unknown flag {name}; {advice}")
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
@@ -134,12 +136,14 @@ class _Parser(argparse.ArgumentParser):
         choices = list(map(str, action.choices or ()))
         if not choices or value in choices:
             return
+        from smallmind.checks import nearest
+
         is_command = isinstance(action, argparse._SubParsersAction)
-        nearest = _nearest(str(value), choices, cutoff=0.5)
+        similar = nearest(str(value), choices, cutoff=0.5)
         raise argparse.ArgumentError(
             None if is_command else action,
             f"unknown {'command' if is_command else 'value'} {value!r}"
-            + (f"; did you mean {nearest}? " if nearest else ". ")
+            + (f"; did you mean {similar}? " if similar else ". ")
             + f"Choose from {', '.join(choices)}",
         )
 
@@ -151,13 +155,6 @@ class _Parser(argparse.ArgumentParser):
             self.print_usage(sys.stderr)
             error_line(f"{self.prog}: error: {message}")
         self.exit(2)
-
-
-def _nearest(word: str, known: Sequence[str], cutoff: float) -> str | None:
-    """The most similar word, if its similarity is above cutoff."""
-    import difflib  # takes milliseconds to import
-
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
 
 
 class _Version(argparse.Action):

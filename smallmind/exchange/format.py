@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import ModelConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.bpe_tokenizer import BPETokenizer
@@ -80,6 +80,7 @@ def open_format(name: str) -> Format:
     return found
 
 
+@suggesting()
 def export(
     model: TransformerModel,
     tokenizer: Tokenizer,

@@ -7,13 +7,14 @@ import numbers
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
 
 from smallmind import activity, safetensors
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, from_json, suggesting
 from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
@@ -29,6 +30,7 @@ from smallmind.nn.workspace import Kernel, Result, Workspace
 from smallmind.settings import from_saved
 from smallmind.table import Table, Tabular
 from smallmind.text.ids import check_ids
+from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
@@ -94,6 +96,7 @@ def _signature() -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+@suggesting()
 class TransformerModel(Tabular):
     """A language model with manual backward passes: by default GPT-2 (Radford et al. 2019).
 
@@ -408,14 +411,21 @@ class TransformerModel(Tabular):
         if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
             raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
         try:
+            tokenizer = metadata.get("tokenizer")
             if found == FORMAT:
-                saved = safetensors.from_json(metadata["config"])
+                saved = from_json(metadata["config"])
             else:
-                saved, tensors = safetensors.from_json(metadata["state"])["model"], weights(tensors)
+                state, tensors = from_json(metadata["state"]), weights(tensors)
+                saved = state["model"]
+                if tokenizer is None:  # earlier versions kept it in the state
+                    tokenizer = safetensors.to_json(state["tokenizer"])
             config = from_saved(ModelConfig, saved)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-        return cls.from_tensors(config, tensors, os.fspath(path), backend)
+        model = cls.from_tensors(config, tensors, os.fspath(path), backend)
+        with suppress(KeyError, TypeError, ValueError):  # the model computes without it
+            model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
+        return model
 
     @classmethod
     def from_tensors(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, check_type, from_json, whole
 from smallmind.config import __version__
 from smallmind.lock import NAME as LOCK
 from smallmind.lock import RunLock, is_held
@@ -46,6 +46,7 @@ ENDING = {  # fields of the records that end a run
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
+OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
 SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
@@ -175,14 +176,12 @@ class RunDirectory:
         file = self.path / CONFIG
         try:
             with durable.open_regular(file) as opened:
-                saved = safetensors.from_json(opened.read(MAX_CONFIG_BYTES))
+                saved = from_json(opened.read(MAX_CONFIG_BYTES))
             return SavedConfig(
                 Settings.from_dict(saved),
-                str(saved["text_sha256"]),
-                saved.get("teacher_sha256"),
-                saved.get("initial_sha256"),
-                saved.get("imported"),
-                int(saved.get("extended_after", 0)),
+                check_type("text_sha256", saved["text_sha256"], str),
+                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
+                extended_after=whole(saved.get("extended_after", 0)),
             )
         except OSError:
             raise InputError(self._without_config()) from None
@@ -202,9 +201,13 @@ class RunDirectory:
         else:
             self.problems.append(f"{CONFIG} was removed; wrote it again")
 
-    def log(self, record: Record) -> None:
-        """Appends a line to the metrics; while the disk is full, keeps it for the next call."""
-        fields = dataclasses.asdict(record)
+    def log(self, record: Record, seconds: float) -> None:
+        """Appends a line to the metrics, after so many seconds of training.
+
+        While the disk is full, keeps it for the next call.
+        """
+        fields = {"step": record.step, "kind": record.kind, **dataclasses.asdict(record)}
+        fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
         try:
             self.flush()
@@ -501,7 +504,7 @@ def _is_published(path: Path) -> bool:
     """Whether a file is, byte for byte, a published.json that was written here."""
     content = _content(path)
     try:
-        return bool(content) and content == _published(safetensors.from_json(content))
+        return content is not None and content == _published(safetensors.from_json(content))
     except (TypeError, ValueError):
         return False
 

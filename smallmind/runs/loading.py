@@ -1,12 +1,13 @@
 """A model and its tokenizer from a run, a checkpoint, a model file or another program's."""
 
 import numbers
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.config import ModelConfig
 from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.nn.transformer import TransformerModel, weights
@@ -35,6 +36,7 @@ class Found(NamedTuple):
         return load_model(self.source, backend)
 
 
+@suggesting()
 def load(
     path: str | PathLike[str], backend: str = "numba", checkpoint: int | str | None = None
 ) -> Loaded:
@@ -97,8 +99,9 @@ def find_in_run(directory: Path, which: int | str | None = None) -> Found:
 
 def _step_of(model: Path) -> int | None:
     """The step that a model file was saved after; None if an earlier version wrote it."""
-    step = safetensors.read_metadata(model).get("step", "")
-    return int(step) if step.isdecimal() else None
+    with suppress(KeyError, ValueError):
+        return whole(from_json(safetensors.read_metadata(model)["step"]))
+    return None
 
 
 def load_model(path: Path, backend: str = "numba") -> Loaded:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.activity import clock
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import NEUTRAL, RunConfig
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export
@@ -416,6 +416,7 @@ class Run:
         self._save_config()
         return measured, left
 
+    @suggesting()
     def train(
         self, on_record: OnRecord | None = None, progress: bool | None = None
     ) -> list[Record]:
@@ -571,7 +572,7 @@ class Run:
                 self.directory.save_profile(training.profiler.rows())
             self.final, self.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
-            self.directory.log(FailureRecord(self.training.progress.step, str(error)))
+            self._log(FailureRecord(self.training.progress.step, str(error)))
             raise
         finally:
             self.unlock()
@@ -666,7 +667,7 @@ class Run:
             if problem not in self._warned:
                 self._warned.add(problem)
                 record = FileWarningRecord(step, problem)
-                self.directory.log(record)
+                self._log(record)
                 yield record
         self.directory.problems.clear()
 
@@ -675,7 +676,10 @@ class Run:
         if isinstance(record, SampleRecord):
             self.directory.save_sample(record.step, record.text)
         else:
-            self.directory.log(record)
+            self._log(record)
+
+    def _log(self, record: Record) -> None:
+        self.directory.log(record, self.training.progress.seconds["total"])
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
@@ -23,6 +23,7 @@ CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
 MAX_BYTES = 2**26  # of all tokens together: merges of merges could be longer than any memory
 
 
+@suggesting()
 class BPETokenizer(Tokenizer):
     """`BPETokenizer(text, vocab_size=512)`: the 256 bytes, merges of the text, `<|endoftext|>`.
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, distinct
 
 
+@suggesting()
 class CharTokenizer(Tokenizer):
     """The vocabulary is the characters that occur in a text, sorted."""
 

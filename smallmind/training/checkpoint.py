@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, from_json, whole
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
@@ -65,10 +65,10 @@ def load(path: str | PathLike[str]) -> RunState:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a checkpoint that this version reads ({FORMAT!r})")
     try:
-        step, state = int(metadata["step"]), _state(metadata)
+        step, state = whole(from_json(metadata["step"])), _state(metadata)
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
-    if step < 0 or path.name not in (file_name(step), BEST):
+    if path.name not in (file_name(step), BEST):
         raise InputError(f"{path} does not hold the checkpoint that its name promises")
     return RunState(step, tensors, state)
 

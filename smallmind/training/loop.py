@@ -155,7 +155,8 @@ class Loop:
         if evaluation_is_due(config, progress):
             is_end = progress.step == config.steps
             with clock.apart("last evaluation" if is_end else "evaluations"):
-                yield from self._evaluation()
+                records = list(self._evaluation())
+            yield from records
             if evaluation_is_due(config, progress):  # it was stopped
                 return
         if self._target.is_due():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import activity
-from smallmind.checks import InputError, check_field, check_type
+from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.config import ModelConfig, Precision, TrainingConfig
 from smallmind.generation import generate
 from smallmind.lock import RunLock
@@ -57,6 +57,7 @@ SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
 
 
+@suggesting()
 class Training:
     """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
 
@@ -323,6 +324,7 @@ class Training:
                 self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
             )
 
+    @suggesting(TrainingConfig)
     def train(
         self, steps: int, progress: bool | None = None, **settings: float | str
     ) -> list[Record]:
@@ -335,6 +337,7 @@ class Training:
         with showing_progress(progress) as line:
             return follow(self.steps(config), self, line, self.with_step_count(config).steps)
 
+    @suggesting()
     def train_optimized(
         self,
         steps: int | None = None,

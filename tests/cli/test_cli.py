@@ -111,6 +111,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert [line["step"] for line in evaluations] == [20, 30]
     assert set(steps[0]) == {
         "step",
+        "kind",
         "loss",
         "lr",
         "grad_norm",
@@ -126,6 +127,8 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     }
     assert set(evaluations[0]) == {
         "step",
+        "kind",
+        "elapsed_seconds",
         "train_loss",
         "val_loss",
         "perplexity",

@@ -126,6 +126,11 @@ def test_columns_go_where_the_terminal_is_too_narrow(runs, show, columns):
     assert (said in flat(printed)) == bool(left_out) == (columns < 100)
 
 
+def test_columns_that_name_a_run_stay_longer_than_those_that_describe_it(runs, show):
+    heads = show(runs, columns=70).splitlines()[0].split()
+    assert {"name", "text", "model"} <= set(heads) and "parameters" not in heads
+
+
 def test_a_long_name_is_shortened_only_if_nothing_else_helps(tmp_path, show):
     write(tmp_path / "runs" / ("2026-01-01-" + "long-" * 20 + "end"), step(1))
     assert "2026-01-01-" + "long-" * 20 + "end" in show(tmp_path / "runs", columns=200)
