@@ -86,13 +86,14 @@ class RunView:
 
     @property
     def is_run(self) -> bool:
-        """Whether the directory holds a run, which has a config or at least metrics."""
-        if self.settings is not None:
-            return True
-        with suppress(OSError):
-            metrics = self.path / METRICS  # empty ones alone are from a start that was killed
-            return metrics.is_file() and bool(self._config_stat or metrics.stat().st_size)
-        return False
+        """Whether the directory holds a run, or the beginning of one that is starting."""
+        metrics = self.path / METRICS
+        if self.settings is not None or not metrics.is_file():
+            return self.settings is not None
+        # Empty metrics alone are what a start leaves that is killed.
+        return bool(self._config_stat or self._metrics.lines or self._metrics.partial) or (
+            self._is_held()
+        )
 
     @property
     def name(self) -> str:

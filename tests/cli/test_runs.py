@@ -25,7 +25,9 @@ def runs(tmp_path):
     write(parent / "killed", step(10), end='{"step": 2', n_layer=2)
     write(parent / "broken", step(7), {"step": 7, "failure": "the loss diverged"})
     (parent / "young").mkdir()
-    (parent / "young" / "metrics.jsonl").touch()
+    (parent / "young" / "metrics.jsonl").write_text("{")
+    (parent / "killed at its start").mkdir()
+    (parent / "killed at its start" / "metrics.jsonl").touch()
     (parent / "notes").mkdir()
     (parent / "file").touch()
     for seconds, name in enumerate(NAMES[:-1]):

@@ -119,6 +119,8 @@ def moments(tmp_path_factory):
         return count_moments(run.train, *RUN)
 
 
+# An interrupt between opening a file and `with` leaves it to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
 def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, moments, is_reopened):
     """However early or late, also twice: before the first checkpoint, in a save, at the end."""

@@ -185,7 +185,7 @@ def test_what_stops_a_run_while_it_is_built_is_not_lost(finished, tmp_path, monk
 
 def test_a_second_session_keeps_what_was_hung_on_the_training(finished, tmp_path):
     run, told = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS), []
-    run.training.on_step = on_step = lambda step, _: told.append(step)
+    run.training.on_step = on_step = lambda *shown: told.append(shown)
     run.train(on_record=lambda record: record.step == 9 and run.stop())
     first = run.training
     run.resume()
