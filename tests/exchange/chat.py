@@ -9,7 +9,7 @@ from tests.exchange.models import model_of
 from tests.text import published
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + eos_token }}"
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + eos_token }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 TOOLS = "{{ messages | length }} tools"

@@ -242,7 +242,9 @@ def test_a_chat_model_that_was_here_is_used_as_before(tmp_path, name, has_own_fi
             wanted = theirs.apply_chat_template(MESSAGES, **options)
             assert ours.apply_chat_template(MESSAGES, **options) == wanted
         assert ours(text).input_ids == theirs(text).input_ids
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        # GGUF cannot say that nothing begins a text.
+        begins = ("bos_token_id",) if place == "hf" or chat.ENDS[name][0] else ()
+        for key in (*begins, "eos_token_id", "pad_token_id"):
             assert getattr(ours, key) == getattr(theirs, key)
     ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert ours.model_max_length == theirs.model_max_length == 8192
