@@ -34,7 +34,6 @@ from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
 from smallmind.training.training import SAMPLE_TOKENS
 
 
-
 @dataclass(frozen=True)
 class Program:
     """What a process takes apart from a run: Python, NumPy, Numba and kernels. Units: bytes."""
