@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from smallmind.runs import pace
-from smallmind.training import training
+from smallmind.training import rehearsal, training
 
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
@@ -65,12 +65,13 @@ def default_signals():
 
 @pytest.fixture(autouse=True)
 def untimed_start(monkeypatch):
-    """No passes are timed before a run starts.
+    """No tiny model is trained and no passes are timed before a run starts.
 
     Tests plant faults in the nth pass of a model and mean a pass that trains; and timing the model
     of `smallmind estimate` takes longer than most tests. The fixtures of modules and separate
-    processes time their passes, and tests/runs/test_pace.py tests that this changes nothing.
+    processes do both, and tests/runs/test_pace.py tests that this changes nothing.
     """
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_: None)
     monkeypatch.setattr(pace, "rough_pace", lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01))
 
 

@@ -47,6 +47,12 @@ class Plan:
         """The memory that it takes."""
         return estimate(self.model, self.training, self.run.batch_size, **self._circumstances)
 
+    @property
+    def held(self) -> int:
+        """What this process holds of it already, where that was measured."""
+        held = self.program.resident if self.program else 0
+        return held + (self.text.in_memory if held and self.text else 0)
+
     def largest_batch(self, memory: int) -> int:
         """The largest batch that fits in memory if it goes through the model at once; 0: none."""
         return largest_batch(self.model, self.training, memory, **self._circumstances)
