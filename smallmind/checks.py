@@ -78,10 +78,11 @@ def _finite(text: str) -> float:
     return value
 
 
-def whole(value: Any, low: int = 0) -> int:
+def whole(value: Any, low: int = 0, meaning: str = "") -> int:
     """value, a whole number of a file, from low on and below 2**63. ValueError otherwise."""
     if type(value) is not int or not low <= value < 2**63:  # True is an int too
-        raise ValueError(f"{shown_value(value)} is not a whole number from {low} on")
+        wanted = meaning or f"a whole number from {low} on"
+        raise ValueError(f"{shown_value(value)} is not {wanted}")
     return value
 
 

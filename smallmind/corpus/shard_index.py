@@ -28,6 +28,7 @@ BESIDE = (
     "held_out_000000.partial",
 )
 REMEDY = "restore it, or remove the directory and prepare it again"
+TOKENS = "a number of tokens"
 PIECE = 2**20  # bytes of a file that are digested at once
 
 
@@ -203,20 +204,22 @@ def _described(shards: Iterable[Shard]) -> list[dict[str, Any]]:
 
 def _recipe(fields: dict[str, Any]) -> Recipe:
     recipe = Recipe(*(fields[name] for name in Recipe._fields))
-    whole(recipe.vocab_size, 1)
-    whole(recipe.shard_tokens, 1)
+    whole(recipe.vocab_size, 1, TOKENS)
+    whole(recipe.shard_tokens, 1, TOKENS)
     if not isinstance(recipe.tokenizer_digest, str):
         raise ValueError("its tokenizer_digest is not a string")
     return recipe
 
 
 def _part(fields: dict[str, Any], part: str) -> PartProgress:
-    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"])
+    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKENS)
     return PartProgress(shards, tokens, _digits(fields["sha256"]))
 
 
 def _shards(described: Any, part: str) -> tuple[Shard, ...]:
-    shards = tuple(Shard(s["name"], whole(s["tokens"], 1), _digits(s["sha256"])) for s in described)
+    shards = tuple(
+        Shard(s["name"], whole(s["tokens"], 1, TOKENS), _digits(s["sha256"])) for s in described
+    )
     for number, shard in enumerate(shards):
         # A name is also a path: one from elsewhere could lead out of the directory.
         if shard.name != shard_name(part, number):
