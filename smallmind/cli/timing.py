@@ -1,7 +1,9 @@
 """How long a run takes, from a few passes that are timed."""
 
 import dataclasses
+import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from smallmind.config import DistillationConfig
@@ -66,9 +68,11 @@ def about(seconds: float, spread: float = 1.0) -> str:
     """
     longest = seconds * spread if spread >= WIDE else seconds
     _, unit, name = next(row for row in UNITS if longest >= row[0])
-    least, most = (_rounded(each / unit) for each in (seconds, longest))
+    least = most = _rounded(seconds / unit, round)
+    if longest > seconds:
+        most = _rounded(longest / unit, math.ceil)
     return f"about {least} to {most} {name}" if least < most else f"about {most} {name}"
 
 
-def _rounded(count: float) -> int:
-    return max(1, round(count) if count < 20 else 5 * round(count / 5))
+def _rounded(count: float, to_whole: Callable[[float], int]) -> int:
+    return max(1, to_whole(count) if count < 20 else 5 * to_whole(count / 5))
