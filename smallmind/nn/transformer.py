@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smallmind import activity, safetensors
-from smallmind.checks import InputError, check_type, from_json, suggesting
+from smallmind.checks import InputError, check_type, from_json, shown_value, suggesting
 from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
@@ -409,7 +409,7 @@ class TransformerModel(Tabular):
         tensors, metadata = safetensors.read(path)
         # Files of earlier versions have no format.
         if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
-            raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
+            raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
         try:
             tokenizer = metadata.get("tokenizer")
             if found == FORMAT:

@@ -17,8 +17,8 @@ from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
 
-FIELDS = ["step", "kind"]
-FIELDS += [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 
 @dataclass(frozen=True, repr=False)
