@@ -86,7 +86,7 @@ def _send_later(number: int) -> None:
         if hasattr(signal, "pthread_kill"):
             signal.pthread_kill(threading.main_thread().ident or 0, number)
         else:
-            _thread.interrupt_main(number)
+            _thread.interrupt_main(signal.Signals(number))
 
     _thread.start_new_thread(send, ())
 

@@ -3,7 +3,7 @@
 This file imports only what Python has already imported, so that `main` is reached at once.
 """
 
-import _signal  # which `signal` wraps, after importing more
+import _signal  # type: ignore[import-not-found]  # which `signal` wraps, after importing more
 import os
 
 TYPE_CHECKING = False
