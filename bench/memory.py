@@ -246,7 +246,7 @@ RUNS = (
     f"{{text}} --size small {SHORT}",
     "{text} --size medium --steps 2 --val-batches 1",
     f"--recipe gpt2 --size nano {SHORT}",
-    f"{{text}} --recipe llama --size tiny {SHORT}",
+    f"{{text}} --arch llama --size tiny {SHORT}",
     f"--size nano --precision float16 --dropout 0.1 {SHORT}",
     f"{{text}} --size tiny --precision float32 --threads 1 {SHORT}",
     f"{{text}} --recipe gpt2 --tokenizer bpe --vocab-size 2000 --n-layer 2 --n-embd 64 --n-head 1 "

@@ -26,7 +26,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 STEPS = AFTER + CHECKED + 1  # the last ones are recorded, checked and repeated
 TOKENS = 40  # of a sample
 # The largest sizes of the tiny model: beyond these, kernels call no others.
-WINDOW, HEAD, WIDTH, LAYERS, BATCH = 64, 64, 128, 2, 4
+WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
 
 # Functions that become machine code with a kernel, counted on AVX-512 and AVX2 at a first start.
 COMPILED = {
@@ -126,7 +126,7 @@ def _tiny(config: ModelConfig) -> ModelConfig:
     D = min(config.head_channels, HEAD + config.head_channels % 2)
     return dataclasses.replace(
         config,
-        vocab_size=len(ALPHABET),
+        vocab_size=max(len(ALPHABET), min(config.vocab_size, VOCABULARY)),
         block_size=min(config.block_size, WINDOW),
         n_layer=min(config.n_layer, LAYERS),
         n_head=shared,
