@@ -154,15 +154,16 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         save=0.0,
         end=end,
         sample=sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS if config.sample_every else 0.0,
-        spread=max(statistics.median(times) / min(times) for times in tries[::2] if min(times)),
+        # Of what is never recorded: all its tries should take as long.
+        spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
     )
 
 
 def _tries(*calls: Callable[[], object]) -> list[list[float]]:
-    """Seconds of the last TRIES calls of each function, made in turn.
+    """Seconds of TRIES calls or more of each function, made in turn after one that is not timed.
 
-    After one that waits for memory, and as many more as it takes until passes are recorded; without
-    these where that would take more than MAX_TIMING.
+    That one waits for memory. As many as it takes until passes are recorded and repeated, which is
+    faster, but not for longer than MAX_TIMING.
     """
     tries: list[list[float]] = [[] for _ in calls]
     start, rounds = clock(), 0
@@ -172,7 +173,7 @@ def _tries(*calls: Callable[[], object]) -> list[list[float]]:
                 call()
             times += seconds
         rounds += 1
-    return [times[-TRIES:] for times in tries]
+    return [times[1:] for times in tries]
 
 
 def _batches_at_the_end(data: Dataset) -> int:
