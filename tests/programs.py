@@ -16,3 +16,15 @@ def output_of(program, *arguments, **environment):
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def last_of_each(*words):
+    """The words of a command line, without a flag that is given again later: that is refused."""
+    groups = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append([])
+        groups[-1].append(word)
+    flags = [group[0] for group in groups]
+    kept = [group for i, group in enumerate(groups) if group[0] not in flags[i + 1 :]]
+    return [word for group in kept for word in group]

@@ -104,7 +104,8 @@ def test_short_steps_and_evaluations_are_not_announced(monkeypatch, shown):
 
 def test_the_progress_line_changes_within_a_step(slow, monkeypatch):
     terminal = standard_error(monkeypatch)
-    line = ProgressLine(2000)
+    line = ProgressLine()
+    line.progress.steps = 2000
     with activity.refreshing(lambda so_far: line.during(12, so_far)):
         for _ in activity.parts("abc"):
             pass

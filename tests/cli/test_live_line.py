@@ -262,7 +262,8 @@ def test_scripts_and_notebooks_show_compiling_and_progress_on_standard_error(mon
     assert terminal.lines()[0].endswith("matmul ...")
     activity.end_compiling()
     assert terminal.lines() == []
-    line = ProgressLine(STEPS)
+    line = ProgressLine()
+    line.progress.steps = STEPS
     for step in (1, 2):
         line.show(record(step))
     assert terminal.lines()[0].startswith("..........       2/100000  loss 2.3457")
