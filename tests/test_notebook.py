@@ -61,7 +61,7 @@ def shown(tmp_path_factory):
         streams = [x for x in cell.outputs if x.output_type == "stream"]
         shown = "".join(x.text for x in streams if x.name == "stderr")
         # Training shows its progress, and nothing else writes anything.
-        assert "step 6/6  loss" in shown if name == "training" else streams == [], name
+        assert "6/6  loss" in shown if name == "training" else streams == [], name
         found[name] = next((x.data for x in cell.outputs if "data" in x), {})
     return found
 

@@ -48,6 +48,11 @@ class Progress:
         return self._variants(self._step if step is None else step, so_far, bar, self._held_out)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step has been reported."""
+        return self._record is not None
+
+    @property
     def _step(self) -> int:
         return self._record.step if self._record else 0
 
@@ -108,6 +113,8 @@ class ProgressLine:
         """Shows what is being done besides the steps."""
         if text:
             self._show_text(f"{text} ...")
+        elif self.line.is_live and self.progress.has_begun:
+            self._show()
         else:
             self.line.clear()
 
