@@ -18,10 +18,10 @@ The same in memory only:
     training.train(steps=500)
 """
 
-TYPE_CHECKING = False  # that of typing, which the command line would have to wait for
-if TYPE_CHECKING:
-    from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
     from smallmind.checks import InputError
     from smallmind.config import (
         CheckpointStrategy,
@@ -131,9 +131,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> "Any":
-    import importlib
-
+def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
         return getattr(importlib.import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'smallmind' has no attribute {name!r}")

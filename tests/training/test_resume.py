@@ -23,7 +23,6 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
 )
-from tests.programs import started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
@@ -384,8 +383,12 @@ def tensors_of(out):
 
 
 def smallmind(*arguments, **environment):
-    words = [sys.executable, "-m", "smallmind", *arguments]
-    return started(words, env={**os.environ, **environment})
+    return subprocess.Popen(
+        [sys.executable, "-m", "smallmind", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
