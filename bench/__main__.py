@@ -146,6 +146,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
     start = commands.add_parser("start", help="time compiling kernels and loading them from cache")
     start.add_argument("--rounds", type=_count, default=3, metavar="N", help="later starts (3)")
+    start.add_argument(
+        "--sizes",
+        type=lambda text: text.split(","),
+        metavar="S,S",
+        help="such as nano,tiny: also compare the time that a run's start predicts with what it "
+        "takes",
+    )
+    start.add_argument("--steps", type=_count, metavar="N", help="of these runs")
 
     tokenizer = commands.add_parser("tokenizer", help="time learning tokens and encoding with them")
     tokenizer.add_argument(
@@ -166,7 +174,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--only",
         type=lambda text: text.split(","),
         metavar="P,P",
-        help="some of example, layers, limit, long; default: all",
+        help="some of example, layers, limit, long, runs; default: all",
     )
     memory.add_argument("--steps", type=_count, default=5, metavar="N", help="steps to time (5)")
 

@@ -5,11 +5,16 @@ Every figure is measured in a separate process.
 
 import argparse
 import json
+import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tabulate import tabulate
@@ -50,11 +55,18 @@ def training_settings(precision: str, strategy: str, micro_batch: int | None = N
     }
 
 
-def run_trial(threads: int, **arguments: Any) -> Record:
-    """Calls `bench.trial.run` with these arguments in a new process -> its result."""
+def run_trial(
+    threads: int, variables: Mapping[str, str] = MappingProxyType({}), **arguments: Any
+) -> Record:
+    """Calls `bench.trial` with these arguments in a new process, in this environment -> result."""
     command = [sys.executable, "-m", "bench.trial", json.dumps(arguments)]
     result = subprocess.run(
-        command, cwd=ROOT, env=environment(threads), check=True, text=True, stdout=subprocess.PIPE
+        command,
+        cwd=ROOT,
+        env=environment(threads) | variables,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
     )
     return dict(json.loads(result.stdout))
 
@@ -226,11 +238,69 @@ def _long(threads: int, _steps: int) -> list[Record]:
     return [{**record, "estimate": expected}]
 
 
+# Runs by the flags of `smallmind train`; {text} is one of TEXT_BYTES with characters of any width.
+SHORT = "--steps 25 --val-every 12 --val-batches 2"
+RUNS = (
+    f"--size nano {SHORT}",
+    f"{{text}} --size tiny {SHORT}",
+    f"{{text}} --size small {SHORT}",
+    "{text} --size medium --steps 2 --val-batches 1",
+    f"--recipe gpt2 --size nano {SHORT}",
+    f"{{text}} --arch llama --size tiny {SHORT}",
+    f"--size nano --precision float16 --dropout 0.1 {SHORT}",
+    f"{{text}} --size tiny --precision float32 --threads 1 {SHORT}",
+    f"{{text}} --recipe gpt2 --tokenizer bpe --vocab-size 2000 --n-layer 2 --n-embd 64 --n-head 1 "
+    f"--block-size 512 --batch-size 6 --max-rollbacks 0 {SHORT}",
+    f"{{text}} --n-layer 4 --n-embd 192 --n-head 6 --n-kv-head 2 --block-size 256 --batch-size 8 "
+    f"{SHORT}",
+    f"{{text}} --tokenizer byte --recipe gpt2 --n-layer 3 --n-embd 96 --n-head 3 --block-size 1024 "
+    f"--batch-size 2 --use-gradient-checkpointing {SHORT}",
+    f"{{text}} --size tiny --batch-size 48 --micro-batch-size 7 {SHORT}",
+    "{text} --recipe gpt2 --n-layer 1 --n-embd 64 --n-head 1 --block-size 4096 --batch-size 1 "
+    "--steps 2 --val-batches 1",
+    f"--size nano --teacher {{teacher}} {SHORT}",
+    f"--size nano --backend numpy {SHORT}",
+    f"{{text}} --recipe gpt2 --backend numpy --tokenizer bpe --vocab-size 500 --block-size 128 "
+    f"{SHORT}",
+)
+TEXT_BYTES = 270_000
+
+
+def _runs(threads: int, _steps: int) -> list[Record]:
+    """Whole runs of the command line: what their start says, and their peak."""
+    records = []
+    with tempfile.TemporaryDirectory() as directory:
+        files = {"text": f"{directory}/text.txt", "teacher": f"{directory}/teacher"}
+        letters = random.Random(0).choices(
+            "abcde fghi\n\u00e4\u00e9\u0436\u4e2d\U0001f600", k=10**6
+        )
+        text = "".join(letters).encode()[:TEXT_BYTES].decode(errors="ignore")
+        Path(files["text"]).write_text(text, encoding="utf-8")
+        run_trial(threads, flags=["--size", "nano", "--steps", "1", "--out", files["teacher"]])
+        for number, run in enumerate(RUNS):
+            flags = [*run.format(**files).split(), "--out", f"{directory}/{number}"]
+            records.append({"flags": run, **run_trial(threads, flags=flags)})
+    for record in records:
+        record["error"] = record["estimate"] / record["peak"] - 1
+    rows = [
+        [
+            textwrap.fill(r["flags"], 60),
+            _mb(r["peak"]),
+            _mb(r["estimate"]),
+            f"{r['error'] * 100:+.1f} %",
+        ]
+        for r in records
+    ]
+    _show("Whole runs, MB", ["flags", "peak", "estimate", "off"], rows)
+    return records
+
+
 PARTS: dict[str, Callable[[int, int], list[Record]]] = {
     "example": _example,
     "layers": _layers,
     "limit": _limit,
     "long": _long,
+    "runs": _runs,
 }
 
 

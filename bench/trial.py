@@ -1,8 +1,9 @@
 """python -m bench.trial JSON: some training steps in a separate process, to measure its memory.
 
-The JSON holds the arguments of `run`; the answer is JSON too.
+The JSON holds the arguments of `run`, or of `train`; the answer is JSON too.
 """
 
+import contextlib
 import json
 import random
 import sys
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 import smallmind
+from smallmind.activity import clock
 from smallmind.kernels.codegen.scratch import scratch_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.memory.tracker import peak_resident_bytes
@@ -46,6 +48,35 @@ def run(
     return {"seconds": seconds, "pool": asdict(pool.statistics()), **_held(trainings[-1])}
 
 
+def train(flags: list[str]) -> dict[str, Any]:
+    """smallmind train with these flags -> what its start said it takes, and what it took.
+
+    Units: bytes and seconds; these without compiling, from the start's table to the end.
+    """
+    from smallmind.cli import main, memory
+    from smallmind.runs import pace
+
+    said: dict[str, Any] = {}
+    check_memory, rough_pace = memory.check_memory, pace.rough_pace
+
+    def check(console: Any, plan: Any, ranks: int = 1) -> None:
+        said["estimate"] = plan.estimate.total
+        check_memory(console, plan, ranks)
+
+    def time_passes(training: Any, config: Any) -> Any:
+        begin = clock()
+        found = rough_pace(training, config)
+        said["predicted"], said["spread"] = found.total(config), found.spread
+        said["timing"], said["begin"] = clock() - begin, clock()
+        return found
+
+    memory.check_memory, pace.rough_pace = check, time_passes
+    with contextlib.redirect_stdout(sys.stderr):
+        said["status"] = main(["train", *flags])
+    seconds = clock() - said.pop("begin")
+    return {**said, "seconds": seconds, "peak": peak_resident_bytes()}
+
+
 def _training(model: dict[str, Any], batch_size: int, pool: TensorPool) -> smallmind.Training:
     transformer = smallmind.TransformerModel(len(ALPHABET), **model)
     transformer.workspace.pool = pool
@@ -71,7 +102,8 @@ def _held(training: smallmind.Training) -> dict[str, int]:
 
 if __name__ == "__main__":
     try:
-        answer = run(**json.loads(sys.argv[1]))
+        given = json.loads(sys.argv[1])
+        answer = train(**given) if "flags" in given else run(**given)
     except MemoryError as error:
         answer = {"out_of_memory": str(error)}
     print(json.dumps(answer))

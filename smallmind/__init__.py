@@ -18,10 +18,10 @@ The same in memory only:
     training.train(steps=500)
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # that of typing, which the command line would have to wait for
 if TYPE_CHECKING:
+    from typing import Any
+
     from smallmind.checks import InputError
     from smallmind.config import (
         CheckpointStrategy,
@@ -131,7 +131,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name in _EXPORTS:
         return getattr(importlib.import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'smallmind' has no attribute {name!r}")

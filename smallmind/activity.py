@@ -19,8 +19,26 @@ Hook = Callable[[str | None, bool], object]
 Item = TypeVar("Item")
 
 QUIET = 3.0  # seconds between two lines in a file
+SPARING = 30.0  # between two about compiling
+COMPILING = "Compiling kernels for this CPU, once"
 REFRESH = 1.0  # seconds between two changes of a line that is replaced
 LARGE = 10**8  # bytes that may take more than a second to read, encode or write
+
+
+class Pause:
+    """Keeps the lines in a file apart, those about compiling further than others."""
+
+    def __init__(self) -> None:
+        self._last, self._time = "", -QUIET
+
+    def is_over(self, text: str) -> bool:
+        """Whether this line may be written now; then the next pause begins."""
+        is_same = text.startswith(COMPILING) and self._last.startswith(COMPILING)
+        now = time.monotonic()
+        if now - self._time < (SPARING if is_same else QUIET):
+            return False
+        self._last, self._time = text, now
+        return True
 
 
 class _StandardError:
@@ -28,7 +46,7 @@ class _StandardError:
 
     def __init__(self) -> None:
         self._line: LiveLine | None = None
-        self._shown = -QUIET
+        self._pause = Pause()
 
     def __call__(self, text: str | None, usual: bool) -> None:
         if self._line is None or self._line.stream is not sys.stderr:
@@ -37,9 +55,8 @@ class _StandardError:
             return
         if self._line.is_live:
             self._line.show(f"{text} ...") if text else self._line.clear()
-        elif text and time.monotonic() - self._shown >= QUIET:
+        elif text and self._pause.is_over(text):
             self._line.write(f"{text} ...\n")
-            self._shown = time.monotonic()
 
 
 class _Task:
@@ -108,6 +125,7 @@ class _State:
     refreshed: float = 0.0  # when `tick` last showed something
     compiling: int = 0  # kernels, each within the one before
     compiled: int = 0
+    expected: int = 0  # about so many in all; 0: not known
     compile_start: int = 0  # nanoseconds
     compile_time: int = 0  # nanoseconds
 
@@ -184,16 +202,29 @@ def parts(items: Sequence[Item]) -> Iterator[Item]:
         del counted[depth:]
 
 
-def begin_compiling(kernel: str) -> None:
-    """Says that a kernel is being compiled, perhaps within another one; the clock stands still."""
+@contextmanager
+def expecting_kernels(count: int) -> Iterator[None]:
+    """Within the block, about so many kernels are compiled in all, which is said; 0: not known."""
+    _state.expected = count
+    try:
+        yield
+    finally:
+        _state.expected = 0
+
+
+def begin_compiling() -> None:
+    """Says how many kernels have been compiled with this one, perhaps within another one.
+
+    The clock stands still.
+    """
     if _state.compiling:
         _state.tasks.pop()
     else:
         _state.compile_start = time.perf_counter_ns()
     _state.compiling += 1
     _state.compiled += 1
-    phrase = f"Compiling kernels for this CPU, once: {_state.compiled}, {kernel}"
-    _state.tasks.append(_Phrase(phrase, at_once=True))
+    in_all = f" of about {max(_state.expected, _state.compiled)}" if _state.expected else ""
+    _state.tasks.append(_Phrase(f"{COMPILING}: {_state.compiled}{in_all}", at_once=True))
 
 
 def end_compiling() -> None:

@@ -1,17 +1,95 @@
-"""Fields of settings that check themselves, and checks of arguments."""
+"""Settings that check themselves, and checks of arguments and of what files hold."""
 
 import dataclasses
 import functools
+import inspect
+import json
 import math
 import numbers
 import operator
+import os
 import reprlib
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
+
+MAX_DIGITS = 300  # of a number in JSON: a float holds it
+LARGEST = 1e30  # nothing that a run measures gets there
+LONGEST = 4096  # characters of a setting: no system has longer paths
+SHOWN = 80  # characters of a value in a message
 
 
 class InputError(ValueError):
     """Invalid input from the user; the message is one line that says what to do."""
+
+
+def environment_number(name: str, low: int) -> int | None:
+    """A whole number in an environment variable, None without it. InputError if it is below low."""
+    text = os.environ.get(name)
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = low - 1
+    if number < low:
+        raise InputError(
+            f"{name}={text!r} in the environment must be a whole number of at least {low}, or unset"
+        )
+    return number
+
+
+def from_json(text: str | bytes, strict: bool = True) -> Any:
+    """JSON text -> value. ValueError if it is malformed or nested too deeply.
+
+    With strict also for a key that appears twice, and a number that is not finite or no float
+    holds. Otherwise such a number is NaN or infinite, as in metrics, which may have them.
+    """
+    hooks: dict[str, Any] = {"parse_int": _whole_or_infinite}
+    if strict:
+        hooks = {"parse_int": _whole, "parse_float": _finite, "parse_constant": _finite}
+        hooks["object_pairs_hook"] = _table
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), **hooks)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None
+
+
+def _whole_or_infinite(digits: str) -> float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number in JSON has {len(digits):,} digits")
+    return int(digits)
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key appears twice in one JSON object")
+    return table
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number in JSON is not finite")
+    return value
+
+
+def whole(value: Any, low: int = 0, meaning: str = "") -> int:
+    """value, a whole number of a file, from low on and below 2**63. ValueError otherwise."""
+    if type(value) is not int or not low <= value < 2**63:  # True is an int too
+        wanted = meaning or f"a whole number from {low} on"
+        raise ValueError(f"{shown_value(value)} is not {wanted}")
+    return value
+
+
+def number(value: Any) -> float:
+    """A number that a run has measured; NaN for anything else that a file may hold."""
+    is_number = type(value) in (int, float) and abs(value) < LARGEST
+    return float(value) if is_number else math.nan
 
 
 def setting(
@@ -67,6 +145,8 @@ def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
     is_text = field.type in (str, str | None, str | tuple[str, ...] | None)
     if is_text and not isinstance(value, str):
         raise InputError(f"{shown} must be text in quotes")
+    if isinstance(value, str) and len(value) > LONGEST:
+        raise InputError(f"{shown} has {len(value):,} characters, more than {LONGEST:,}")
     if isinstance(value, str) and not _is_unicode(value):
         raise InputError(f"{shown} is not valid UTF-8; rename it")
     if field.type not in (int, int | None, float, float | None):
@@ -105,7 +185,10 @@ def shown_value(value: Any) -> str:
     """A value in a message: what comes from a file may be of any size."""
     if isinstance(value, int) and value.bit_length() > 200:
         return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
-    return repr(value) if isinstance(value, str | numbers.Number) else reprlib.repr(value)
+    if not isinstance(value, str | numbers.Number):
+        return reprlib.repr(value)
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> Any:
@@ -151,3 +234,53 @@ def check_all(config: Any) -> None:
     for field in dataclasses.fields(config):
         value = check(field, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
+
+
+def nearest(word: str, known: Collection[str], cutoff: float = 0.0) -> str | None:
+    """The most similar of the known words; None if the similarity of all is below cutoff."""
+    import difflib  # takes milliseconds to import
+
+    return next(iter(difflib.get_close_matches(word[:SHOWN], known, n=1, cutoff=cutoff)), None)
+
+
+Public = TypeVar("Public", bound=Callable[..., Any])
+
+
+def suggesting(*configs: type) -> Callable[[Public], Public]:
+    """A decorator of functions and classes: for an unknown argument, TypeError names the nearest.
+
+    `configs` are those whose fields a function takes as keywords, too.
+    """
+
+    def decorate(public: Public) -> Public:
+        function = public.__init__ if isinstance(public, type) else public  # type: ignore[misc]
+
+        @functools.wraps(function)
+        def wrapper(*arguments: Any, **named: Any) -> Any:
+            try:
+                return function(*arguments, **named)
+            except TypeError:
+                _check_arguments(public, configs, named)
+                raise
+
+        if not isinstance(public, type):
+            return wrapper  # type: ignore[return-value]
+        public.__init__ = wrapper  # type: ignore[misc]
+        return public
+
+    return decorate
+
+
+def _check_arguments(
+    public: Callable[..., Any], configs: tuple[type, ...], named: Collection[str]
+) -> None:
+    """TypeError for the first name that neither the function nor a config has."""
+    parameters = inspect.signature(public).parameters.values()
+    known = [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    known += [field.name for config in configs for field in dataclasses.fields(config)]
+    for name in named:
+        if name not in known:
+            raise TypeError(
+                f"unknown argument {shown_value(name)} of {public.__name__}; did you mean "
+                f"{nearest(name, known)}?"
+            ) from None

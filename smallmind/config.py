@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from smallmind import parts
-from smallmind.checks import InputError, check_all, setting
+from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
 
 __version__ = "0.2.0"
 
@@ -50,9 +50,14 @@ MAX_WIDTH = 2**18  # hidden channels of a perceptron; channels of all heads of a
 SCHEDULES = tuple(parts.SCHEDULES)
 
 
+@suggesting()
 @dataclass(frozen=True)
 class ModelConfig:
-    """The layers of a transformer. The defaults are those of GPT-2 (Radford et al. 2019)."""
+    """The layers of a transformer. Without any other setting they are those of GPT-2.
+
+    Radford et al. (2019). The command line and `Run.create` take theirs from a recipe instead: by
+    default the parts of Qwen3.
+    """
 
     vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1, high=2**24)
     block_size: int = setting(64, "tokens of context", low=1, high=2**20)
@@ -208,6 +213,7 @@ NEUTRAL = (
 PREFETCH = 2  # batches, for data on a disk: one may be slow, the next is there already
 
 
+@suggesting()
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model learns: length, schedule, optimizer, evaluation."""
@@ -283,8 +289,8 @@ class TrainingConfig:
     grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
     data_shards: int | None = setting(
         None,
-        "parts of every batch whose gradients are added; a multiple of the number of ranks; "
-        "default: 1, or 8 with mpiexec",
+        "parts of every batch, at least one per rank; results depend on this number, not on the "
+        "number of ranks; default: 1, or 8 with mpiexec",
         low=1,
         high=MAX_SHARDS,
     )
@@ -312,7 +318,10 @@ class TrainingConfig:
         0.0, "nats by which a loss must be below the best to count as lower", low=0.0
     )
     target_loss: float | None = setting(
-        None, "end the run at the first evaluation whose held-out loss is at most this", low=0.0
+        None,
+        "end the run once the loss on the whole held-out text is about this; it looks more often "
+        "as it comes close",
+        low=0.0,
     )
     max_rollbacks: int = setting(
         3, "times a run rolls back after a loss spike before it gives up; 0: never", low=0
@@ -428,6 +437,7 @@ class TrainingConfig:
         return CheckpointStrategy(self.checkpoint_strategy or CheckpointStrategy.SQRT_LAYERS)
 
 
+@suggesting()
 @dataclass(frozen=True)
 class RunConfig:
     """The run: text, batches, seed, machine, directory."""
@@ -494,11 +504,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_all(self)
         if self.text_separator is not None and len(self.text_separator) != 1:
-            raise InputError(f"text_separator={self.text_separator!r} must be one character")
+            raise InputError(
+                f"text_separator={shown_value(self.text_separator)} must be one character"
+            )
         if self.tokenizer not in parts.TOKENIZERS and not self.tokenizer.endswith(".json"):
             kinds = ", ".join(parts.TOKENIZERS)
             raise InputError(
-                f"tokenizer={self.tokenizer!r} must be one of {kinds}, or the path of a "
+                f"tokenizer={shown_value(self.tokenizer)} must be one of {kinds}, or the path of a "
                 "tokenizer.json"
             )
 
@@ -506,6 +518,7 @@ class RunConfig:
 LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 
 
+@suggesting()
 @dataclass(frozen=True)
 class DistillationConfig:
     """How a student learns from a teacher (Hinton et al. 2015)."""
@@ -528,7 +541,7 @@ class DistillationConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if self.teacher is None and value != field.default:
-                raise InputError(f"{field.name}={value!r} needs a teacher")
+                raise InputError(f"{field.name}={shown_value(value)} needs a teacher")
         low, high = LEARNT_TEMPERATURES
         if self.learn_temperature and not low < self.temperature < high:
             raise InputError(
@@ -537,6 +550,7 @@ class DistillationConfig:
             )
 
 
+@suggesting()
 @dataclass(frozen=True)
 class GenerationConfig:
     """How text is sampled from a model."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import GenerationConfig
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
@@ -25,6 +25,7 @@ class Sample(NamedTuple):
     seed: int
 
 
+@suggesting(GenerationConfig)
 def generate(
     model: TransformerModel, tokenizer: Tokenizer, prompt: str | None = None, **settings: Any
 ) -> str:
@@ -40,6 +41,7 @@ def generate(
     return prompt + "".join(stream(model, tokenizer, prompt, GenerationConfig(**settings)))
 
 
+@suggesting(GenerationConfig)
 def generate_samples(
     model: TransformerModel,
     tokenizer: Tokenizer,
@@ -87,7 +89,7 @@ class Writer:
         check_type("model", model, TransformerModel)
         check_type("tokenizer", tokenizer, Tokenizer)
         check_type("prompt", prompt, str)
-        if model.tokenizer_state not in (None, tokenizer.state()):
+        if model.tokenizer_digest not in (None, tokenizer.digest):
             raise InputError(
                 f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
                 "that smallmind.load returns with the model"

@@ -1,6 +1,7 @@
 """A line that the next one replaces, on terminals of any width and in notebooks."""
 
 import os
+import re
 import shutil
 import unicodedata
 from typing import TextIO
@@ -18,6 +19,9 @@ REWRAPPING = (
     "TMUX",
 )
 TAB = 8  # columns
+# Control characters but for tabs and line breaks, and marks that change the order of characters:
+# those could move the cursor, rename the window, or show another text than there is.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 class LiveLine:
@@ -44,6 +48,7 @@ class LiveLine:
         """Shows the first variant that fits, or as many words of the last one as do."""
         columns = shutil.get_terminal_size().columns
         text = fit(variants, max(0 if self.column else 1, columns - self.column - 1))
+        text = printable(text)
         self.write(self.erasing(columns) + text)
         self._width = len(text)
 
@@ -93,6 +98,11 @@ def knows_escapes(stream: TextIO) -> bool:
     """
     is_dumb = os.name == "nt" or os.environ.get("TERM") in (None, "", "dumb")
     return stream.isatty() and not is_dumb
+
+
+def printable(text: str) -> str:
+    """The text with a mark in place of each UNSAFE character, for a terminal or a page."""
+    return UNSAFE.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def fit(variants: tuple[str, ...], width: int) -> str:

@@ -5,7 +5,8 @@ every tensor and a string map `__metadata__`, then the tensors' bytes.
 Format: https://github.com/huggingface/safetensors, "Format".
 
 `write` adds a SHA-256 to the metadata, taken over the whole file with the 64 digits of the digest
-itself as zeros. `read` checks it; files from other writers may lack one.
+itself as zeros. `read` checks it; files from other writers may lack one. Long texts of the metadata
+are kept behind the tensors, as tensors of bytes: the header stays short.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import math
 import mmap
 import os
 import weakref
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
@@ -25,8 +27,8 @@ import numpy as np
 
 from smallmind import activity, durable
 from smallmind.checks import InputError
+from smallmind.checks import from_json as from_json
 from smallmind.safetensors_header import MAX_HEADER, read_header
-from smallmind.safetensors_header import from_json as from_json
 
 # NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
 # integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.
@@ -48,6 +50,9 @@ DIGEST = "smallmind.sha256"
 # A second mark, so that damage to the first cannot pass a file off as another writer's.
 DIGEST_OF = "smallmind.sha256.of"
 DIGEST_NOTE = "this file with the digits of its SHA-256 as zeros"
+TEXT = "smallmind.text."  # the prefix of the names of long texts, as tensors
+SHORT_TEXT = 2**17  # bytes of UTF-8 that the header holds
+MAX_TEXT = 2**25  # bytes: a tokenizer of 128,000 tokens and 280,000 merges takes 5,000,000
 
 
 class _Entry(NamedTuple):
@@ -67,6 +72,7 @@ def write(
 
     InputError for what the format cannot hold, OSError if the disk refuses the file.
     """
+    tensors, metadata = _with_texts(tensors, metadata)
     head = _encode(tensors, metadata)
     digest = hashlib.sha256(head)
     for piece in _pieces(tensors):
@@ -77,7 +83,7 @@ def write(
 
 def check(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """InputError if `write` would refuse these, whatever the path."""
-    _encode(tensors, metadata)
+    _encode(*_with_texts(tensors, metadata))
 
 
 def read(
@@ -104,6 +110,8 @@ def read(
                     digest.update(_bytes(tensors[entry.name]))
         _check_unchanged(before, os.fstat(file.fileno()))
         _check_digest(digest.hexdigest(), digits)
+        for entry in _texts(entries):
+            _add_text(metadata, entry, tensors.pop(entry.name))
     return tensors, metadata
 
 
@@ -159,6 +167,8 @@ def open_tensors(
             _check_digest(digest.hexdigest(), digits)
         _check_unchanged(before, os.fstat(file.fileno()))
         tensors = {entry.name: StoredTensor(file, path, entry, len(head)) for entry in entries}
+        for entry in _texts(entries):
+            _add_text(metadata, entry, tensors.pop(entry.name).read())
     return tensors, metadata
 
 
@@ -174,8 +184,11 @@ def release_pages(mapped: np.ndarray) -> None:
 def read_metadata(path: str | PathLike[str]) -> dict[str, str]:
     """The metadata alone, fast for a file of any size; the digest is not checked."""
     with _explained(path), durable.open_regular(path) as file:
-        _, _, metadata = _read_head(file, os.fstat(file.fileno()).st_size)
+        head, entries, metadata = _read_head(file, os.fstat(file.fileno()).st_size)
         _pop_digest(metadata, strict=False)
+        for entry in _texts(entries):
+            file.seek(len(head) + entry.begin)
+            _add_text(metadata, entry, _read_tensor(file, entry))
     return metadata
 
 
@@ -207,6 +220,44 @@ def _check_digest(found: str, digits: str) -> None:
 def to_json(value: Any) -> str:
     """value -> JSON text. ValueError for NaN and infinities, which JSON lacks."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def _with_texts(
+    tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> tuple[Mapping[str, np.ndarray], dict[str, str]]:
+    """-> tensors, the long texts of the metadata among them, and the rest of the metadata."""
+    if any(name.startswith(TEXT) for name in tensors):
+        raise InputError(f"names that begin with {TEXT} are reserved")
+    short = _metadata(dict(metadata))
+    texts: dict[str, np.ndarray] = {}
+    for name, text in metadata.items():
+        if len(text) > SHORT_TEXT // 4 and len(encoded := _utf8(text)) > SHORT_TEXT:
+            if len(encoded) > MAX_TEXT:
+                raise InputError(f"{name} takes {len(encoded):,} bytes; at most {MAX_TEXT:,} fit")
+            texts[TEXT + name] = np.frombuffer(encoded, np.uint8)
+            del short[name]
+    lazy: Any = tensors  # some make their tensors when they are asked for
+    return ChainMap(texts, lazy), short  # texts come last
+
+
+def _texts(entries: list[_Entry]) -> list[_Entry]:
+    """The tensors that are long texts. ValueError if one is too long, or has another type."""
+    texts = [entry for entry in entries if entry.name.startswith(TEXT)]
+    for entry in texts:
+        if entry.dtype != np.uint8 or len(entry.shape) != 1 or entry.end - entry.begin > MAX_TEXT:
+            raise ValueError(f"{entry.name[:80]!a} is not a text of at most {MAX_TEXT:,} bytes")
+    return texts
+
+
+def _add_text(metadata: dict[str, str], entry: _Entry, text: np.ndarray) -> None:
+    name = entry.name.removeprefix(TEXT)
+    if name in metadata:
+        raise ValueError(f"its metadata has {name[:80]!a} twice")
+    metadata[name] = text.tobytes().decode("utf-8", "surrogatepass")
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # names of files may have halves of characters
 
 
 def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:

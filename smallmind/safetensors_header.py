@@ -1,8 +1,8 @@
 """The header of a safetensors file: which tensors it holds. Needs no NumPy."""
 
-import json
-import math
 from typing import Any, BinaryIO
+
+from smallmind.checks import from_json
 
 MAX_HEADER = 3_000_000  # bytes: 20,000 tensors; a hostile header is rejected within a second
 
@@ -23,30 +23,3 @@ def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, Any]]:
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     return start + encoded, header
-
-
-def from_json(text: str | bytes) -> Any:
-    """JSON text -> value. ValueError if it is malformed, ambiguous or nested too deeply."""
-    try:
-        return json.loads(
-            text if isinstance(text, str) else text.decode("utf-8"),
-            object_pairs_hook=_table,
-            parse_constant=_finite,
-            parse_float=_finite,
-        )
-    except RecursionError:
-        raise ValueError("JSON is nested too deeply") from None
-
-
-def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) < len(pairs):
-        raise ValueError("a key appears twice in one JSON object")
-    return table
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number in JSON is not finite")
-    return value

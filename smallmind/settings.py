@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from smallmind.checks import InputError, check_type, shown_value
+from smallmind.checks import InputError, check_type, nearest, shown_value
 from smallmind.config import DistillationConfig, ModelConfig, RunConfig, TrainingConfig
 
 FORMAT = 1  # of config.json
@@ -33,10 +33,10 @@ def from_saved(kind: Any, saved: Mapping[str, Any]) -> Any:
 def check_format(saved: Mapping[str, Any]) -> None:
     """InputError if a newer version wrote this config. Version 0.1.0 wrote no format number."""
     number = saved.get("format", FORMAT)
-    if not isinstance(number, int) or number > FORMAT:
+    if type(number) is not int or number > FORMAT:
         raise InputError(
-            f"a newer smallmind wrote it, in format {number!r}; this version reads formats up to "
-            f"{FORMAT}: upgrade smallmind"
+            f"a newer smallmind wrote it, in format {shown_value(number)}; this version reads "
+            f"formats up to {FORMAT}: upgrade smallmind"
         )
 
 
@@ -117,7 +117,4 @@ def _check_names(fields: Mapping[str, Any]) -> None:
     known = [field.name for kind in SECTIONS.values() for field in dataclasses.fields(kind)]
     for name in fields:
         if name not in known:
-            import difflib  # takes milliseconds to import
-
-            (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise InputError(f"unknown setting {name!r}; did you mean {nearest}?")
+            raise InputError(f"unknown setting {name!r}; did you mean {nearest(name, known)}?")

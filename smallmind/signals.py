@@ -1,12 +1,18 @@
 """Signal handlers for the length of a block, and signals that wait for the end of a block."""
 
+import _thread
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 Handler = Callable[[int, Any], Any]
+
+PAUSE = 0.001  # seconds until a signal whose exception was lost is sent again
 
 
 @contextmanager
@@ -23,6 +29,80 @@ def handling(handle: Handler, *numbers: int) -> Iterator[None]:
         # Ctrl-C last: its own handler may raise as soon as it is back.
         for number in sorted(before, key=lambda number: number == signal.SIGINT):
             signal.signal(number, before[number])
+
+
+@contextmanager
+def raising(handle: Handler, *numbers: int) -> Iterator[None]:
+    """Like handling, for a handler that raises: the exception ends the block wherever it is raised.
+
+    A signal may come in a finaliser, or in a callback of a weak reference, the garbage collector
+    or C. Python drops what is raised there, and importlib has such a callback for every module
+    that it imports. The signal is then sent again, and its exception raised again.
+    """
+    raised: tuple[BaseException, int] | None = None
+    is_lost = False
+    report = sys.unraisablehook
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal raised, is_lost
+        if _is_within(frame, recover):
+            _send_later(number)
+            return
+        try:
+            if is_lost and raised and raised[1] == number:
+                is_lost = False
+                raise raised[0]
+            handle(number, frame)
+        except BaseException as error:
+            raised = error, number
+            raise
+
+    def recover(unraisable: Any) -> None:
+        nonlocal is_lost
+        if raised and raised[0] in _chain(unraisable.exc_value):
+            is_lost = True
+            _send_later(raised[1])
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = recover
+    try:
+        with handling(receive, *numbers):
+            yield
+    except (ImportError, RuntimeError) as error:
+        # A class body and an extension module that is being imported raise their own instead.
+        if raised and raised[0] in _chain(error):
+            raise raised[0] from None
+        raise
+    finally:
+        sys.unraisablehook = report
+
+
+def _send_later(number: int) -> None:
+    """Sends a signal to the main thread in a moment: also one that sleeps or waits for input."""
+
+    def send() -> None:
+        time.sleep(PAUSE)
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        else:
+            _thread.interrupt_main(signal.Signals(number))
+
+    _thread.start_new_thread(send, ())
+
+
+def _is_within(frame: FrameType | None, function: Any) -> bool:
+    """Whether a frame belongs to a call of this function."""
+    while frame and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, the one during whose handling it was raised, and so on."""
+    while error:
+        yield error
+        error = error.__context__
 
 
 @contextmanager

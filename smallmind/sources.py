@@ -4,13 +4,11 @@ All are dictionaries from field to value, as no two of the four configs share a 
 """
 
 import dataclasses
-import difflib
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from smallmind.checks import InputError, check
+from smallmind.checks import InputError, check, from_json, nearest
 from smallmind.config import ModelConfig
 from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
 from smallmind.settings import SECTIONS, check_format, current_names, from_saved
@@ -133,10 +131,10 @@ def _sections(file: Path) -> dict[str, Any]:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-        return _reusable_sections(json.loads(text)) if is_saved_run(file) else tomllib.loads(text)
+        return _reusable_sections(from_json(text)) if is_saved_run(file) else tomllib.loads(text)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
-    except (RecursionError, TypeError, ValueError) as error:
+    except (RecursionError, TypeError, ValueError) as error:  # the first by TOML
         kind = "the config.json of a run" if is_saved_run(file) else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
 
@@ -190,8 +188,8 @@ def _checked(section: str, keys: Any) -> Fields:
     if not isinstance(keys, dict):
         raise InputError(f"{section}={keys!r} is outside any section; {_nearest_key(section)}")
     if section not in SECTIONS:
-        nearest = _nearest(section, SECTIONS)
-        raise InputError(f"unknown section [{section}]; did you mean [{nearest}]?")
+        similar = nearest(section, SECTIONS)
+        raise InputError(f"unknown section [{section}]; did you mean [{similar}]?")
     settings = {}
     for key, value in current_names(keys).items():
         owner, field = FIELDS.get(key, ("", None))
@@ -204,9 +202,5 @@ def _checked(section: str, keys: Any) -> Fields:
 
 
 def _nearest_key(word: str) -> str:
-    key = _nearest(word, FIELDS)
+    key = str(nearest(word, FIELDS))
     return f"did you mean {key} in [{FIELDS[key][0]}]?"
-
-
-def _nearest(word: str, known: dict[str, Any]) -> str:
-    return difflib.get_close_matches(word, known, n=1, cutoff=0)[0]

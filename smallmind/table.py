@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from smallmind.live_line import printable
+
 
 @dataclass(frozen=True)
 class Table:
@@ -30,7 +32,7 @@ class Table:
                 for cell, side, width in zip(row, self._sides(row), wide, strict=True)
             ]
             lines.append(f"  {'  '.join(cells)}".rstrip())
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def html(self) -> str:
         """A <table> in the colours of its page. What the cells hold is text, not markup."""
@@ -68,8 +70,11 @@ class Tabular:
 
 
 def escape(value: Any) -> str:
-    """What the value prints as, as the text of an HTML or SVG element or attribute."""
-    return html.escape(str(value))
+    """What the value prints as, as the text of an HTML or SVG element or attribute.
+
+    Control characters become marks: HTML and SVG do not have them.
+    """
+    return html.escape(printable(str(value)))
 
 
 def format_bytes(nbytes: int) -> str:

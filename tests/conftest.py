@@ -1,17 +1,20 @@
 """What all tests have in common: two processes, and runs that start and end quickly."""
 
 import platform
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from smallmind.runs import pace
-from smallmind.training import training
+from smallmind.training import rehearsal, training
 
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
 PROCESSES = 2
+
+LONG_PROOF = 4 * 3600  # seconds; the limit of other tests is in pyproject.toml
 
 # An example may take any time: on a busy machine the usual 200 ms pass without a fault.
 settings.register_profile("untimed", deadline=None)
@@ -39,14 +42,36 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", line)
 
 
+def pytest_collection_modifyitems(items):
+    """Long proofs have a limit of their own."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(LONG_PROOF))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals():
+    """Programs that tests start have the system's default for every signal.
+
+    What nohup or a shell's background job ignores, all that it starts would ignore too; what it
+    handles is at its default there. Ctrl-C then ends the tests, and they survive the rest.
+    """
+    kept = {getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ")}  # Python ignores these
+    for number in signal.valid_signals() - kept:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            is_ctrl_c = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_ctrl_c else lambda *_: None)
+
+
 @pytest.fixture(autouse=True)
 def untimed_start(monkeypatch):
-    """No passes are timed before a run starts.
+    """No tiny model is trained and no passes are timed before a run starts.
 
     Tests plant faults in the nth pass of a model and mean a pass that trains; and timing the model
     of `smallmind estimate` takes longer than most tests. The fixtures of modules and separate
-    processes time their passes, and tests/runs/test_pace.py tests that this changes nothing.
+    processes do both, and tests/runs/test_pace.py tests that this changes nothing.
     """
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_: None)
     monkeypatch.setattr(pace, "rough_pace", lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01))
 
 

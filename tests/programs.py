@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 
 def output_of(program, *arguments, **environment):
@@ -16,3 +17,30 @@ def output_of(program, *arguments, **environment):
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+@contextmanager
+def started(words, **settings):
+    """A process whose output is read as text; it ends with the block, also if the test gives up."""
+    settings = {"stdout": subprocess.PIPE, "text": True, **settings}
+    process = subprocess.Popen(words, **settings)
+    try:
+        yield process
+        with process:  # closes its streams and waits for its end
+            pass
+    finally:
+        process.kill()
+        with process:
+            pass
+
+
+def last_of_each(*words):
+    """The words of a command line, without a flag that is given again later: that is refused."""
+    groups = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append([])
+        groups[-1].append(word)
+    flags = [group[0] for group in groups]
+    kept = [group for i, group in enumerate(groups) if group[0] not in flags[i + 1 :]]
+    return [word for group in kept for word in group]

@@ -21,6 +21,7 @@ from smallmind import (
     safetensors,
 )
 from smallmind.cli import main
+from smallmind.cli.console import Console
 from smallmind.runs import source
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.ending import save_ending
@@ -104,7 +105,8 @@ def test_short_steps_and_evaluations_are_not_announced(monkeypatch, shown):
 
 def test_the_progress_line_changes_within_a_step(slow, monkeypatch):
     terminal = standard_error(monkeypatch)
-    line = ProgressLine(2000)
+    line = ProgressLine()
+    line.progress.steps = 2000
     with activity.refreshing(lambda so_far: line.during(12, so_far)):
         for _ in activity.parts("abc"):
             pass
@@ -238,6 +240,30 @@ def test_a_run_that_waits_for_a_slow_disk_says_so(shown, tmp_path, monkeypatch):
     with activity.showing_on(release), BackgroundSaver(tmp_path) as saver:
         saver.save(RunState(1, {"x": np.zeros(1, np.float32)}, {}))
     assert shown == [("Waiting for a checkpoint to be written", False), (None, False)]
+
+
+def test_lines_about_compiling_are_rare_in_a_file(monkeypatch):
+    now, file = [100.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with activity.showing_on(Console(file).activity), activity.expecting_kernels(200):
+        for _ in range(60):
+            activity.begin_compiling()
+            now[0] += 2
+            activity.end_compiling()
+    lines = file.getvalue().splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        f"{n} of about 200 ..." for n in (1, 16, 31, 46)
+    ]
+
+
+def test_no_total_is_said_that_is_not_known_or_too_small(shown):
+    activity.begin_compiling()
+    activity.end_compiling()
+    with activity.expecting_kernels(1):
+        activity.begin_compiling()
+        activity.end_compiling()
+    phrases = [phrase for phrase, _ in shown if phrase]
+    assert phrases == [f"{activity.COMPILING}: 1", f"{activity.COMPILING}: 2 of about 2"]
 
 
 def test_a_file_of_any_name_shows_no_control_characters(shown):

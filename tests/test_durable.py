@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from smallmind import durable
+from tests.programs import started
 
 
 class Recorder(durable.Files):
@@ -102,14 +103,8 @@ def test_writers_with_the_same_process_number_do_not_disturb_each_other(
 ):
     """As in two containers: both are process 1, and neither sees the other's processes."""
     monkeypatch.setattr(os, "getpid", lambda: process)
-    other = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path), str(process)],
-        cwd=Path(__file__).parents[1],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with other:
+    words = [sys.executable, "-c", WRITER, str(tmp_path), str(process)]
+    with started(words, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == "writing\n"
         for number in range(3):
             durable.write(tmp_path / "file", [b"ours %d" % number])

@@ -1,5 +1,6 @@
 """The safetensors format: round trips, the safetensors package, digests, damage."""
 
+import functools
 import hashlib
 import json
 import os
@@ -84,13 +85,56 @@ def test_names_of_the_digest_are_reserved(tmp_path, name):
         ({"__metadata__": np.zeros(1)}, {}, "reserved names"),
         ({"x": np.zeros(1, np.uint16)}, {}, "x is uint16, which the format lacks"),
         ({}, {"x": 3}, "metadata must be strings"),
-        ({}, {"x": "x" * safetensors.MAX_HEADER}, "at most 3,000,000 fit"),
+        ({"x" * safetensors.MAX_HEADER: np.zeros(1)}, {}, "at most 3,000,000 fit"),
+        ({}, {"x": "x" * (safetensors.MAX_TEXT + 1)}, "x takes 33,554,433 bytes; at most"),
+        ({"smallmind.text.x": np.zeros(1)}, {}, "names that begin with smallmind.text. are reserv"),
     ],
 )
 def test_tensors_that_could_not_be_read_are_not_written(tmp_path, tensors, metadata, message):
     with pytest.raises(InputError, match=message):
         safetensors.write(tmp_path / "file", tensors, metadata)
     assert not list(tmp_path.iterdir())
+
+
+LONG = {
+    "note": "häß",
+    "long": "\u0120\U0001f600" * safetensors.SHORT_TEXT,
+    "half": "\ud800" * 2**18,
+}
+
+
+def test_long_texts_of_the_metadata_are_kept_as_bytes_behind_the_tensors(tmp_path):
+    path = tmp_path / "file"
+    safetensors.write(path, TENSORS, LONG)
+    assert int.from_bytes(path.read_bytes()[:8], "little") < 1000
+    tensors, metadata = safetensors.read(path, strict=True)
+    assert_same(tensors, TENSORS)
+    opened, same = safetensors.open_tensors(path)
+    assert_same(read_stored(opened), TENSORS)
+    assert metadata == same == safetensors.read_metadata(path) == LONG
+    theirs = package.load_file(path)
+    assert theirs.pop("smallmind.text.long").tobytes().decode() == LONG["long"]
+    assert_same({name: theirs[name] for name in TENSORS}, TENSORS)
+    assert list(theirs) == [*TENSORS, "smallmind.text.half"]
+
+
+@pytest.mark.parametrize(
+    ("name", "described", "data"),
+    [
+        ("smallmind.text.x", ("F32", (1,)), b"abcd"),
+        ("smallmind.text.x", ("U8", (2, 2)), b"abcd"),
+        ("smallmind.text.x", ("U8", (4,)), b"ab\xffd"),
+        ("smallmind.text.x", ("U8", (safetensors.MAX_TEXT + 1,)), bytes(safetensors.MAX_TEXT + 1)),
+        ("smallmind.text.taken", ("U8", (4,)), b"abcd"),
+    ],
+)
+def test_texts_that_are_none_are_refused(tmp_path, name, described, data):
+    header = {"__metadata__": {"taken": "x"}, name: entry(*described, (0, len(data)))}
+    (tmp_path / "file").write_bytes(file_of(header, data))
+    opened = functools.partial(safetensors.open_tensors, strict=False)
+    for read in (safetensors.read, opened, safetensors.read_metadata):
+        with pytest.raises(InputError, match="is not a valid safetensors file"):
+            read(tmp_path / "file")
 
 
 def test_bfloat16_has_its_own_dtype(tmp_path):

@@ -137,6 +137,55 @@ def test_an_error_names_the_offender(call, message):
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: smallmind.generate(MODEL, TOKENIZER, max_token=5),
+            "max_token' of generate.*max_tokens",
+        ),
+        (
+            lambda: smallmind.generate_samples(MODEL, TOKENIZER, temperatur=1),
+            "temperatur' of generate_samples.*temperature",
+        ),
+        (lambda: TransformerModel(5, n_layers=3), "n_layers' of TransformerModel.*n_layer"),
+        (lambda: TransformerModel(MODEL.config, sed=3), "sed' of TransformerModel.*seed"),
+        (lambda: Tokenizer(TEXT, knd="bpe"), "knd' of CharTokenizer.*kind"),
+        (lambda: Tokenizer(TEXT, "bpe", vocabsize=300), "vocabsize' of BPETokenizer.*vocab_size"),
+        (lambda: AdamW(MODEL, learning_rte=1), "learning_rte' of AdamW.*learning_rate"),
+        (lambda: smallmind.Muon(MODEL, momentm=1), "momentm' of Muon.*momentum"),
+        (
+            lambda: Training(MODEL, TOKENIZER, TEXT, batchsize=2),
+            "batchsize' of Training.*batch_size",
+        ),
+        (lambda: training().train(2, learnig_rate=1), "learnig_rate' of train.*learning_rate"),
+        (lambda: training().train_optimized(step=2), "step' of train_optimized.*steps"),
+        (lambda: TrainingConfig(step=2), "step' of TrainingConfig.*steps"),
+        (lambda: Distillation(MODEL, alfa=1), "alfa' of Distillation.*alpha"),
+        (lambda: smallmind.load("none", checkpont=1), "checkpont' of load.*checkpoint"),
+        (lambda: smallmind.gradient_check(MODEL, direction=1), "gradient_check.*directions"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_the_most_similar_one(call, message):
+    with pytest.raises(TypeError, match=rf"{message}.*\?$") as caught:
+        call()
+    assert str(caught.value).startswith("unknown argument '") and "did you mean" in str(
+        caught.value
+    )
+
+
+def test_an_unknown_setting_of_a_run_is_refused_with_the_most_similar_one(tmp_path):
+    with pytest.raises(InputError, match=r"unknown setting 'n_layers'; did you mean n_layer\?"):
+        Run.create(text=TEXT, out=tmp_path / "run", n_layers=2)
+
+
+def test_an_error_within_a_function_is_not_taken_for_an_unknown_argument():
+    with pytest.raises(TypeError, match="prompt must be "):
+        smallmind.generate(MODEL, TOKENIZER, prompt=3, max_tokens=1)
+    with pytest.raises(TypeError, match="missing"):
+        AdamW()
+
+
 def test_generate_checks_that_tokenizer_and_model_belong_together():
     trained = training()
     other = Tokenizer(TEXT.upper())  # as many characters
@@ -170,6 +219,12 @@ def test_a_loaded_model_knows_its_tokenizer(tmp_path):
         model, _ = smallmind.load(run.path, "numpy", checkpoint)
         with pytest.raises(InputError, match="is not the tokenizer that the model was trained"):
             smallmind.generate(model, Tokenizer(TEXT.upper()), "THE", max_tokens=1)
+    for file in ("model.safetensors", "checkpoints/step-00000002.safetensors"):
+        model = TransformerModel.load(run.path / file, "numpy")
+        assert smallmind.generate(model, run.load()[1], "the", max_tokens=1).startswith("the")
+        for other in (Tokenizer(TEXT.upper()), Tokenizer("the ")):
+            with pytest.raises(InputError, match="is not the tokenizer that the model was trained"):
+                smallmind.generate(model, other, other.decode([0]), max_tokens=1)
     (run.path / "checkpoints" / "step-00000004.safetensors").unlink()
     assert repr(Run.open(run.path)) == f"<Run {run.path}: saved at step 2 of 4>"
 

@@ -1,5 +1,37 @@
-"""The command line: a thin caller of the library."""
+"""The command line: a thin caller of the library.
 
-from smallmind.cli.program import main
+This file imports only what Python has already imported, so that `main` is reached at once.
+"""
+
+import _signal  # type: ignore[import-not-found]  # which `signal` wraps, after importing more
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["main"]
+
+
+def main(arguments: "Sequence[str] | None" = None) -> int:
+    """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
+
+    SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
+    if the run does not fit in memory, `verify` if a checkpoint is wrong.
+
+    Without arguments it is the program itself, with those of the process. Ctrl-C then ends the
+    process as long as no command has begun.
+    """
+    if arguments is None and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _quit)
+    from smallmind.cli.program import run
+
+    return run(arguments)
+
+
+def _quit(number: int, _frame: object) -> None:
+    """Ends the process at once: an exception could be lost in the imports, and come with frames."""
+    try:
+        os.write(2, b"\nsmallmind: interrupted\n")
+    finally:
+        os._exit(128 + number)

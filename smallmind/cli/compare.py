@@ -29,14 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs(parser, "directories of two or more runs, or their names in runs/")
     parser.epilog = (
         "Losses are compared at steps and times that all runs have reached, interpolated between "
-        "evaluations; * marks the lowest. Times include evaluations. Runs whose tokens differ are "
-        "compared by bits per byte. Runs may still be training."
+        "evaluations; where there are none, the lowest held-out loss of each run is shown. * marks "
+        "the lowest. Times include evaluations. Runs whose tokens differ are compared by bits per "
+        "byte. Runs may still be training."
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Prints tables: the runs, the settings that differ, their losses."""
-    from smallmind.views.comparison import COMPARED, TEXT, compare, compared_field, differences
+    from smallmind.views.comparison import (
+        COMPARED,
+        TEXT,
+        compare,
+        compared_field,
+        differences,
+        lowest,
+    )
     from smallmind.views.listing import row_of
     from smallmind.views.run_view import open_view
 
@@ -74,7 +82,30 @@ def run(options: argparse.Namespace) -> int:
                 _show(console, head, _loss_cells(losses, axis))
                 break
             console.line(f"{TITLES[field]}: the runs have no {places} in common")
+            if axis == "steps" and field != "loss":
+                _show_lowest(console, field, lowest(views, field))
     return 0
+
+
+def _show_lowest(
+    console: Console, field: str, found: Sequence[tuple[float, int, float] | None]
+) -> None:
+    """The lowest loss of each run, wherever that was; nothing if no run has one."""
+    points = [point for point in found if point]
+    if not points:
+        return
+    best, last = min(points)[0], max(seconds for _, _, seconds in points)
+    rows = [["loss"], ["steps"], ["time"]]
+    for point in found:
+        cells = [UNKNOWN] * 3
+        if point:
+            loss, step, seconds = point
+            mark = "*" * (loss == best and len(points) > 1)
+            cells = [f"{mark}{loss:.4f}", f"{step:,}", _place(seconds, "time", last)]
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+    console.line(f"{TITLES[field]}, the lowest of each run")
+    _show(console, "", rows)
 
 
 def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:

@@ -12,14 +12,13 @@ import shutil
 import sys
 import textwrap
 import time
-import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from smallmind import activity
 from smallmind.box import can_print
-from smallmind.live_line import LiveLine, fit
+from smallmind.live_line import LiveLine, fit, printable
 
 WIDTH = 80
 GAP = "  "  # between columns
@@ -47,7 +46,7 @@ class Console:
         self.failure: OSError | None = None
         self._live = LiveLine(self.stream)
         self._live.write = self._emit  # type: ignore[method-assign]
-        self._announced = -activity.QUIET
+        self._pause = activity.Pause()
         self._printed = time.monotonic()  # the time of the last output
 
     def check(self) -> None:
@@ -93,29 +92,28 @@ class Console:
             if silent >= SILENT:
                 self.line(fit(variants, line_width()))
         elif not self._live.column:
-            self._live.show(*map(_printable, variants))
+            self._live.show(*variants)
         elif silent >= activity.REFRESH:
-            self._live.show(*(f" [{_printable(text)}]" for text in variants), " ...")
+            self._live.show(*(f" [{text}]" for text in variants), " ...")
 
     def activity(self, text: str | None, usual: bool) -> None:
         """What is being done now, for the activity hook; a line of its own if not on a terminal."""
         if not text:
             self._clear()
-        elif self.is_terminal or usual or time.monotonic() - self._announced < activity.QUIET:
+        elif self.is_terminal or usual or not self._pause.is_over(text):
             self.live(f"{text} ...")
         else:
-            self._announced = time.monotonic()
             self.line(f"{text} ...")
 
     def from_signal_handler(self, text: str) -> None:
         """A line at once, past the stream: the signal may have interrupted a write to it."""
-        shown = self._live.erasing() + wrap(text, line_width()) + "\n"
+        shown = self._live.erasing() + wrap(printable(text), line_width()) + "\n"
         with suppress(OSError, ValueError):  # the terminal may be gone
             os.write(self.stream.fileno(), shown.encode(self.stream.encoding, "replace"))
             self._live.forget()
 
     def piece(self, text: str) -> None:
-        """Part of a text, printed as it is, except that no control character reaches a terminal."""
+        """Part of a text, neither wrapped nor ended by a line break."""
         self._clear()
         self._write(text)
 
@@ -123,7 +121,7 @@ class Console:
         """A text of any length, behind a margin and wrapped."""
         width = line_width() - len(MARGIN)
         for line in text.strip().split("\n"):
-            parts = textwrap.wrap(_printable(line), max(20, width), break_on_hyphens=False)
+            parts = textwrap.wrap(line, max(20, width), break_on_hyphens=False)
             for part in parts or [""]:
                 self._clear()
                 self._write((MARGIN + part).rstrip() + "\n")
@@ -180,16 +178,16 @@ class Console:
     def draw_screen(self, lines: Sequence[str]) -> None:
         """Lines that replace those on the screen; what does not fit is cut."""
         size = shutil.get_terminal_size()
-        shown = [_printable(line)[: size.columns] for line in lines[: size.lines - 1]]
+        shown = [printable(line)[: size.columns] for line in lines[: size.lines - 1]]
         self._emit("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
 
     def _clear(self) -> None:
         self._live.clear()
 
     def _write(self, text: str) -> None:
-        """Text from anywhere: none of its control characters reaches a terminal."""
+        """Text from anywhere, of which no control character is printed: a pipe may show it too."""
+        text = printable(text)
         if self.is_terminal:
-            text = _printable(text)
             self._live.follow(text)
         self._emit(text)
         self._printed = time.monotonic()
@@ -220,13 +218,13 @@ def _has_no_reader(error: OSError) -> bool:
 def error_line(text: str) -> None:
     """Prints an error to standard error: one line, which is only wrapped on a terminal."""
     stream = sys.stderr or _null_stream()
+    text = printable(text)
     if stream.isatty():
-        text = _printable(text)
         text = "\n".join(
             wrap(line, shutil.get_terminal_size().columns) for line in text.split("\n")
         )
     with suppress(OSError):  # the terminal may be gone
-        print(text, file=stream)
+        print(f"{text}\n", end="", file=stream)  # at once: ranks print to the same stream
 
 
 def line_width() -> int:
@@ -292,11 +290,3 @@ def _wrap_cell(cell: str, width: int) -> str:
 def _null_stream() -> TextIO:
     # Stays open until the process ends.
     return open(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8", closefd=False)
-
-
-def _printable(text: str) -> str:
-    """The text with a mark in place of control characters, which could change the terminal."""
-    return "".join(
-        "\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c
-        for c in text.replace("\r\n", "\n")
-    )

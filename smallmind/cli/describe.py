@@ -1,10 +1,11 @@
 """Tables of what is known about a run before its first step."""
 
+import math
 from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import time_of_run
-from smallmind.config import CheckpointStrategy, ModelConfig, TrainingConfig
+from smallmind.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
 from smallmind.nn.sizes import size_rows
 from smallmind.settings import Settings
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 MOST_IN_HEAD = 0.5  # share of the arithmetic
 MOST_SKIPPED = 5  # files that are named
 FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
+# Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
+# many parameters for each of its tokens, the held-out loss has risen again.
+MOST_PASSES, FEWER_PASSES, MOST_PARAMETERS = 64, 24, 12
+FEWEST_HELD_OUT = 1000  # tokens: the loss to 0.1 nats or so
 
 
 def describe(console: Console, run: "Run") -> None:
@@ -90,7 +95,7 @@ def _describe_data(console: Console, run: "Run") -> None:
     console.table("Data", rows)
     if report:
         describe_reading(console, report)
-    if advice := _advice_on_vocabulary(run):
+    for advice in filter(None, (_advice_on_vocabulary(run), _advice_on_length(run))):
         console.line(advice)
 
 
@@ -118,6 +123,8 @@ def _advice_on_vocabulary(run: "Run") -> str:
     head = V * model.config.n_embd
     blocks = [x for name, x in model.parameters.items() if name.startswith("blocks.")]
     share = head / (head + sum(x.size for x in blocks))
+    if wanted == RunConfig.bpe_vocab_size:  # nobody has chosen it
+        return ""
     if share > MOST_IN_HEAD:
         return (
             f"The head takes {share:.0%} of the arithmetic: a smaller --vocab-size or a larger "
@@ -129,6 +136,28 @@ def _advice_on_vocabulary(run: "Run") -> str:
             "all of them well; a smaller --vocab-size would do better"
         )
     return ""
+
+
+def _advice_on_length(run: "Run") -> str:
+    """What to expect of a run that reads its text so often that it learns it by heart."""
+    data, training = run.training.data, run.settings.training
+    tokens = len(data.train)
+    passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
+    is_large = run.training.model.flat.data.size > MOST_PARAMETERS * tokens
+    if passes <= (FEWER_PASSES if is_large else MOST_PASSES):
+        return ""
+    enough = math.ceil(run.source.characters * passes / FEWER_PASSES)
+    scale = 10 ** max(0, len(str(enough)) - 2)
+    says = (
+        f"The run reads its {tokens:,} training tokens {passes:,.0f} times: it will repeat them by "
+        f"heart rather than write something new, which takes {-(-enough // scale) * scale:,} "
+        "characters or fewer steps"
+    )
+    if len(data.held_out) < FEWEST_HELD_OUT:
+        says += f". {len(data.held_out):,} held-out tokens say little about how well it predicts"
+    if training.early_stopping_patience or not training.val_every:
+        return says
+    return says + ". --early-stopping-patience 3 ends it when the held-out loss no longer falls"
 
 
 def _describe_teacher(console: Console, distillation: "Distillation") -> None:
@@ -158,7 +187,8 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["precision", f"{run.training.model.precision}"],
     ]
     if run.ranks.size > 1:
-        own = training.shards // run.ranks.size
+        fewest, others = divmod(training.shards, run.ranks.size)
+        own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
         rows.append(["ranks", f"{run.ranks.size}, each {own} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])

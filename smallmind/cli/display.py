@@ -8,6 +8,8 @@ from smallmind import parts
 from smallmind.box import can_print
 from smallmind.cli.console import GAP, INDENT, Console, line_width
 from smallmind.cli.text_plot import BLOCKS, sparkline
+from smallmind.config import TrainingConfig
+from smallmind.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.progress import Progress
 from smallmind.training.records import (
@@ -36,6 +38,11 @@ MAX_CLIPPED = 0.1
 USUAL_NORM = 1.0  # to which gradients are clipped
 MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
+# val_every and val_batches as nobody has set them: no advice about the program's own choice.
+NOT_CHOSEN = [
+    tuple(preset.get(name, getattr(TrainingConfig, name)) for name in ("val_every", "val_batches"))
+    for preset in ({}, *PRESETS.values())
+]
 FEWEST_LOSSES = 4  # for a curve
 MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
 MAX_FINDINGS = 3  # lines about one problem at one step
@@ -146,7 +153,8 @@ class ProgressDisplay:
     def show_target(self, record: TargetRecord) -> None:
         """That the run has ended because it is good enough."""
         self.console.line(
-            f"{self._place(record)}  the held-out loss has reached the target of {record.target:g}"
+            f"{self._place(record)}  the held-out loss has reached the target of "
+            f"{record.target:g}: {record.loss:.4f}"
         )
 
     def show_health_record(self, record: HealthRecord) -> None:
@@ -194,13 +202,18 @@ def show_losses(console: Console, run: "Run") -> None:
 
 
 def show_costs(console: Console, training: "Training") -> None:
-    """The share of time in evaluations and of clipped gradients, with advice if it is large."""
+    """The share of time in evaluations and of clipped gradients, with advice if it is large.
+
+    The evaluation after the last step does not count: it belongs to the result.
+    """
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
-    if progress.evaluated and seconds > 0:  # the clock may have been set
+    seconds -= progress.seconds.get("last evaluation", 0.0)
+    if evaluating > 0 and seconds > 0:  # the clock may have been set
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
-        if share > MAX_EVALUATING and evaluating > MIN_SECONDS:
+        is_chosen = (config.val_every, config.val_batches) not in NOT_CHOSEN
+        if is_chosen and share > MAX_EVALUATING and evaluating > MIN_SECONDS:
             console.warning(
                 f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"
             )
@@ -217,6 +230,24 @@ def show_costs(console: Console, training: "Training") -> None:
             )
         else:
             console.line(text)
+
+
+def show_looks(console: Console, training: "Training") -> None:
+    """With a target loss: when and how often the run has looked at its held-out loss."""
+    progress, config = training.progress, training.config
+    if config.target_loss is None:
+        return
+    seconds, looking = progress.seconds["total"], progress.seconds["looks"]
+    text = "Looks at the held-out loss between evaluations: none"
+    if progress.looks:
+        share = f" ({looking / seconds:.0%})" if seconds > 0 else ""
+        text = (
+            f"Looks at the held-out loss: {progress.looks}, after steps {progress.first_look:,} to "
+            f"{progress.looked:,}, in {looking:.1f} of {seconds:.1f} seconds{share}"
+        )
+    if not progress.ended and progress.look_loss is not None:
+        text += f"; the last one found {progress.look_loss:.4f}"
+    console.line(text)
 
 
 def show_result(console: Console, run: "Run") -> None:

@@ -39,9 +39,8 @@ def run(options: argparse.Namespace) -> int:
     if options.target_batch < 1:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
     from smallmind.cli.describe import model_for_minutes
-    from smallmind.cli.memory import make_plan, show_estimate
+    from smallmind.cli.memory import free_bytes, make_plan, show_estimate
     from smallmind.cli.timing import time_of_settings
-    from smallmind.memory.available import available_bytes
     from smallmind.runs.assembly import (
         encoding_of,
         fit_tokenizer,
@@ -83,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     if settings.run.minutes:
         console.line(model_for_minutes(settings))
     status = show_estimate(console, plan, options.memory, options.target_batch)
-    if data and tokenizer and plan.estimate.total <= available_bytes():
+    if data and tokenizer and plan.estimate.total <= free_bytes(plan):
         with activity.showing_on(console.activity):
             if time := time_of_settings(settings, data, tokenizer):
                 console.line(f"Time on this machine: {time}.")

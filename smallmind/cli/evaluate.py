@@ -2,11 +2,17 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.flags import add_checkpoint, add_run, run_of
+
+if TYPE_CHECKING:
+    # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.runs.source import Source
+    from smallmind.text.tokenizer import Tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )
     add_checkpoint(parser)
+    parser.add_argument(
+        "--unknown",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="characters of TEXT that the model does not know: skip leaves them out, and says how "
+        "many (refuse)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.runs.source import read_source
     from smallmind.training.evaluation import evaluate_held_out, evaluate_tokens
 
-    console = Console()
+    console, left_out = Console(), ""
     path = run_of(options)
     is_model = path.is_file() or find_foreign(path) is not None
     if is_model and not options.text:
@@ -47,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
             result = evaluate_held_out(model, opened.data)
         else:
             assert source  # a file needs a text
+            source, left_out = _known(source, tokenizer, options.unknown)
             result = evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
     if source and not is_own:
         part = f"{shorten(source.name)}, all of it (not the text of the run)"
@@ -56,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [
         ["model", found.name],
         ["text", part],
+        *([["left out", left_out]] if left_out else []),
         ["tokens predicted", f"{result.tokens:,}"],
         ["loss", f"{result.loss:.4f} nats per token"],
         ["", f"{result.bits_per_character:.4f} bits/char"],
@@ -69,3 +84,25 @@ def run(options: argparse.Namespace) -> int:
         rows.append(["above that floor", f"{excess:.4f} nats"])
     console.table("Evaluation", rows)
     return 0
+
+
+def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Source", str]:
+    """A text without the characters that a model does not know, and which these are.
+
+    InputError if there are any, unless they are to be skipped.
+    """
+    from smallmind.runs.source import TextSource
+
+    characters = tokenizer.unknown(source.text) if isinstance(source, TextSource) else ""
+    if not isinstance(source, TextSource) or not characters:
+        return source, ""
+    text = source.text.translate(dict.fromkeys(map(ord, characters)))
+    count = len(source.text) - len(text)
+    shown = ", ".join(map(repr, characters[:5])) + (", ..." if len(characters) > 5 else "")
+    if unknown != "skip":
+        raise InputError(
+            f"{shorten(source.name)} has {count:,} characters that the model has never seen: "
+            f"{shown}; leave them out with --unknown skip, or train with --tokenizer bpe or byte, "
+            "which encode any text"
+        )
+    return TextSource(text, source.name), f"{count:,} characters: {shown}"

@@ -21,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         required=True,
         metavar=("FORMAT", "PATH"),
-        help=f"{formats}, and where it goes: hf DIR, gguf FILE.gguf",
+        help=f"{formats}, and where it goes: hf DIR, new or empty, or gguf FILE.gguf, which is "
+        "replaced if it is a GGUF file",
     )
     parser.add_argument(
         "--type",

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import re
 import sys
 import types
 import typing
@@ -43,6 +44,8 @@ METAVARS = {
     "text_encoding": "NAME",
     "text_separator": "CHARACTER",
 }
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
+MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
 DEFAULTS = resolve()
 METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
 
@@ -53,7 +56,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
     add_source_flags(parser)
     for config in SECTIONS.values():
-        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].rstrip(".")
+        title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(config):
             if field.name not in WITHOUT_FLAG:
@@ -67,7 +70,9 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         help="report at the end where time and memory went",
     )
     group.add_argument(
-        "--profile-wide", action="store_true", help="the same with minimum, maximum and GB/s"
+        "--profile-wide",
+        action="store_true",
+        help="the same with average, minimum, maximum and GB/s",
     )
     group.add_argument(
         "--profile-json", metavar="FILE", help="the same, and write a trace for ui.perfetto.dev"
@@ -102,7 +107,10 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     lengths = ", ".join(f"{name} with {s['steps']} steps" for name, s in PRESETS.items())
     recipes = "; ".join(f"{name}: {recipe.about}" for name, recipe in RECIPES.items())
     group.add_argument(
-        "--recipe", choices=RECIPES, help=f"how a model learns ({DEFAULT_RECIPE}). {recipes}"
+        "--recipe",
+        choices=RECIPES,
+        help=f"how a model learns ({DEFAULT_RECIPE}). {recipes}. Defaults below are those of "
+        f"{DEFAULT_RECIPE}; a TransformerModel that a program makes has GPT-2's parts",
     )
     group.add_argument("--size", choices=SIZES, help=f"layers x channels of the model: {shapes}")
     group.add_argument(
@@ -275,6 +283,11 @@ def neutral_of(options: argparse.Namespace) -> Fields:
     return flags
 
 
+def unescaped(text: str) -> str:
+    r"""Text with the escapes \n, \t and \\ -> the characters that they stand for."""
+    return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)
+
+
 def generation_of(options: argparse.Namespace) -> GenerationConfig:
     """The settings of a sample."""
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
@@ -309,6 +322,8 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
         settings["choices"] = [str(choice) for choice in field.metadata["choices"]]
     else:
         settings["metavar"] = METAVARS.get(field.name, METAVARS_BY_TYPE[kind])
+    if field.name == "stop":
+        kind = unescaped
     aliases = [ALIASES[field.name]] if field.name in ALIASES else []
     group.add_argument(flag, *aliases, type=kind, **settings)
     for former, name in RENAMED.items():
@@ -323,7 +338,7 @@ def _flag(name: str) -> str:
 
 def _help(field: "dataclasses.Field[Any]") -> str:
     """The help text with the default: that of the default recipe and size, if they set it."""
-    help, default = str(field.metadata["help"]), field.default
+    help, default = str(field.metadata["help"]) + MORE_HELP.get(field.name, ""), field.default
     if field.name in DEFAULTS:
         help, default = help.split("; default:")[0], DEFAULTS[field.name]
     if default is None:

@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="ask for one prompt after the other; Ctrl-C ends a text, Ctrl-D the program",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON object per text, in a line")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="a JSON object per text, in a line, with its exact characters",
+    )
     parser.add_argument(
         "--precision",
         choices=[str(kind) for kind in Precision if kind != Precision.AUTO],

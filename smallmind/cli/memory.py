@@ -24,13 +24,28 @@ def make_plan(
     teacher: "Teacher | None",
     text: "TextSize | None" = None,
 ) -> "Plan":
-    """The run as train would start it."""
+    """The run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.nn.transformer import resolve_precision
+    from smallmind.runs.threads import use_threads
+    from smallmind.training.memory_estimate import Program
     from smallmind.training.memory_plan import Plan
+    from smallmind.training.rehearsal import rehearse
 
     precision = resolve_precision(training.requested_precision, run.backend)
     training = dataclasses.replace(training, precision=precision)
-    return Plan(model, training, run, teacher, text)
+    use_threads(run)
+    rehearse(model, training, teacher.model if teacher else None, run.backend)
+    return Plan(model, training, run, teacher, text, Program.measured(text))
+
+
+def free_bytes(plan: "Plan", ranks: int = 1) -> int:
+    """The memory for a run: what is free, and what this process already holds of its own.
+
+    What is free is divided among so many ranks on this machine.
+    """
+    from smallmind.memory.available import available_bytes
+
+    return available_bytes() // ranks + plan.held
 
 
 def check_memory(console: Console, plan: "Plan", ranks: int = 1) -> None:
@@ -38,9 +53,7 @@ def check_memory(console: Console, plan: "Plan", ranks: int = 1) -> None:
 
     The free memory is divided among so many ranks on this machine.
     """
-    from smallmind.memory.available import available_bytes
-
-    free, total = available_bytes() // ranks, plan.estimate.total
+    free, total = free_bytes(plan, ranks), plan.estimate.total
     what = "this run" if ranks == 1 else f"each of {ranks} ranks on this machine"
     left = "is free" if ranks == 1 else "is free for each"
     if total > free:
@@ -59,9 +72,7 @@ def check_memory(console: Console, plan: "Plan", ranks: int = 1) -> None:
 
 def show_estimate(console: Console, plan: "Plan", memory: int | None, target: int) -> int:
     """Prints the memory that the plan takes, in parts, and what fits -> exit status."""
-    from smallmind.memory.available import available_bytes
-
-    available, estimate = memory or available_bytes(), plan.estimate
+    available, estimate = memory or free_bytes(plan), plan.estimate
     parts = estimate.table()
     console.table(parts.title, parts.rows)
     fits = estimate.total <= available

@@ -29,28 +29,30 @@ COMMANDS = {
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
 }
 
+# What sets a value -> what to do if it is given twice, where that is not just to give it once.
+TWICE = {
+    "text_field": "a run reads one field: give one, or join them into one in a copy of the file"
+}
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command-line arguments -> exit status: 0 done, 1 failed, 2 wrong input, 130 interrupted.
-
-    SystemExit with 128 + the number of any other signal that ends the command. `estimate` returns 1
-    if the run does not fit in memory, `verify` if a checkpoint is wrong.
-    """
-    parser = make_parser(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(arguments)
-    if "run" not in options:
-        parser.error(f"give a command: {', '.join(COMMANDS)}")
-    from smallmind.cli.console import error_line
+def run(arguments: Sequence[str] | None) -> int:
+    """Runs a command -> exit status, as described for smallmind.cli.main."""
     from smallmind.cli.errors import EXPECTED, message_of, status_of
-    from smallmind.cli.signals import ending_on_signals
 
     try:
+        parser = make_parser(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse_args(arguments)
+        if "run" not in options:
+            parser.error(f"give a command: {', '.join(COMMANDS)}")
+        from smallmind.cli.signals import ending_on_signals
+
         with warnings.catch_warnings(), ending_on_signals():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             return int(options.run(options))
     except EXPECTED as error:
+        from smallmind.cli.console import error_line
+
         line_break = "\n" if isinstance(error, KeyboardInterrupt) else ""  # after ^C
         error_line(f"{line_break}smallmind: {message_of(error)}")
         return status_of(error)
@@ -87,17 +89,37 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but each command refuses what it does not know, with its own usage."""
+        self._given: dict[str, list[str]] = {}  # what sets a value -> the value as typed
         options, unknown = super().parse_known_args(args, namespace)
         flag = next((word for word in unknown if word.startswith("-")), None)
         if flag:
+            from smallmind.checks import nearest
+
             name = flag.partition("=")[0]
             known = [word for action in self._actions for word in action.option_strings]
-            nearest = _nearest(name, known, cutoff=0.7)  # the dashes alone are rather similar
-            advice = f"did you mean {nearest}?" if nearest else f"see {self.prog} --help"
+            similar = nearest(name, known, cutoff=0.7)  # the dashes alone are rather similar
+            advice = f"did you mean {similar}?" if similar else f"see {self.prog} --help"
             self.error(f"unknown flag {name}; {advice}")
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
         return options, unknown
+
+    def _get_values(self, action: argparse.Action, texts: Any) -> Any:
+        """As in argparse, but refuses a second value for a flag that keeps one."""
+        if action.option_strings and not isinstance(action, argparse._AppendAction):
+            if action.dest in self._given:
+                raise argparse.ArgumentError(None, self._twice(action, texts))
+            self._given[action.dest] = list(texts)
+        return super()._get_values(action, texts)
+
+    def _twice(self, action: argparse.Action, texts: Sequence[str]) -> str:
+        """What to do about a flag, or two that set the same, given twice."""
+        same = [a for a in self._actions if a.dest == action.dest and a.help != argparse.SUPPRESS]
+        names = [name for a in same or [action] for name in a.option_strings]
+        values = [" ".join(part) for part in (self._given[action.dest], texts) if part]
+        shown = f", as {' and '.join(values)}" if values else ""
+        advice = TWICE.get(action.dest, "leave one of them out")
+        return f"{' or '.join(names)} is given twice{shown}; {advice}"
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         """As in argparse, but in the words of the settings' own checks."""
@@ -114,12 +136,14 @@ class _Parser(argparse.ArgumentParser):
         choices = list(map(str, action.choices or ()))
         if not choices or value in choices:
             return
+        from smallmind.checks import nearest
+
         is_command = isinstance(action, argparse._SubParsersAction)
-        nearest = _nearest(str(value), choices, cutoff=0.5)
+        similar = nearest(str(value), choices, cutoff=0.5)
         raise argparse.ArgumentError(
             None if is_command else action,
             f"unknown {'command' if is_command else 'value'} {value!r}"
-            + (f"; did you mean {nearest}? " if nearest else ". ")
+            + (f"; did you mean {similar}? " if similar else ". ")
             + f"Choose from {', '.join(choices)}",
         )
 
@@ -131,13 +155,6 @@ class _Parser(argparse.ArgumentParser):
             self.print_usage(sys.stderr)
             error_line(f"{self.prog}: error: {message}")
         self.exit(2)
-
-
-def _nearest(word: str, known: Sequence[str], cutoff: float) -> str | None:
-    """The most similar word, if its similarity is above cutoff."""
-    import difflib  # takes milliseconds to import
-
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=cutoff)), None)
 
 
 class _Version(argparse.Action):

@@ -59,10 +59,11 @@ def on_ranks(options: argparse.Namespace, lead: Callable[["Ranks"], int]) -> int
 
 def _end_unjoined(error: InputError) -> NoReturn:
     """Ends all ranks because this one cannot reach them: they would wait for it."""
+    from smallmind.parallel.launch import end_others
+
     error_line(f"smallmind: rank {rank()}: {message_of(error)}")
     _wait_until_read()
-    # An exit status would not do: of processes without MPI, mpiexec notices only killed ones.
-    os.kill(os.getpid(), signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+    end_others(status_of(error))
     raise SystemExit(status_of(error))
 
 

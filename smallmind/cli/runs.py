@@ -18,7 +18,10 @@ MOST_NOTES = 5  # runs about which there is more to say
 
 
 class Column(NamedTuple):
-    """A column of the table, and when it goes: the highest number first; 0: never."""
+    """A column of the table, and when it goes: the highest number first; 0: never.
+
+    Those that tell runs apart stay longest.
+    """
 
     head: str
     cell: Callable[["RunRow"], str]
@@ -48,13 +51,13 @@ def _number(value: float | None, digits: int) -> str:
 
 COLUMNS = (
     Column("name", lambda row: row.name, 0, is_left=True),
-    Column("text", lambda row: shorten(row.text or UNKNOWN, 20), 7, is_left=True),
-    Column("model", lambda row: row.architecture or UNKNOWN, 6, is_left=True),
-    Column("parameters", lambda row: format_count(row.parameters), 4),
-    Column("steps", steps_of, 2),
+    Column("text", lambda row: shorten(row.text or UNKNOWN, 20), 2, is_left=True),
+    Column("model", lambda row: row.architecture or UNKNOWN, 3, is_left=True),
+    Column("parameters", lambda row: format_count(row.parameters), 7),
+    Column("steps", steps_of, 4),
     Column("loss", lambda row: _number(row.best_loss, 4), 1),
-    Column("bits/byte", lambda row: _number(row.bits_per_byte, 3), 5),
-    Column("time", lambda row: duration(row.seconds), 3),
+    Column("bits/byte", lambda row: _number(row.bits_per_byte, 3), 6),
+    Column("time", lambda row: duration(row.seconds), 5),
     Column("state", lambda row: row.state, 0, is_left=True),
 )
 

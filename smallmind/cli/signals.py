@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from smallmind.parallel.environment import launched
-from smallmind.signals import handling
+from smallmind.signals import handling, raising
 
 if TYPE_CHECKING:
     from smallmind.cli.console import Console
@@ -19,23 +19,25 @@ STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without sa
 
 
 def ending_on_signals() -> AbstractContextManager[None]:
-    """Within the block, SIGTERM and SIGHUP end the command as exceptions do: files are closed.
+    """Within the block, Ctrl-C, SIGTERM and SIGHUP end the command as exceptions do: files close.
 
     On Windows, which has no SIGHUP and sends no SIGTERM, Ctrl-Break does; it is also what a program
     that has started this one can send. So does SIGUSR1 with mpiexec: that of Open MPI kills its
     ranks soon after any other signal.
 
     Only the first does, so that the next one does not disturb the end: when a terminal is closed,
-    the kernel and the shell both send SIGHUP.
+    the kernel and the shell both send SIGHUP. Only another Ctrl-C interrupts the end too.
     """
     received: list[int] = []
 
     def end(number: int, _frame: object) -> None:
         received.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return handling(end, *_handled(*ENDING, *_of_ranks()))
+    return raising(end, *_handled("SIGINT", *ENDING, *_of_ranks()))
 
 
 @contextmanager

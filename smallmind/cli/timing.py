@@ -1,7 +1,9 @@
 """How long a run takes, from a few passes that are timed."""
 
 import dataclasses
+import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from smallmind.config import DistillationConfig
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from smallmind.text.tokenizer import Tokenizer
 
 MAX_PARAMETERS = 100_000_000  # a larger model takes seconds to initialise
+WIDE = 1.5  # spread of what was timed, from which the time is a range
 # Above how many seconds, and their names: 1.5 minutes are 90 seconds.
 UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), (0, 1, "s"))
 
@@ -25,11 +28,10 @@ def time_of_run(run: "Run") -> str:
     config, newest = run.settings.training, run.newest()
     if run.settings.run.minutes and not newest:
         return about(60 * run.settings.run.minutes)
-    total = rough_pace(run.training, config).total(config)
-    done = newest.step / max(1, config.steps) if newest else 0.0
+    pace = rough_pace(run.training, config)
     may_end_early = config.early_stopping_patience or config.target_loss is not None
     bound = "at most " if may_end_early else ""
-    return bound + about(total * (1 - done))
+    return bound + about(pace.total(config, newest.step if newest else 0), pace.spread)
 
 
 def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer") -> str | None:
@@ -47,7 +49,7 @@ def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer"
     pace = rough_pace(build_training(resolved, data, tokenizer), config)
     milliseconds = 1000 * pace.step
     step = f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
-    return f"{about(pace.total(config))}, {config.steps:,} steps of {step} ms"
+    return f"{about(pace.total(config), pace.spread)}, {config.steps:,} steps of {step} ms"
 
 
 def without_new_cache(settings: Settings) -> Settings:
@@ -59,9 +61,18 @@ def without_new_cache(settings: Settings) -> Settings:
     return dataclasses.replace(settings, distillation=distillation)
 
 
-def about(seconds: float) -> str:
-    """Seconds, roughly -> about 20 s, about 2 min, about 3 h, about 4 days."""
-    _, unit, name = next(row for row in UNITS if seconds >= row[0])
-    count = seconds / unit
-    rounded = max(1, round(count) if count < 20 else 5 * round(count / 5))
-    return f"about {rounded} {name}"
+def about(seconds: float, spread: float = 1.0) -> str:
+    """Seconds, roughly -> about 20 s, about 2 min, about 3 h, about 4 days.
+
+    A range, such as "about 2 to 4 min", if they may become `spread` times as many.
+    """
+    longest = seconds * spread if spread >= WIDE else seconds
+    _, unit, name = next(row for row in UNITS if longest >= row[0])
+    least = most = _rounded(seconds / unit, round)
+    if longest > seconds:
+        most = _rounded(longest / unit, math.ceil)
+    return f"about {least} to {most} {name}" if least < most else f"about {most} {name}"
+
+
+def _rounded(count: float, to_whole: Callable[[float], int]) -> int:
+    return max(1, to_whole(count) if count < 20 else 5 * to_whole(count / 5))

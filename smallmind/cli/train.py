@@ -64,14 +64,14 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
         return _resume(options, ranks)
     if options.dry_run:
         return check.run(options)
-    from smallmind.parallel.shards import default_shards
+    from smallmind.parallel.shards import DEFAULT_SHARDS
     from smallmind.runs.session import Run
 
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
         settings = settings_of(options)
         if launched() and settings.training.data_shards is None:
-            settings = settings.replace(data_shards=default_shards(ranks.size))
+            settings = settings.replace(data_shards=DEFAULT_SHARDS)
         cache = settings.distillation.teacher_cache
         if cache and not os.path.lexists(cache):
             check_writable("--teacher-cache", Path(cache))
@@ -194,24 +194,31 @@ def _train(
     distillation = run.training.distillation
     if distillation and distillation.config.learn_temperature:
         console.line(f"Temperature at the end: {distillation.temperature:.3f}")
-    if not status:
+    is_finished = run.sample is not None  # it comes last, perhaps after a signal
+    if is_finished:
         show_result(console, run)
         console.line("\nSample:")
         console.quote(run.sample or "")
     console.line(f"The run is in {run.path}")
-    if status:
+    if not is_finished:
         console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
         return status
     prompt = _suggested_prompt(run.source.beginning)
     flags = ["--prompt", prompt] if prompt else []
     console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()
-    return 0
+    return status
 
 
 def _show_steps(console: Console, run: "Run") -> int:
     """Trains and shows each record -> exit status."""
-    from smallmind.cli.display import ProgressDisplay, show_costs, show_losses, token_name
+    from smallmind.cli.display import (
+        ProgressDisplay,
+        show_costs,
+        show_looks,
+        show_losses,
+        token_name,
+    )
     from smallmind.cli.signals import stopping_on_signals
 
     token = token_name(run.training.tokenizer.kind)
@@ -222,10 +229,12 @@ def _show_steps(console: Console, run: "Run") -> int:
             progress.show(record)
         show_losses(console, run)
         progress.show_health()
+        show_looks(console, run.training)
         show_costs(console, run.training)
     if not received and (run.ranks.size == 1 or run.sample is not None):
         return 0
-    console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
+    if run.sample is None:
+        console.line(f"Interrupted after step {run.training.progress.step}; everything is saved.")
     return 128 + (received[0] if received else signal.SIGTERM)  # which another rank has got
 
 

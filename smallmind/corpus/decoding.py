@@ -1,7 +1,6 @@
 """Bytes to characters: the encoding of a file, and errors that name the one it probably has."""
 
 import codecs
-import difflib
 import itertools
 import re
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from contextlib import closing
 from encodings.aliases import aliases
 
 from smallmind import activity
-from smallmind.checks import InputError
+from smallmind.checks import InputError, nearest
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.source import Piece, Source, Stream, document
 from smallmind.text.encoding import MARKS, advice, likely_encoding, unmarked_utf16
@@ -26,8 +25,8 @@ def check_encoding(name: str) -> None:
         known = [
             word.replace("_", "-") for word in {*aliases, *aliases.values()} if _is_known(word)
         ]
-        nearest = difflib.get_close_matches(name.lower()[:40], sorted(known), n=1, cutoff=0)[0]
-        raise InputError(f"encoding={shown(repr(name), 60)} is unknown; did you mean {nearest}?")
+        similar = nearest(name.lower(), sorted(known))
+        raise InputError(f"encoding={shown(repr(name), 60)} is unknown; did you mean {similar}?")
 
 
 def _is_known(name: str) -> bool:

@@ -19,7 +19,7 @@ def read_parquet(source: Source) -> Iterator[Piece]:
     InputError without pyarrow, and for a damaged file.
     """
     parquet = _pyarrow(source)
-    field = TextField(source)
+    field = TextField(source, "column")
     with closing(source.open()) as file:
         with _naming(source):
             table = parquet.ParquetFile(file)

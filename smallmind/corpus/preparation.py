@@ -20,7 +20,7 @@ from smallmind.checks import InputError, check_type
 from smallmind.config import SHARD_TOKENS
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
-from smallmind.corpus.shard_parts import described, remove_leftovers, written
+from smallmind.corpus.shard_parts import check_own, described, remove_leftovers, written
 from smallmind.corpus.shard_writer import ShardWriter, check_shard_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
@@ -57,7 +57,7 @@ class Encoding(NamedTuple):
         """What has to be the same for the same tokens, as JSON."""
         separator = {} if self.chosen_separator is None else {"separator": self.chosen_separator}
         if isinstance(self.tokenizer, Tokenizer):
-            return {"tokenizer": digest_of(self.tokenizer), **separator}
+            return {"tokenizer": self.tokenizer.digest, **separator}
         learned = {"vocab_size": self.vocab_size, "split": self.split}
         is_learned = self.tokenizer == "bpe"
         return {"tokenizer": self.tokenizer, **(learned if is_learned else {}), **separator}
@@ -84,8 +84,9 @@ def prepare(
     """Writes the tokens of texts to a directory, with their tokenizer.json -> what it holds.
 
     Resumes what a process that was killed had begun, and does nothing if the directory is complete.
-    InputError if it was begun with other texts or settings, or a text cannot be used or changes
-    meanwhile; OSError if the disk refuses something. Both leave what can be resumed.
+    InputError if it was begun with other texts or settings, or holds other files, or a text cannot
+    be used or changes meanwhile; OSError if the disk refuses something. Both leave what can be
+    resumed.
     """
     encoding = encoding or Encoding()
     directory = Path(check_type("directory", directory, str, PathLike))
@@ -96,6 +97,9 @@ def prepare(
         _check_same(directory, index.state.get("made_from"), wanted)
         _tidy(directory, index)
         return open_shards(directory)
+    # Once it has a plan, the tokenizer is there, and nothing else is overwritten.
+    if directory.is_dir() and not {PLAN, PROGRESS} <= set(os.listdir(directory)):
+        check_own(directory, (PLAN, TOKENIZER))
     plan = _read_plan(directory, wanted)
     if plan:
         tokenizer = _planned_tokenizer(directory)
@@ -130,11 +134,6 @@ def identity(
     }
 
 
-def digest_of(tokenizer: Tokenizer) -> str:
-    """SHA-256 of what a tokenizer knows."""
-    return hashlib.sha256(safetensors.to_json(tokenizer.state()).encode()).hexdigest()
-
-
 def load_tokenizer(shards: Shards) -> Tokenizer:
     """The tokenizer of prepared texts. InputError if it is missing or another one."""
     path = shards.directory / TOKENIZER
@@ -142,7 +141,7 @@ def load_tokenizer(shards: Shards) -> Tokenizer:
         tokenizer = Tokenizer.load(path)
     except InputError as error:
         raise InputError(f"{error}; {REMEDY}") from None
-    if digest_of(tokenizer) != shards.index.recipe.tokenizer_digest:
+    if tokenizer.digest != shards.index.recipe.tokenizer_digest:
         raise InputError(f"{path} is not the tokenizer of these tokens; {REMEDY}")
     return tokenizer
 
@@ -266,9 +265,7 @@ def _write(
     corpus: Corpus, plan: Plan, tokenizer: Tokenizer, directory: Path, wanted: dict[str, Any]
 ) -> None:
     """Writes all that is missing in the directory."""
-    writer = ShardWriter(
-        directory, tokenizer.vocab_size, digest_of(tokenizer), wanted["shard_tokens"]
-    )
+    writer = ShardWriter(directory, tokenizer.vocab_size, tokenizer.digest, wanted["shard_tokens"])
     with writer:
         durable.clear_stale(directory, 0, (TOKENIZER, PLAN))
         if not os.path.lexists(directory / PLAN):

@@ -51,8 +51,9 @@ def record(source: Source, text: str | None) -> Iterator[Piece]:
 class TextField:
     """The field of a file's records that holds their text: the user's, or the obvious one."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, name: str = "field") -> None:
         self._source = source
+        self._name = name  # what a field is called in such files
         self._chosen: str | None = None
 
     def choose(self, names: Collection[object], where: str) -> str:
@@ -66,9 +67,17 @@ class TextField:
         if self._chosen is None:
             field = self._source.reading.field
             self._chosen = _named(known, (field,) if field else OBVIOUS)
+            if self._chosen is not None:
+                self.note(self._chosen)
         if self._chosen is None or self._chosen not in known:
             raise self._missing(known, where)
         return self._chosen
+
+    def note(self, field: str) -> None:
+        """Says which field is read, unless the user has."""
+        if not self._source.reading.field:
+            words = f"read the text from {self._name} {shown(field, 60)!r}"
+            self._source.reading.tally.note(words)
 
     def text_of(self, value: object, where: str) -> str | None:
         """The text of a record, itself one or an object; None for null.
@@ -97,6 +106,13 @@ class TextField:
         reason = f"has no field {wanted} in {where}"
         if not known:
             return Unusable(self._source.name, reason, "it has no fields at all")
+        several = [name.strip() for name in (field or "").split(",")]
+        if len(several) > 1 and set(several) <= set(known):
+            advice = (
+                f"--field takes one name: join {' and '.join(several)} into one field, such as "
+                "text, in a copy of the file, and train on that; or give one of them"
+            )
+            return Unusable(self._source.name, reason, advice)
         return Unusable(self._source.name, reason, f"give --field with one of these: {names}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError, shown_value, whole
 from smallmind.corpus.token_files import dtype_for
 
 FORMAT = 1
@@ -28,6 +28,7 @@ BESIDE = (
     "held_out_000000.partial",
 )
 REMEDY = "restore it, or remove the directory and prepare it again"
+TOKENS = "a number of tokens"
 PIECE = 2**20  # bytes of a file that are digested at once
 
 
@@ -203,20 +204,22 @@ def _described(shards: Iterable[Shard]) -> list[dict[str, Any]]:
 
 def _recipe(fields: dict[str, Any]) -> Recipe:
     recipe = Recipe(*(fields[name] for name in Recipe._fields))
-    _count(recipe.vocab_size)
-    _count(recipe.shard_tokens)
+    whole(recipe.vocab_size, 1, TOKENS)
+    whole(recipe.shard_tokens, 1, TOKENS)
     if not isinstance(recipe.tokenizer_digest, str):
         raise ValueError("its tokenizer_digest is not a string")
     return recipe
 
 
 def _part(fields: dict[str, Any], part: str) -> PartProgress:
-    shards, tokens = _shards(fields["shards"], part), _count(fields["tokens"], low=0)
+    shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKENS)
     return PartProgress(shards, tokens, _digits(fields["sha256"]))
 
 
 def _shards(described: Any, part: str) -> tuple[Shard, ...]:
-    shards = tuple(Shard(s["name"], _count(s["tokens"]), _digits(s["sha256"])) for s in described)
+    shards = tuple(
+        Shard(s["name"], whole(s["tokens"], 1, TOKENS), _digits(s["sha256"])) for s in described
+    )
     for number, shard in enumerate(shards):
         # A name is also a path: one from elsewhere could lead out of the directory.
         if shard.name != shard_name(part, number):
@@ -227,12 +230,6 @@ def _shards(described: Any, part: str) -> tuple[Shard, ...]:
 def shard_name(part: str, number: int) -> str:
     """The name of a part's shard, from 0."""
     return f"{part}_{number:06}.bin"
-
-
-def _count(value: Any, low: int = 1) -> int:
-    if type(value) is not int or not low <= value < 2**63:  # True is an int too
-        raise ValueError(f"{shown_value(value)} is not a number of tokens")
-    return value
 
 
 def _digits(value: Any) -> str:

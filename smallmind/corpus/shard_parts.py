@@ -8,7 +8,7 @@ then both are there: whatever the last record describes can be restored.
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -159,6 +159,24 @@ def written(directory: Path) -> list[str]:
         if OURS.fullmatch(target) or (match and target in (INDEX, PROGRESS)):
             names.append(name)
     return names
+
+
+def check_own(directory: Path, records: Container[str] = ()) -> None:
+    """InputError if a directory holds files that no writer has made there, but for hidden ones.
+
+    `records` are those that its caller writes beside progress.json.
+    """
+    names = [name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
+    reason = f"but no {PROGRESS} of a preparation"
+    if PROGRESS in names:
+        ours = {PROGRESS, *written(directory)}
+        names = [name for name in names if name not in ours and name not in records]
+        reason = "which its preparation has not written"
+    if names:
+        raise InputError(
+            f"{directory} already holds {names[0]}, {reason}; choose another directory, new or "
+            "empty"
+        )
 
 
 def described(parts: dict[str, PartProgress]) -> set[str]:

@@ -28,7 +28,7 @@ from smallmind.corpus.shard_index import (
     Recipe,
     verify,
 )
-from smallmind.corpus.shard_parts import PartWriter, described, remove_leftovers, written
+from smallmind.corpus.shard_parts import PartWriter, check_own, described, remove_leftovers
 from smallmind.lock import RunLock
 from smallmind.text.ids import check_ids
 
@@ -44,8 +44,8 @@ class ShardWriter:
     caller must append again what came after it.
 
     Takes room on disk for one more shard of either part than it writes. InputError if the directory
-    is complete, in use, was begun with other arguments, or is damaged; OSError if the disk refuses
-    something, which loses nothing that was recorded.
+    is complete, in use, was begun with other arguments, is damaged, or holds other files; OSError
+    if the disk refuses something, which loses nothing that was recorded.
     """
 
     def __init__(
@@ -147,11 +147,7 @@ class ShardWriter:
         raise InputError(f"{self.directory} is complete; choose another directory to write to")
 
     def _begin(self) -> Progress:
-        if taken := [name for name in written(self.directory) if not name.startswith(".")]:
-            raise InputError(
-                f"{self.directory} already holds {taken[0]}, but no {PROGRESS} of a writer; choose "
-                "another directory"
-            )
+        check_own(self.directory)
         progress = Progress(self._recipe, None)
         progress.write(self.directory)
         return progress

@@ -32,9 +32,11 @@ def _read_table(source: Source, separators: str) -> Iterator[Piece]:
     names = [name.strip() for name in next((row for _, row in rows if row), [])]
     if not names:
         return
-    # The only column holds the text, whatever it is called.
-    is_obvious = len(names) == 1 and not source.reading.field
-    column = 0 if is_obvious else names.index(TextField(source).choose(names, "the header row"))
+    field, column = TextField(source, "column"), 0
+    if len(names) == 1 and not source.reading.field:  # it holds the text, whatever it is called
+        field.note(names[0])
+    else:
+        column = names.index(field.choose(names, "the header row"))
     for number, row in rows:
         if any(row[len(names) :]):
             raise InputError(

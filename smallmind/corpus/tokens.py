@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from smallmind import activity
-from smallmind.checks import InputError
+from smallmind.checks import InputError, whole
 from smallmind.corpus.finding import WILDCARDS, expand
 from smallmind.corpus.mapped_tokens import CHUNK, MappedTokens, check_vocabulary
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
@@ -54,8 +54,8 @@ class TokensOnDisk(NamedTuple):
                 MappedTokens((*shards.train.files, *shards.held_out.files)),
                 load_tokenizer(shards),
                 str(state["sha256"]),
-                int(state["characters"]),
-                int(state["held_out"]),
+                whole(state["characters"]),
+                whole(state["held_out"]),
                 str(state["beginning"]),
                 str(state["separator"]),
                 _report(state["report"]),
@@ -149,7 +149,7 @@ def _check_kind(found: TokensOnDisk, tokenizer: Tokenizer | str | None) -> None:
     """InputError if another tokenizer than that of the tokens was asked for."""
     kind = found.tokenizer.kind
     if isinstance(tokenizer, Tokenizer):
-        if tokenizer.state() != found.tokenizer.state():
+        if tokenizer.digest != found.tokenizer.digest:
             raise InputError(
                 f"{found.place} has tokens of another tokenizer, {TOKENIZER} in it; prepare the "
                 "texts with the one that is needed: smallmind prepare ... --tokenizer FILE"
@@ -183,10 +183,10 @@ def _digest(tokens: MappedTokens, held_out: int) -> str:
 def _report(saved: dict[str, Any]) -> Report:
     """What was stored of a Report."""
     return Report(
-        files=int(saved["files"]),
-        documents=int(saved["documents"]),
-        characters=int(saved["characters"]),
-        empty=int(saved["empty"]),
+        files=whole(saved["files"]),
+        documents=whole(saved["documents"]),
+        characters=whole(saved["characters"]),
+        empty=whole(saved["empty"]),
         skipped=tuple(Skipped(str(path), str(reason)) for path, reason in saved["skipped"]),
         notes=tuple(map(str, saved["notes"])),
     )

@@ -6,7 +6,10 @@ One description per architecture serves all formats, and both directions.
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
+
+import numpy as np
 
 from smallmind.checks import InputError, shown_value
 from smallmind.config import ModelConfig
@@ -19,13 +22,16 @@ class Settings:
     `keys` are its names for what `values_of` returns; of several, each has the same value.
     `fixed` are other keys and the values that they may have, of which the first is written, and
     `free` those that may have any value, with the one that is written. `defaults` are what a file
-    means that lacks a key.
+    means that lacks a key. `harmless` are patterns of keys that change nothing that is computed
+    here, `neutral` those that change nothing with one of these values. Any other key is refused.
     """
 
     keys: Mapping[str, str | tuple[str, ...]]
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     free: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,70 @@ def values_of(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+# config.json also holds what transformers notes about a model, how it was trained (dropout) and how
+# texts are generated with it.
+HARMLESS_CONFIG = (
+    *("_*", "architectures", "model_type", "dtype", "torch_dtype", "torchscript", "name_or_path"),
+    *("transformers*", "unsloth_*", "use_cache", "return_dict*", "output_*", "tf_legacy_loss"),
+    *("use_bfloat16", "is_decoder", "is_llama_config", "initializer_*", "gradient_checkpointing"),
+    *("attn_implementation", "reorder_and_upcast_attn", "pretraining_tp", "neftune_noise_alpha"),
+    *("*dropout", "*pdrop", "summary_*", "id2label", "label2id", "problem_type", "finetuning_task"),
+    *("task_specific_params", "tokenizer_*", "prefix", "*_token_id", "model_max_length", "n_ctx"),
+    *("max_sequence_length", "original_max_position_embeddings", "max_window_layers", "*_to_keep"),
+    *("max_length", "min_length", "do_sample", "early_stopping", "num_beam*", "temperature"),
+    *("top_k", "top_p", "typical_p", "*_penalty", "*_ngram_size", "bad_words_ids"),
+    *("num_return_sequences", "remove_invalid_values", "*suppress_tokens"),
+    *("rope_scaling", "rope_parameters", "partial_rotary_factor", "layer_types"),  # read apart
+)
+NEUTRAL_CONFIG: dict[str, tuple[Any, ...]] = {
+    "auto_map": ({}, ""),
+    "quantization_config": ({},),
+    "pruned_heads": ({},),
+    "is_causal": (True,),
+    "is_encoder_decoder": (False,),
+    "tie_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "use_sliding_window": (False,),
+    "sliding_window": (0,),
+    "rope_interleaved": (False,),
+    "chunk_size_feed_forward": (0,),
+    "mlp_bias": (False,),
+    "*_softcapping": (0,),
+    "*num_*experts*": (0,),
+    "logit*_scal*": (1,),
+    "residual_*": (1,),
+    "embedding_*": (1,),
+}
+# GGUF: what llama.cpp takes for nothing. It scales by 0 as little as by 1.
+HARMLESS_METADATA = (
+    *("vocab_size", "tensor_data_layout", "pooling_type", "decoder_start_token_id"),
+    *("attention.*_epsilon", "attention.*_length_swa", "rope.*_swa"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),  # read apart
+    *("rope.scaling.original_context_length", "rope.scaling.finetuned", "rope.scaling.yarn_beta_*"),
+)
+NEUTRAL_METADATA: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.scale": (0,),
+    "attention.sliding_window": (0,),
+    "attention.sliding_window_pattern": (0,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.temperature_length": (0,),
+    "attention.output_scale": (0, 1),
+    "*_softcapping": (0,),
+    "*_scale": (0, 1),
+    "*expert*": (0,),
+    "rope.scaling.*attn_factor": (1,),
+    "rope.scaling.yarn_ext_factor": (0, -1),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "rope.scaling.alpha": (0,),
+    "rope.dimension_sections": (0,),
+    "use_parallel_residual": (False,),
+    "nextn_predict_layers": (0,),
+    "leading_dense_block_count": (0,),
+}
+
 # GPT-2 (Radford et al. 2019)
 
 GPT2 = Architecture(
@@ -113,6 +183,8 @@ GPT2 = Architecture(
         },
         free={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
         defaults={"hidden_size": None, "tie_weights": True, "norm_epsilon": 1e-5},
+        harmless=HARMLESS_CONFIG,
+        neutral=NEUTRAL_CONFIG,
     ),
     tensors=Layout(
         {
@@ -138,7 +210,9 @@ GPT2 = Architecture(
             "hidden_size": "feed_forward_length",
             "n_head": "attention.head_count",
             "norm_epsilon": "attention.layer_norm_epsilon",
-        }
+        },
+        harmless=HARMLESS_METADATA,
+        neutral=NEUTRAL_METADATA,
     ),
     gguf_tensors=Layout(
         {
@@ -187,6 +261,8 @@ LLAMA = Architecture(
             "bias": False,
             "norm_epsilon": 1e-6,
         },
+        harmless=HARMLESS_CONFIG,
+        neutral=NEUTRAL_CONFIG,
     ),
     tensors=Layout(
         {
@@ -223,6 +299,8 @@ LLAMA = Architecture(
             "norm_epsilon": "attention.layer_norm_rms_epsilon",
         },
         defaults={"vocab_size": None, "n_kv_head": None, "head_size": None, "rope_theta": 1e4},
+        harmless=HARMLESS_METADATA,
+        neutral=NEUTRAL_METADATA,
     ),
     gguf_tensors=Layout(
         {
@@ -245,6 +323,7 @@ QWEN3 = Architecture(
         LLAMA.config,
         keys={**LLAMA.config.keys, "bias": "attention_bias"},
         fixed={**LLAMA.config.fixed, "use_sliding_window": (False,)},
+        harmless=(*HARMLESS_CONFIG, "sliding_window"),  # without use_sliding_window
         # transformers has 32 and 128 in place of None: what its files leave out.
         defaults={**LLAMA.config.defaults, "n_kv_head": 32, "head_size": 128},
     ),
@@ -373,7 +452,32 @@ def config_of(
         config = dataclasses.replace(config, head_size=None)
     if changes := architecture.changes(config):
         raise InputError(f"{architecture.name} with {_named(config, changes)} is not known here")
+    _check_others(architecture, settings, saved, config)
     return config
+
+
+def _check_others(
+    architecture: Architecture, settings: Settings, saved: Mapping[str, Any], config: ModelConfig
+) -> None:
+    """InputError naming the first key that may change what the model computes."""
+    keys = {key for keys in settings.keys.values() for key in _several(keys)}
+    known = (*settings.harmless, *keys, *settings.fixed, *settings.free)
+    # The default of Llama and GPT-2, which some files spell out.
+    neutral = {**settings.neutral, "attention.scale": (0, np.float32(config.head_channels**-0.5))}
+    for key, value in saved.items():
+        if value is None or any(fnmatchcase(key, pattern) for pattern in known):
+            continue
+        pattern = next((pattern for pattern in neutral if fnmatchcase(key, pattern)), None)
+        values = value.tolist() if isinstance(value, np.ndarray) else [value]
+        if pattern is None or any(value not in neutral[pattern] for value in values):
+            raise InputError(
+                f"{key[:80]!a} is {_short(value)}, which may change what the model computes and is "
+                f"not known here as a part of {architecture.name}"
+            )
+
+
+def _short(value: Any) -> str:
+    return shown_value(value[:80] if isinstance(value, str) else value)
 
 
 def _value(settings: Settings, saved: Mapping[str, Any], name: str) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from smallmind import parts
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import ModelConfig
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.bpe_tokenizer import BPETokenizer
@@ -43,7 +43,7 @@ class Foreign:
         """The model and its tokenizer."""
         tokenizer = self.tokenizer()
         model = self.model(backend)
-        model.tokenizer_state = tokenizer.state()
+        model.tokenizer_digest = tokenizer.digest
         return model, tokenizer
 
 
@@ -80,6 +80,7 @@ def open_format(name: str) -> Format:
     return found
 
 
+@suggesting()
 def export(
     model: TransformerModel,
     tokenizer: Tokenizer,
@@ -147,4 +148,5 @@ def padded(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
         raise InputError(f"its tokenizer has {tokenizer.vocab_size} tokens, its model {vocab_size}")
     state = tokenizer.state()
     unused = {f"[PAD{i}]": i for i in range(tokenizer.vocab_size, vocab_size)}
-    return Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
+    made = Tokenizer.from_state({**state, "special": {**state["special"], **unused}})
+    return made.with_published(tokenizer.published)

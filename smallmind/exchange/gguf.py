@@ -1,5 +1,6 @@
 """Models in GGUF, as llama.cpp runs them: its metadata, its names, its types of weights."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 from smallmind import durable
 from smallmind.checks import InputError
 from smallmind.config import ModelConfig
-from smallmind.exchange import gguf_file
+from smallmind.exchange import gguf_file, published
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -41,7 +42,7 @@ class GGUF(Format):
             raise InputError(f"{path} must end in {SUFFIX}")
         if path.is_dir():
             raise InputError(f"{path} is a directory; name a file")
-        if path.exists() and not self.recognises(path):
+        if os.path.lexists(path) and not _begins_as_gguf(path):
             raise InputError(f"{path} exists and is not a GGUF file; choose another name")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
@@ -58,18 +59,18 @@ class GGUF(Format):
             general["general.quantization_version"] = np.uint32(QUANTISATION)
         settings = settings_of(config, architecture.metadata)
         own = {f"{architecture.gguf}.{key}": _typed(value) for key, value in settings.items()}
+        tokenizer = metadata_of(exported.tokenizer)
         tensors = written_tensors(config, architecture, architecture.gguf_tensors)
         path.parent.mkdir(parents=True, exist_ok=True)
         gguf_file.write(
             path,
-            {**general, **own, **metadata_of(exported.tokenizer)},
+            {**general, **own, **tokenizer, **published.metadata_of(exported.tokenizer)},
             [_written(tensor, parameters, type) for tensor in tensors],
         )
 
     def recognises(self, path: Path) -> bool:
-        with suppress(OSError, ValueError), durable.open_regular(path) as file:
-            return path.suffix == SUFFIX or file.read(4) == gguf_file.MAGIC
-        return False
+        # One that is damaged is recognised by its name: to open it says what is wrong.
+        return (path.suffix == SUFFIX and path.is_file()) or _begins_as_gguf(path)
 
     def open(self, path: Path) -> "ForeignFile":
         return ForeignFile(path)
@@ -108,13 +109,20 @@ class ForeignFile(Foreign):
 
     def tokenizer(self) -> Tokenizer:
         try:
-            return padded(tokenizer_of(self._metadata), self.config.vocab_size)
+            tokenizer = padded(tokenizer_of(self._metadata), self.config.vocab_size)
+            return tokenizer.with_published(published.of_metadata(self._metadata, tokenizer))
         except InputError as error:
             raise InputError(f"{self.path}: {error}") from None
 
     def model(self, backend: str = "numba") -> TransformerModel:
         layout, source = self._described.gguf_tensors, str(self.path)
         return read_model(self.config, layout, self._tensors, source, backend)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with suppress(OSError, ValueError), durable.open_regular(path) as file:
+        return file.read(4) == gguf_file.MAGIC
+    return False
 
 
 def _architecture(metadata: Mapping[str, Any]) -> Architecture:
@@ -124,11 +132,15 @@ def _architecture(metadata: Mapping[str, Any]) -> Architecture:
 
 def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
     """InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by settings."""
-    kind = str(own.get("rope.scaling.type", "linear"))
-    factor = str(own.get("rope.scaling.factor", own.get("rope.scale_linear", 1.0)))
-    is_default = kind == "none" or (kind == "linear" and factor in ("0.0", "1.0"))
-    if has_factors or not is_default:
-        raise InputError("its rotations (rope) are scaled; only the default is known here")
+    scaling, factors = "rope.scaling.type", ("rope.scaling.factor", "rope.scale_linear")
+    kind = str(own.get(scaling, "linear"))
+    by = [] if kind in ("none", "linear") else [scaling]
+    if kind == "linear":
+        by += [key for key in factors if str(own.get(key, 1.0)) not in ("0.0", "1.0")]
+    if has_factors:
+        by.append("rope_freqs.weight")
+    if by:
+        raise InputError(f"its rotations (rope) are scaled, by {by[0]}; only the default is known")
 
 
 def _typed(value: Any) -> Any:

@@ -11,6 +11,7 @@ from smallmind.text.byte_alphabet import as_characters
 from smallmind.text.byte_tokenizer import ByteTokenizer
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tokenizer_json import pair_of
 
 PREFIX = "tokenizer.ggml."
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # types of tokens
@@ -131,9 +132,7 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     numbers = {token: i for i, token in enumerate(tokens) if token not in special}
     if len(numbers) + len(special) != len(tokens):
         raise ValueError("two of its tokens are the same")
-    pairs = [pair.split(" ") for pair in metadata[f"{PREFIX}merges"]]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("a merge is not of two tokens")
+    pairs = map(pair_of, metadata[f"{PREFIX}merges"])
     return Tokenizer.from_state(
         {
             "kind": "bpe",

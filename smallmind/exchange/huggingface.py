@@ -16,6 +16,7 @@ import numpy as np
 from smallmind import durable, safetensors
 from smallmind.checks import InputError, shown_value
 from smallmind.config import ModelConfig
+from smallmind.exchange import published
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
     Architecture,
@@ -27,15 +28,15 @@ from smallmind.exchange.architectures import (
 from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
 from smallmind.exchange.number_types import NUMBER_TYPES
+from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
 from smallmind.kernels.half import BFLOAT16, to_float32
 from smallmind.nn.transformer import TransformerModel
+from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 
-CONFIG = "config.json"
 MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
 CARD = "README.md"
 MAX_CONFIG_BYTES = 1_000_000
 MAX_INDEX_BYTES = 20_000_000
@@ -63,28 +64,27 @@ class HuggingFace(Format):
         architecture = architecture_of(exported.model.config)
         self.check_place(path)
         made = [place for place in (path, *path.parents) if not place.exists()]
-        ids = special_ids(exported.tokenizer)
+        files: dict[str, Any] = published.files_of(
+            exported.tokenizer, exported.model.config.block_size
+        )
         config = {
             "architectures": [architecture.model_class],
             "model_type": architecture.model_type,
             **settings_of(exported.model.config, architecture.config),
-            **ids,
+            **files[CONFIG],
             "dtype": DTYPES[type],
         }
         if exported.model.config.position == "rope":
             # Since version 5; earlier ones read rope_theta.
             theta = exported.model.config.rope_theta
             config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-        files: dict[str, Any] = {
-            "generation_config.json": {**ids, "pad_token_id": ids["eos_token_id"]},
-            "tokenizer_config.json": _tokenizer_config(exported),
-            CARD: model_card(exported, architecture.name, architecture.model_class),
-            CONFIG: config,
-        }
+        card = model_card(exported, architecture.name, architecture.model_class)
+        files |= {CARD: card, CONFIG: config}
+        tokenizer = files.pop(TOKENIZER)
         path.mkdir(parents=True, exist_ok=True)
         try:
             safetensors.write(path / MODEL, _Written(exported, type), {"format": "pt"})
-            exported.tokenizer.save(path / TOKENIZER)
+            tokenizer_json.write(path / TOKENIZER, tokenizer)
             for name, content in files.items():
                 text = content if isinstance(content, str) else _json(content)
                 durable.write(path / name, [text.encode()])
@@ -102,7 +102,7 @@ class HuggingFace(Format):
         if path.suffix != ".safetensors" and not path.is_dir():
             return False
         with suppress(OSError, ValueError):
-            saved = _read_json(place / CONFIG, MAX_CONFIG_BYTES)
+            saved = published.read_json(place / CONFIG, MAX_CONFIG_BYTES)
             return isinstance(saved, dict) and "model_type" in saved
         return False
 
@@ -118,8 +118,8 @@ class ForeignDirectory(Foreign):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            saved = _read_json(path / CONFIG, MAX_CONFIG_BYTES)
-            self._described, self.config = _described(saved)
+            self._saved = published.read_json(path / CONFIG, MAX_CONFIG_BYTES)
+            self._described, self.config = _described(self._saved)
         except OSError as error:
             raise InputError(f"cannot read {path / CONFIG}: {error.strerror}") from None
         except ValueError as error:  # InputError is one
@@ -134,10 +134,16 @@ class ForeignDirectory(Foreign):
                 "AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
             )
         try:
-            return padded(Tokenizer.load(file), self.config.vocab_size)
+            tokenizer = padded(Tokenizer.load(file), self.config.vocab_size)
         except InputError as error:
             shown = str(error)
             raise InputError(shown if str(file) in shown else f"{file}: {shown}") from None
+        try:
+            return tokenizer.with_published(published.of_directory(self.path, self._saved))
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"{self.path}: a file about its tokenizer is damaged: {error}"
+            ) from None
 
     def model(self, backend: str = "numba") -> TransformerModel:
         stored = {
@@ -165,7 +171,7 @@ class ForeignDirectory(Foreign):
             )
             raise InputError(f"{self.path} has {reason}")
         try:
-            content = _read_json(index, MAX_INDEX_BYTES)
+            content = published.read_json(index, MAX_INDEX_BYTES)
             table = content.get("weight_map") if isinstance(content, dict) else None
         except (OSError, ValueError) as error:
             raise InputError(f"{index} cannot be read: {error}") from None
@@ -192,11 +198,6 @@ class ForeignDirectory(Foreign):
                     else f"{index} is the index of another model: {shard} has no {odd!a}"
                 )
         return [self.path / shard for shard in sorted(shards)]
-
-
-def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """The tokens that begin and end a text; transformers takes those of GPT-2 unless told."""
-    return {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
 
 
 class _Written(Mapping[str, np.ndarray]):
@@ -296,25 +297,5 @@ def _as_expected(stored: dict[str, _Stored], names: set[str]) -> dict[str, _Stor
     return {name: tensor for name, tensor in named.items() if name not in computed}
 
 
-def _tokenizer_config(exported: Exported) -> dict[str, Any]:
-    """Without it, transformers builds a tokenizer of the architecture's own kind."""
-    tokenizer = exported.tokenizer
-    end = None if tokenizer.end_of_text is None else tokenizer.separator
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": exported.model.config.block_size,
-        "clean_up_tokenization_spaces": False,
-        **({"bos_token": end, "eos_token": end} if end else {}),
-    }
-
-
 def _json(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def _read_json(file: Path, max_bytes: int) -> Any:
-    with durable.open_regular(file) as opened:
-        content = opened.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes:,} bytes")
-    return safetensors.from_json(content)

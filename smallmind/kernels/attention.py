@@ -77,7 +77,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     shape = attention_shape(qkv, out, logsumexp, firsts)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
-    if is_short(shape, qkv):
+    if is_short(shape.T, qkv.dtype):
         short_attention(out, logsumexp, qkv, first_keys(firsts), mask, first_head, shape)
         return
     load_products(qkv)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
+from smallmind.kernels import short_attention
 from smallmind.kernels.attention_heads import (
     KEYS,
     QUERIES,
@@ -68,15 +69,25 @@ def attention_backward(
     shape = attention_shape(qkv, out, logsumexp, firsts)
     first_head = first_row // shape.T * shape.H
     mask = Mask(np.uint64(key), threshold, factor)
-    if is_short(shape, qkv):
+    if is_short(shape.T, qkv.dtype):
         short_attention_backward(
             dqkv, dout, logsumexp, qkv, first_keys(firsts), mask, first_head, shape
         )
         return
     load_products(qkv)
-    rows = scratch(threads(), _backward_layout(shape.T, shape.D).size)
+    rows = scratch(threads(), scratch_size(shape.T, shape.D, qkv.dtype))
     given = dqkv, dout, out, logsumexp, qkv, first_keys(firsts)
     _attention_backward(*given, mask, first_head, rows, shape)
+
+
+def scratch_size(T, D, dtype):
+    """Elements of scratch that a thread needs, more than the forward pass.
+
+    For windows of T tokens and heads of D channels, queries, keys and values of this dtype.
+    """
+    if is_short(T, dtype):
+        return short_attention.scratch_size(T, D)
+    return _backward_layout(T, D).size
 
 
 @parallel_jit

@@ -43,21 +43,26 @@ from smallmind.kernels.dropout import mask_of_head
 SHORT = 32  # tokens, up to which this is faster
 
 
-def is_short(shape, qkv):
+def is_short(T, dtype):
     """Whether the functions here are to be used."""
     # In 16 bits the gradient takes the mean under p from the rounded result.
-    return shape.T <= SHORT and qkv.dtype == np.float32
+    return T <= SHORT and dtype == np.float32
+
+
+def scratch_size(T, D):
+    """Elements of scratch that a thread needs for windows of T tokens and heads of D channels."""
+    return _layout(T, D).size
 
 
 def short_attention(out, logsumexp, qkv, firsts, mask, first_head, shape):
     """`attention` where `is_short`."""
-    rows = scratch(threads(), _layout(shape.T, shape.D).size)
+    rows = scratch(threads(), scratch_size(shape.T, shape.D))
     _short_attention(out, logsumexp, qkv, firsts, mask, first_head, rows, shape)
 
 
 def short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, mask, first_head, shape):
     """`attention_backward` where `is_short`."""
-    rows = scratch(threads(), _layout(shape.T, shape.D).size)
+    rows = scratch(threads(), scratch_size(shape.T, shape.D))
     given = dqkv, dout, logsumexp, qkv, firsts
     _short_attention_backward(*given, mask, first_head, rows, shape)
 

@@ -1,5 +1,6 @@
 """The keys and values of tokens that a model has seen: it continues from them token by token."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,17 @@ class Model(Protocol):
 
     config: ModelConfig
     parameters: Mapping[str, np.ndarray]
+
+
+def cache_bytes(config: ModelConfig, length: int) -> int:
+    """The size of the keys and values of one sequence of so many tokens, in float32."""
+    return 4 * sum(map(math.prod, _shapes(config, 1, length)))
+
+
+def _shapes(config: ModelConfig, batch: int, length: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of keys and of values."""
+    L, G, D = config.n_layer, config.kv_heads, config.head_channels
+    return (L, batch, G, math.ceil(length / PANEL), D, PANEL), (L, batch, G, length, D)
 
 
 class KeyValueCache:
@@ -43,11 +55,9 @@ class KeyValueCache:
         self.documents = np.zeros(batch, np.int32)  # where the current one of each began
         self.step = RecordedPass()  # of single tokens
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
-        G, D = config.kv_heads, config.head_channels
-        panels = -(-length // PANEL)
         dtype = next(iter(model.parameters.values())).dtype
-        self._keys = np.zeros((config.n_layer, batch, G, panels, D, PANEL), dtype)
-        self._values = np.zeros((config.n_layer, batch, G, length, D), dtype)
+        keys, values = _shapes(config, batch, length)
+        self._keys, self._values = np.zeros(keys, dtype), np.zeros(values, dtype)
 
     def __repr__(self) -> str:
         return (

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import ModelConfig
 from smallmind.nn.differentiable import Differentiable, of_function, of_model
 from smallmind.nn.single_layer import build_layer, config_for, of_layer, random_inputs
@@ -80,6 +80,7 @@ class GradientCheck(Tabular):
         return Table(title, rows, heads, "<>>><")
 
 
+@suggesting()
 def gradient_check(
     subject: Any,
     *inputs: Any,

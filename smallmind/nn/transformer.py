@@ -7,13 +7,14 @@ import numbers
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
 
 from smallmind import activity, safetensors
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, from_json, shown_value, suggesting
 from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
@@ -29,6 +30,7 @@ from smallmind.nn.workspace import Kernel, Result, Workspace
 from smallmind.settings import from_saved
 from smallmind.table import Table, Tabular
 from smallmind.text.ids import check_ids
+from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
@@ -94,8 +96,12 @@ def _signature() -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
+@suggesting()
 class TransformerModel(Tabular):
     """A language model with manual backward passes: by default GPT-2 (Radford et al. 2019).
+
+    That is not the default of the command line and of `Run.create`, whose recipe takes the parts of
+    Qwen3; `recipe="gpt2"` makes them equal.
 
     vocab_size V, block_size T at most, n_embd C, n_layer blocks of n_head heads. The other fields
     of ModelConfig choose its parts: norms, positions, perceptrons and shortcuts. `tie_weights` uses
@@ -143,7 +149,7 @@ class TransformerModel(Tabular):
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
         # Of the tokenizer that it was trained with; None: not known.
-        self.tokenizer_state: dict[str, Any] | None = None
+        self.tokenizer_digest: str | None = None
         self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.first_window = 0  # of the next batch in a larger one: they depend on that too
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
@@ -334,6 +340,10 @@ class TransformerModel(Tabular):
             total += self.workspace.one_pass(one_pass, number, first_row)
         return total / targets.size
 
+    def forget_recorded(self) -> None:
+        """Drops the passes that are repeated without Python, and with them their arrays."""
+        self._recorded = RecordedGradients()
+
     def _add_gradients(
         self, ids: np.ndarray, targets: np.ndarray, scale: float, kernel: Kernel | None
     ) -> np.ndarray:
@@ -399,16 +409,23 @@ class TransformerModel(Tabular):
         tensors, metadata = safetensors.read(path)
         # Files of earlier versions have no format.
         if (found := metadata.get("format", FORMAT)) not in (FORMAT, CHECKPOINT_FORMAT):
-            raise InputError(f"{path} is {found!r}; this version reads {FORMAT!r}")
+            raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
         try:
+            tokenizer = metadata.get("tokenizer")
             if found == FORMAT:
-                saved = safetensors.from_json(metadata["config"])
+                saved = from_json(metadata["config"])
             else:
-                saved, tensors = safetensors.from_json(metadata["state"])["model"], weights(tensors)
+                state, tensors = from_json(metadata["state"]), weights(tensors)
+                saved = state["model"]
+                if tokenizer is None:  # earlier versions kept it in the state
+                    tokenizer = safetensors.to_json(state["tokenizer"])
             config = from_saved(ModelConfig, saved)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is not a model saved by smallmind: {error}") from None
-        return cls.from_tensors(config, tensors, os.fspath(path), backend)
+        model = cls.from_tensors(config, tensors, os.fspath(path), backend)
+        with suppress(KeyError, TypeError, ValueError):  # the model computes without it
+            model.tokenizer_digest = tokenizer and Tokenizer.from_saved(tokenizer).digest
+        return model
 
     @classmethod
     def from_tensors(

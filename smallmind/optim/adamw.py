@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from smallmind.checks import InputError, check_field, check_type
+from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import ALIGNED, Role
@@ -28,6 +28,7 @@ class _Part(NamedTuple):
     ends: list[int]  # where in the range those of each rank begin, and the end
 
 
+@suggesting()
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 

@@ -3,13 +3,14 @@
 import numbers
 from typing import Any
 
-from smallmind.checks import check_type
+from smallmind.checks import check_type, suggesting
 
 MAX_SCALE = 2.0**24
 CLEAN_STEPS = 1000  # in a row until the scale is doubled
 MAX_SKIPS = 10  # in a row; then a smaller scale does not help
 
 
+@suggesting()
 class LossScaler:
     """The factor by which loss and gradients are multiplied in a backward pass.
 
@@ -46,5 +47,7 @@ class LossScaler:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restores what state() returned."""
+        if not 1 <= state["scale"] <= MAX_SCALE:
+            raise ValueError(f"a loss scale of {state['scale']:g} is not from 1 to {MAX_SCALE:g}")
         self.scale, self.clean_steps = state["scale"], state["clean_steps"]
         self.skips = state["skips"]

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from smallmind.checks import InputError, check_field
+from smallmind.checks import InputError, check_field, suggesting
 from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients
 from smallmind.nn.parameters import Parameters, ParameterSpec, Role
@@ -20,6 +20,7 @@ FIRST_MOMENTUM = 0.85
 OTHERS = tuple(role for role in Role if role != Role.MATRIX)
 
 
+@suggesting()
 class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for hidden matrices, AdamW for everything else.
 

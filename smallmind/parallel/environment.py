@@ -1,6 +1,8 @@
 """What the environment says about other ranks. Needs neither MPI nor NumPy."""
 
-import os
+from collections.abc import Sequence
+
+from smallmind.checks import environment_number
 
 # What the launchers of MPICH and Intel MPI, of Open MPI, and of Slurm tell each process: how many
 # there are. PMIx alone tells only which one it is.
@@ -14,5 +16,20 @@ def launched() -> bool:
 
 
 def rank() -> int | None:
-    """The number of this process among those that mpiexec has started; None without mpiexec."""
-    return next((int(os.environ[name]) for name in RANKS if name in os.environ), None)
+    """The number of this process among those that mpiexec has started; None without mpiexec.
+
+    InputError if any of the variables is no such number.
+    """
+    size()
+    return _first(RANKS, low=0)
+
+
+def size() -> int | None:
+    """The number of processes that mpiexec has started; None if it does not tell. InputError."""
+    return _first(SIZES, low=1)
+
+
+def _first(names: Sequence[str], low: int) -> int | None:
+    """The first of these variables that is set; all of them are checked."""
+    numbers = [environment_number(name, low) for name in names]
+    return next((number for number in numbers if number is not None), None)

@@ -2,15 +2,25 @@
 
 import os
 import signal
+import stat
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from smallmind.checks import InputError
-from smallmind.parallel.environment import SIZES, launched
+from smallmind.parallel import environment
 from smallmind.parallel.ranks import ALONE, Ranks
 
 INSTALL = "python -m pip install mpi4py mpich"
+GRACE = 10  # seconds in which ranks that all fail alike end by themselves
+# Asks mpiexec on standard output to end all ranks, unless it closes that before.
+ASK = """
+import os, select
+if not select.select([1], [], [], {grace})[0]:
+    os.write(1, b"cmd=abort exitcode={status}\\n")
+"""
 BUILD = "python -m pip install --no-binary mpi4py mpi4py"  # for an MPI of the system
 
 
@@ -21,7 +31,7 @@ def join(patience: float, threads: int | None = None) -> Ranks:
     its threads then stay on their own. InputError if MPI cannot be used. A process whose MPI does
     not start within `patience` seconds ends: it is waiting for one that does not come.
     """
-    if not launched():
+    if not environment.launched():
         return ALONE
     with _ending_after(patience):
         return _join(patience, threads)
@@ -43,7 +53,7 @@ def _ending_after(seconds: float) -> Iterator[None]:
 
 
 def _join(patience: float, threads: int | None) -> Ranks:
-    expected = next((int(os.environ[name]) for name in SIZES if name in os.environ), None)
+    expected = environment.size()
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -70,6 +80,25 @@ def _join(patience: float, threads: int | None) -> Ranks:
     ranks = MPIRanks(world, patience, neighbours.size)
     neighbours.Free()
     return ranks
+
+
+def end_others(status: int) -> None:
+    """Makes mpiexec end all ranks with this exit status, unless they have ended after GRACE.
+
+    For one that ends without MPI: the others would wait for it. Open MPI's mpiexec notices that by
+    itself, that of MPICH and Intel MPI has to be asked, by a process that outlives this one: if all
+    ranks fail alike, each then ends with its own status.
+    """
+    with suppress(KeyError, ValueError, OSError):  # another mpiexec, or none
+        channel = int(os.environ["PMI_FD"])
+        if stat.S_ISSOCK(os.fstat(channel).st_mode):
+            subprocess.Popen(
+                [sys.executable, "-c", ASK.format(grace=GRACE, status=status)],
+                stdin=subprocess.DEVNULL,
+                stdout=channel,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 def usable_cpus() -> list[int]:

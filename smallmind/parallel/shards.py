@@ -12,29 +12,29 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from smallmind.checks import InputError
 from smallmind.parallel.ranks import bounds
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Sampler
 
 Value = TypeVar("Value")
 
-USUAL = 8  # shards of a run that begins on several ranks
+DEFAULT_SHARDS = 8  # of a run that begins under mpiexec, on any number of ranks
+
+
+def check_size(size: int, shards: int) -> None:
+    """InputError if there are more ranks than shards."""
+    if size > shards:
+        raise InputError(
+            f"data_shards={shards} is too few for {size} ranks: start at most {shards}, or a new "
+            f"run with --data-shards {size}"
+        )
 
 
 def own_shards(rank: int, size: int, shards: int) -> range:
-    """The shards that a rank computes."""
-    each = shards // size
-    return range(rank * each, (rank + 1) * each)
-
-
-def divisors(shards: int) -> list[int]:
-    """The numbers of ranks that can divide so many shards among them."""
-    return [size for size in range(1, shards + 1) if shards % size == 0]
-
-
-def default_shards(size: int) -> int:
-    """The number of shards of a run that begins on so many ranks: 8 if they can be divided."""
-    return math.ceil(USUAL / size) * size
+    """The shards that a rank computes; some ranks may have one more than the others."""
+    ends = bounds(shards, size)
+    return range(ends[rank], ends[rank + 1])
 
 
 class ShardSampler(Sampler):

@@ -102,6 +102,8 @@ def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = 
 
     InputError if the tokenizer of the weights does not know all characters of the text.
     """
+    if source.tokenizer and initial and source.tokenizer.digest == initial.tokenizer.digest:
+        return initial.tokenizer  # with what has been published of it
     if source.tokenizer:
         return source.tokenizer
     assert isinstance(source, TextSource)
@@ -280,7 +282,7 @@ def load_distillation(
 
 
 def _check_tokens(teacher: str, of_teacher: Tokenizer, of_text: Tokenizer) -> None:
-    if of_teacher.state() != of_text.state():
+    if of_teacher.digest != of_text.digest:
         raise InputError(
             f"the tokens of the teacher {teacher} are not those of this text; use a teacher "
             "trained on text with the same characters, or train both with --tokenizer byte"

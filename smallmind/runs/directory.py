@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,16 +14,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, check_type, from_json, whole
 from smallmind.config import __version__
-from smallmind.lock import RunLock
+from smallmind.lock import NAME as LOCK
+from smallmind.lock import RunLock, is_held
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.event_file import PATTERN, EventFile
-from smallmind.runs.files import CONFIG, FILES, METRICS, MODEL, PROFILE, SAMPLES, TEXT, TOKENIZER
+from smallmind.runs.files import (
+    CONFIG,
+    FILES,
+    METRICS,
+    MODEL,
+    PROFILE,
+    PUBLISHED,
+    SAMPLES,
+    TEXT,
+    TOKENIZER,
+)
 from smallmind.runs.metrics_file import record_of
 from smallmind.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.text.tokenizer_json import encoded
 from smallmind.training import checkpoint
 from smallmind.training.profiler import ProfileRow
 from smallmind.training.records import FailureRecord, FinalRecord, Record
@@ -33,7 +46,10 @@ ENDING = {  # fields of the records that end a run
     for field in dataclasses.fields(kind)
     if field.name != "step"
 }
+OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
+SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)
+SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
 
 class SavedConfig(NamedTuple):
@@ -68,15 +84,17 @@ class RunDirectory:
     def create(cls, path: Path, text: str | None = None) -> "RunDirectory":
         """Makes and locks the directory; a text is written to text.txt in it.
 
-        InputError if it already holds a run, or part of one, or is not writable. Nothing is left
-        behind then.
+        Takes over what a start has left that was killed. InputError if it already holds a run, or
+        part of one, or is not writable. Nothing is left behind then.
         """
         directory = cls(path)
+        directory.check_free(text)
+        was_begun = os.path.lexists(path / METRICS)
         try:
             directory._directories = [p for p in (path, *path.parents) if not p.exists()]
             directory._make_and_lock()
-            directory._claim(text is not None)
-            if text is not None:
+            directory._claim(text, was_begun)
+            if text is not None and path / TEXT in directory._files:
                 durable.write(path / TEXT, [text.encode()])
         except OSError as error:
             directory.discard()
@@ -99,7 +117,7 @@ class RunDirectory:
         # Every run that could be writing these would hold the lock.
         with suppress(OSError):
             durable.clear_stale(self.path, 0, FILES)
-        with suppress(OSError, InputError):
+        with suppress(InputError):
             checkpoint.clear_stale(self.path)
         return True
 
@@ -125,10 +143,12 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Removes the files and directories that `create` made, and unlocks the directory."""
-        for file in [*self._files, *([self._events.path] if self._events else [])]:
-            with suppress(OSError):
-                file.unlink()
-        self.unlock()
+        try:
+            for file in [*self._files, *([self._events.path] if self._events else [])]:
+                with suppress(OSError):
+                    file.unlink()
+        finally:
+            self.unlock()
         for directory in self._directories:
             with suppress(OSError):  # not empty
                 directory.rmdir()
@@ -156,17 +176,15 @@ class RunDirectory:
         file = self.path / CONFIG
         try:
             with durable.open_regular(file) as opened:
-                saved = safetensors.from_json(opened.read(MAX_CONFIG_BYTES))
+                saved = from_json(opened.read(MAX_CONFIG_BYTES))
             return SavedConfig(
                 Settings.from_dict(saved),
-                str(saved["text_sha256"]),
-                saved.get("teacher_sha256"),
-                saved.get("initial_sha256"),
-                saved.get("imported"),
-                int(saved.get("extended_after", 0)),
+                check_type("text_sha256", saved["text_sha256"], str),
+                **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
+                extended_after=whole(saved.get("extended_after", 0)),
             )
         except OSError:
-            raise InputError(f"{self.path} is not a run: cannot read its {CONFIG}") from None
+            raise InputError(self._without_config()) from None
         except InputError as error:
             raise InputError(f"{file}: {error}") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -183,9 +201,13 @@ class RunDirectory:
         else:
             self.problems.append(f"{CONFIG} was removed; wrote it again")
 
-    def log(self, record: Record) -> None:
-        """Appends a line to the metrics; while the disk is full, keeps it for the next call."""
-        fields = dataclasses.asdict(record)
+    def log(self, record: Record, seconds: float) -> None:
+        """Appends a line to the metrics, after so many seconds of training.
+
+        While the disk is full, keeps it for the next call.
+        """
+        fields = {"step": record.step, "kind": record.kind, **dataclasses.asdict(record)}
+        fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
         try:
             self.flush()
@@ -240,6 +262,8 @@ class RunDirectory:
         Removes damaged lines, those of later steps and those that end a run.
         """
         path = self.path / METRICS
+        unwritten, self._unwritten = self._unwritten.splitlines(keepends=True), b""
+        is_in_line, self._in_line = self._in_line, False
         if not path.exists():
             if step:
                 self.problems.append(f"{METRICS} was removed; its earlier records are lost")
@@ -247,6 +271,11 @@ class RunDirectory:
                 path.touch()
             return
         lines = self._metrics()
+        count = len(lines)
+        if is_in_line and lines and unwritten:
+            lines[-1] += unwritten.pop(0)
+        # An interrupt may have come just after these had been written.
+        lines += [line for line in unwritten if line not in lines]
         records = [_record(line) for line in lines]
         if damaged := records.count(None):
             self.problems.append(f"removed damaged lines from {METRICS}: {damaged}")
@@ -255,13 +284,28 @@ class RunDirectory:
             for line, record in zip(lines, records, strict=True)
             if record and record["step"] <= step and not ENDING & record.keys()
         ]
-        if len(kept) == len(lines):
+        if len(kept) == len(lines) == count and not is_in_line:
             return
         try:
             durable.write(path, kept)
         except OSError as error:
             self.problems.append(
                 f"{METRICS} keeps records from before this start: {error.strerror}"
+            )
+
+    def cut_samples(self, step: int) -> None:
+        """Removes the samples of later steps, which a run that resumes after this one writes."""
+        texts = SAMPLES_BEGIN.split(self._samples())
+        kept = [
+            text for text in texts if not (begin := SAMPLE.match(text)) or int(begin[1]) <= step
+        ]
+        if len(kept) == len(texts):
+            return
+        try:
+            durable.write(self.path / SAMPLES, kept)
+        except OSError as error:
+            self.problems.append(
+                f"{SAMPLES} keeps samples from before this start: {error.strerror}"
             )
 
     def failure(self) -> str | None:
@@ -276,18 +320,32 @@ class RunDirectory:
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
         """Writes model and tokenizer to one file, with the step that they were saved after."""
-        saved = {"tokenizer": safetensors.to_json(tokenizer.state()), "step": str(step)}
+        saved = {"tokenizer": tokenizer.saved, "step": str(step)}
         with activity.doing("Saving the model", usual=model.flat.data.nbytes < activity.LARGE):
             model.save(self.path / MODEL, saved)
 
     def save_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Writes the tokenizer that the run keeps to its end."""
         tokenizer.save(self.path / TOKENIZER)
+        if tokenizer.published:
+            durable.write(self.path / PUBLISHED, [_published(tokenizer.published)])
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run; None if an earlier version made the directory."""
-        path = self.path / TOKENIZER
-        return Tokenizer.load(path) if path.exists() else None
+        path, published = self.path / TOKENIZER, self.path / PUBLISHED
+        if not path.exists():
+            return None
+        tokenizer = Tokenizer.load(path)
+        if not published.exists():
+            return tokenizer
+        try:
+            with durable.open_regular(published) as file:
+                said = safetensors.from_json(file.read(safetensors.MAX_TEXT))
+            return tokenizer.with_published(said)
+        except OSError as error:
+            raise InputError(f"cannot read {published}: {error.strerror}") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{published} was not written by smallmind: {error}") from None
 
     def save_profile(self, rows: Sequence[ProfileRow]) -> None:
         """Writes where the time of training went, in nanoseconds."""
@@ -340,20 +398,67 @@ class RunDirectory:
                     raise
                 # A run that could not start has just removed its directory.
 
-    def _claim(self, with_text: bool) -> None:
-        """Creates the metrics, which shows that the directory is taken even where locks fail."""
-        self.check_free(with_text)
+    def _claim(self, text: str | None, was_begun: bool) -> None:
+        """Creates the metrics, which shows that the directory is taken even where locks fail.
+
+        A start that was killed may have created them already, before this one has locked.
+        """
+        self._check_names(text)
         try:
-            (self.path / METRICS).touch(exist_ok=False)
+            (self.path / METRICS).touch(exist_ok=was_begun)
         except FileExistsError:
             raise self._taken() from None
-        self._files = [self.path / name for name in _new_files(with_text)]
+        # The same text may be the user's own file.
+        own = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]
+        self._files = [self.path / name for name in own]
 
-    def check_free(self, with_text: bool = False) -> None:
-        """InputError if the directory holds a run, or part of one."""
-        names = _new_files(with_text)
-        if checkpoint.exist(self.path) or any(os.path.lexists(self.path / name) for name in names):
+    def check_free(self, text: str | None = None) -> None:
+        """InputError if the directory holds a run, or part of one, or one is starting there.
+
+        `text` is that of the run, if it is to be written to text.txt.
+        """
+        self._check_names(text)
+        if os.path.lexists(self.path / METRICS) and is_held(self.path):
+            raise InputError(
+                f"{self.path} is in use by another process; wait for it, end it, or choose "
+                "another --out"
+            )
+
+    def _check_names(self, text: str | None) -> None:
+        """InputError if the directory holds more of a run than what a start has left."""
+        names = {name for name in _new_files(text) if os.path.lexists(self.path / name)}
+        if checkpoint.exist(self.path) or names - self._left_by_a_start(text):
             raise self._taken()
+
+    def _left_by_a_start(self, text: str | None = None) -> set[str]:
+        """The files that a start has made which was killed before it could save its config.
+
+        It makes empty metrics before all others, and only where there are no such files. Since then
+        the user may have put some there: only a tokenizer that was written here counts, with what
+        was published with it, and the same text.
+        """
+        if not _is_empty(self.path / METRICS):
+            return set()
+        left = {METRICS}
+        if _is_tokenizer(self.path / TOKENIZER):
+            left.add(TOKENIZER)
+        if _is_published(self.path / PUBLISHED):
+            left.add(PUBLISHED)
+        if text is not None and _content(self.path / TEXT) == text.encode():
+            left.add(TEXT)
+        return left
+
+    def _without_config(self) -> str:
+        """Why the directory is not a run, and what to do if one has been started there."""
+        reason = f"{self.path} is not a run: cannot read its {CONFIG}"
+        if not any(os.path.lexists(self.path / name) for name in (METRICS, LOCK)):
+            return reason
+        if is_held(self.path):
+            return f"{reason}, and another process is using the directory; wait for it"
+        with suppress(InputError):
+            self._check_names(None)
+            return f"{reason}; its start was cut short, so start it again with --out {self.path}"
+        return reason
 
     def _taken(self) -> InputError:
         return InputError(
@@ -361,9 +466,52 @@ class RunDirectory:
         )
 
 
-def _new_files(with_text: bool) -> list[str]:
-    """What a new run may not find in its directory."""
-    return [CONFIG, METRICS, MODEL, SAMPLES, TOKENIZER, *([TEXT] if with_text else [])]
+def _new_files(text: str | None) -> list[str]:
+    """What a new run may not find in its directory, in the order in which it is discarded."""
+    # The metrics come last: until then they show that the others belong to a run.
+    first = [CONFIG, MODEL, SAMPLES, TOKENIZER, PUBLISHED]
+    return [*first, *([] if text is None else [TEXT]), METRICS]
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a path is that of a regular file without contents."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and not found.st_size
+
+
+def _content(path: Path) -> bytes | None:
+    """The content of a regular file; None if there is none."""
+    try:
+        with durable.open_regular(path, follow=False) as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
+
+
+def _is_tokenizer(path: Path) -> bool:
+    """Whether a file is, byte for byte, a tokenizer.json that was written here."""
+    content = _content(path)
+    try:
+        return content is not None and content == encoded(Tokenizer.load(path).as_json())
+    except InputError:
+        return False
+
+
+def _is_published(path: Path) -> bool:
+    """Whether a file is, byte for byte, a published.json that was written here."""
+    content = _content(path)
+    try:
+        return content is not None and content == _published(safetensors.from_json(content))
+    except (TypeError, ValueError):
+        return False
+
+
+def _published(said: Mapping[str, Any]) -> bytes:
+    """The bytes of a published.json."""
+    return safetensors.to_json(dict(said)).encode()
 
 
 def _ends_with_line(file: int) -> bool:
@@ -375,7 +523,7 @@ def _ends_with_line(file: int) -> bool:
 
 
 def _is_sampled(samples: bytes, step: int) -> bool:
-    return re.search(rb"^--- step %d$" % step, samples, re.MULTILINE) is not None
+    return b"%d" % step in SAMPLE.findall(samples)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ def save_ending(training: Training, directory: RunDirectory) -> Ending:
     if has_ended:
         final = training.evaluate_held_out()
     if final:
-        directory.log(_final_record(step, final))
+        directory.log(_final_record(step, final), training.progress.seconds["total"])
     directory.flush()
     if final is None:
         return Ending()

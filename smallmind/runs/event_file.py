@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import durable
+from smallmind.checks import number
 
 PATTERN = "events.out.tfevents.*"
 NAME = "events.out.tfevents.{seconds:010d}.smallmind"
@@ -62,7 +63,7 @@ def scalars_of(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The numbers of a record of the metrics, each with its tag, such as training/loss."""
     ratios = record.get("update_ratios")
     if isinstance(ratios, Mapping):
-        yield from ((f"update_ratio/{name}", float(ratio)) for name, ratio in ratios.items())
+        yield from ((f"update_ratio/{name}", number(ratio)) for name, ratio in ratios.items())
         return
     # The kind of the record, by a field that only it has.
     kinds = {"spike_step": "rollback", "final_loss": "final", "val_loss": "evaluation"}

@@ -15,8 +15,9 @@ MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
 PROFILE = "profile.json"  # of a run with enable_diagnostics
 TOKENIZER = "tokenizer.json"
+PUBLISHED = "published.json"  # what else is known of a tokenizer that was imported
 TEXT = "text.txt"  # written if the text was not a file
-FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, TOKENIZER, TEXT}
+FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, TOKENIZER, PUBLISHED, TEXT}
 MAX_PATH_CHARACTERS = 1000  # a longer string is a text
 
 Text = str | PathLike[str] | Sequence[str | PathLike[str]] | None

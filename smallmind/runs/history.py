@@ -1,9 +1,10 @@
 """How a model was trained, in a few words per fact, for those who get it."""
 
+import math
 from contextlib import suppress
 from pathlib import Path
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, number
 from smallmind.runs.directory import SavedConfig
 from smallmind.runs.files import name_of
 from smallmind.runs.metrics import read_metrics
@@ -32,9 +33,12 @@ def history_of(run: Path, config: SavedConfig, checkpoint: str) -> dict[str, str
     if settings.distillation.teacher:
         facts["teacher"] = Path(settings.distillation.teacher).name
     with suppress(InputError):  # no metrics yet
-        losses = [row for row in read_metrics(run).rows if "final_loss" in row or "val_loss" in row]
-        if losses:
-            last = losses[-1]
-            loss = last.get("final_loss", last.get("val_loss"))
-            facts["held-out loss"] = f"{loss:.4f} nats per token, after step {last['step']:,}"
+        found = [
+            (row["step"], loss)
+            for row in read_metrics(run).rows
+            if math.isfinite(loss := number(row.get("final_loss", row.get("val_loss"))))
+        ]
+        if found:
+            step, loss = found[-1]
+            facts["held-out loss"] = f"{loss:.4f} nats per token, after step {step:,}"
     return facts

@@ -1,12 +1,13 @@
 """A model and its tokenizer from a run, a checkpoint, a model file or another program's."""
 
 import numbers
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
 from smallmind import safetensors
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, from_json, suggesting, whole
 from smallmind.config import ModelConfig
 from smallmind.exchange.format import Foreign, find_foreign
 from smallmind.nn.transformer import TransformerModel, weights
@@ -35,6 +36,7 @@ class Found(NamedTuple):
         return load_model(self.source, backend)
 
 
+@suggesting()
 def load(
     path: str | PathLike[str], backend: str = "numba", checkpoint: int | str | None = None
 ) -> Loaded:
@@ -97,8 +99,9 @@ def find_in_run(directory: Path, which: int | str | None = None) -> Found:
 
 def _step_of(model: Path) -> int | None:
     """The step that a model file was saved after; None if an earlier version wrote it."""
-    step = safetensors.read_metadata(model).get("step", "")
-    return int(step) if step.isdecimal() else None
+    with suppress(KeyError, ValueError):
+        return whole(from_json(safetensors.read_metadata(model)["step"]))
+    return None
 
 
 def load_model(path: Path, backend: str = "numba") -> Loaded:
@@ -107,7 +110,7 @@ def load_model(path: Path, backend: str = "numba") -> Loaded:
     tokenizer = read_tokenizer(path)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise InputError(f"{path}: tokenizer and model have different vocabularies")
-    model.tokenizer_state = tokenizer.state()
+    model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 
 
@@ -115,7 +118,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a model file, whose tensors are not read. InputError if it has none."""
     metadata = safetensors.read_metadata(path)
     try:
-        return Tokenizer.from_state(safetensors.from_json(metadata["tokenizer"]))
+        return Tokenizer.from_saved(metadata["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} has no tokenizer in its metadata: {error}") from None
 
@@ -129,14 +132,14 @@ def load_checkpoint(saved: RunState, backend: str = "numba") -> Loaded:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{place} does not describe its model: {error}") from None
     model = TransformerModel.from_tensors(config, weights(saved.tensors), place, backend)
-    model.tokenizer_state = tokenizer.state()
+    model.tokenizer_digest = tokenizer.digest
     return model, tokenizer
 
 
 def tokenizer_of(saved: RunState) -> Tokenizer:
     """The tokenizer that a checkpoint was made with. InputError if it has none."""
     try:
-        return Tokenizer.from_state(saved.state["tokenizer"])
+        return Tokenizer.from_saved(saved.state["tokenizer"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"the checkpoint of step {saved.step} has no tokenizer: {error}") from None
 

@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -13,12 +12,13 @@ from typing import Any, get_args
 from smallmind.charts import losses
 from smallmind.charts.curve import Curve
 from smallmind.charts.svg import Svg, picture
-from smallmind.checks import InputError
+from smallmind.checks import InputError, number
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
 
 FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,8 +47,9 @@ class MetricsTable:
         """The numbers of a column that are finite, at their steps."""
         found, seconds = Curve(), 0.0
         for row in self.rows:
-            seconds = _finite(row.get("elapsed_seconds"), seconds)
-            if not math.isnan(value := _finite(row.get(column), math.nan)):
+            if math.isfinite(elapsed := number(row.get("elapsed_seconds"))):
+                seconds = elapsed
+            if math.isfinite(value := number(row.get(column))):
                 found.add(row["step"], seconds, value)
         return found
 
@@ -74,17 +75,11 @@ def _cell(value: Any) -> Any:
         return "(nested too deeply)"
 
 
-def _finite(value: Any, otherwise: float) -> float:
-    """A value of a file, which may be anything, if it is a number that a float can hold."""
-    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return float(value) if is_number else otherwise
-
-
 def read_metrics(run: Path) -> MetricsTable:
     """The metrics in the directory of a run. InputError if there are none.
 
     If two records of a step have the same column, the later one counts: a run that rolled back
-    wrote these steps again.
+    wrote these steps again. The kind of a row names those of all its records.
     """
     file = MetricsFile(run / METRICS)
     try:
@@ -99,7 +94,11 @@ def read_metrics(run: Path) -> MetricsTable:
         unreadable.append(file.lines + 1)
     rows: dict[int, dict[str, Any]] = {}
     for record in records:
-        rows.setdefault(record["step"], {}).update(record)
+        row = rows.setdefault(record["step"], {})
+        kinds = [each["kind"] for each in (row, record) if isinstance(each.get("kind"), str)]
+        row |= record
+        if kinds:
+            row["kind"] = " ".join(dict.fromkeys(" ".join(kinds).split()))
     if not rows:
         raise InputError(f"{run / METRICS} has no records yet; train the run first")
     in_order = [rows[step] for step in sorted(rows)]

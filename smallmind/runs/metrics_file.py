@@ -1,25 +1,25 @@
 """metrics.jsonl, read from outside, also while a run writes it."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from smallmind import durable
+from smallmind.checks import from_json, whole
 
 # The record of a step; those of steps in a row only differ in their numbers.
-STEP = re.compile(rb'\{"step": \d+, "loss": [^,\n]+, "lr": [^\n]*\n')
+STEP = re.compile(rb'\{"step": \d+, (?:"kind": "step", )?"loss": [^,\n]+, "lr": [^\n]*\n')
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
     """A line of the metrics as a dictionary with a step; None if it is cut or damaged."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = from_json(line, strict=False)
+        whole(record["step"])
+    except (ValueError, TypeError, KeyError):
         return None
-    is_record = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_record else None
+    return record if isinstance(record, dict) else None
 
 
 class MetricsFile:

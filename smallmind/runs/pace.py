@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from smallmind.activity import clock
 from smallmind.checks import InputError
 from smallmind.config import TrainingConfig, micro_batch_sizes
 from smallmind.generation import generate
+from smallmind.nn.recorded_gradients import AFTER, CHECKED
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
@@ -24,7 +26,7 @@ from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step import make_objective, set_up
-from smallmind.training.training import Training
+from smallmind.training.training import SAMPLE_TOKENS, Training
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
 MIN_STEPS = 5  # timed at least
@@ -35,7 +37,9 @@ TIMED_TOKENS = 40  # of a sample
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
 # Of a rough pace.
-TRIES, MAX_TRY = 3, 0.2  # calls that are timed, and seconds after which one is enough
+TRIES = 3  # calls that are timed
+RECORDED = AFTER + 2 * CHECKED  # passes of training, after which they are repeated at full speed
+MAX_TIMING = 1.0  # seconds, once TRIES are timed
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
 
@@ -49,15 +53,23 @@ class Pace:
     save: float
     end: float  # once, after the last step
     sample: float = 0.0
+    spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
-    def total(self, config: TrainingConfig) -> float:
-        """The time of config.steps if every evaluation is the best so far and therefore saved."""
+    def total(self, config: TrainingConfig, done: int = 0) -> float:
+        """The time of config.steps, of which so many are done.
+
+        As if every evaluation is the best so far and therefore saved.
+        """
         steps, val_every, save_every = config.steps, config.val_every, config.save_every
-        evaluations = steps // val_every + 1 if val_every else 0
-        saves = 1 + sum(steps // every for every in {val_every, save_every} if every)
-        samples = (steps - 1) // config.sample_every if config.sample_every else 0
+
+        def times(every: int, last: int = steps) -> int:
+            return max(0, last // every - done // every) if every else 0
+
+        evaluations = times(val_every) + 1 if val_every and steps > done else 0
+        saves = 1 + sum(times(every) for every in {val_every, save_every})
+        samples = times(config.sample_every, steps - 1)
         apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
-        return steps * self.step + apart + self.end
+        return max(0, steps - done) * self.step + apart + self.end
 
 
 def measure(
@@ -102,10 +114,10 @@ def measure(
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The pace of a run to within a third or so, from a few passes on this rank: in about a second.
+    """The pace of a run, from a few passes on this rank: in about a second.
 
-    Leaves out what runs in the background or takes seconds only: saves and samples. A batch of
-    a large model is extrapolated from some of its windows. Changes nothing.
+    Leaves out what runs in the background: saves. A batch of a large model is extrapolated from
+    some of its windows. Changes nothing.
     """
     model, data = training.model, training.data
     B, T = data.batch_size, data.block_size
@@ -116,13 +128,23 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         set_up(model, config, resolve_precision(config.requested_precision, model.backend))
         batch = data.windows(np.zeros(windows, np.int64))
         objective = make_objective(model, training.distillation)
-        objective(batch, 1.0, 1.0)  # waits for kernels and memory
-        # Ranks divide the windows; what they exchange is left out.
-        windows *= training.ranks.size
-        learning = _fastest(lambda: objective(batch, 1.0, 1.0)) / windows
-        reading = _fastest(lambda: model.losses(batch.ids, batch.targets)) / windows
-        update = _fastest(make_optimizer(model, config).step)
+        optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
+        optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
+        tries = _tries(
+            lambda: objective(batch, 1.0, 1.0),
+            lambda: optimizer.step(config.max_grad_norm or None),
+            lambda: model.losses(batch.ids, batch.targets, right),
+        )
+        with _timed() as sampling:
+            if config.sample_every:
+                generate(model, training.tokenizer, max_tokens=TIMED_TOKENS)
+        model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
+    learning, update, reading = map(min, tries)
+    # Ranks divide the windows, of a step by shards; what they exchange is left out.
+    size = training.ranks.size
+    most = math.ceil(config.shards / size) / config.shards  # that one of them has
+    learning, reading = learning / windows * most, reading / windows / size
     end = 2 * B * _batches_at_the_end(data) * reading  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
     evaluation = 2 * B * batches * reading
@@ -131,7 +153,27 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         evaluation=evaluation if config.val_every else 0.0,
         save=0.0,
         end=end,
+        sample=sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS if config.sample_every else 0.0,
+        # Of what is never recorded: all its tries should take as long.
+        spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
     )
+
+
+def _tries(*calls: Callable[[], object]) -> list[list[float]]:
+    """Seconds of TRIES calls or more of each function, made in turn after one that is not timed.
+
+    That one waits for memory. As many as it takes until passes are recorded and repeated, which is
+    faster, but not for longer than MAX_TIMING.
+    """
+    tries: list[list[float]] = [[] for _ in calls]
+    start, rounds = clock(), 0
+    while rounds <= TRIES or (rounds < RECORDED + TRIES and clock() - start < MAX_TIMING):
+        for call, times in zip(calls, tries, strict=True):
+            with _timed() as seconds:
+                call()
+            times += seconds
+        rounds += 1
+    return [times[1:] for times in tries]
 
 
 def _batches_at_the_end(data: Dataset) -> int:
@@ -188,18 +230,6 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
         if is_enough and not training.ranks.rank:
             training.stop()  # on all ranks, before the next step
     return (ends[-1] - ends[COLD_STEPS - 1]) / (len(ends) - COLD_STEPS)
-
-
-def _fastest(run: Callable[[], object]) -> float:
-    """Seconds that the fastest of a few calls takes; one, if that takes long."""
-    best = math.inf
-    for _ in range(TRIES):
-        with _timed() as seconds:
-            run()
-        best = min(best, *seconds)
-        if best > MAX_TRY:
-            break
-    return best
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from smallmind.config import ModelConfig, TrainingConfig
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
+from smallmind.parallel.shards import check_size
 from smallmind.runs import pace
 from smallmind.runs.source import Source, TokenSource
 from smallmind.runs.threads import use_threads
@@ -36,7 +37,7 @@ class Plan(NamedTuple):
     """What a rank needs to know of a run before it gets its tokens and weights; JSON-able."""
 
     settings: dict[str, Any]
-    tokenizer: dict[str, Any]
+    tokenizer: str  # as it is saved
     lengths: tuple[int, int]  # of the training and the held-out part, in tokens
     on_disk: tuple[str, str] | None  # the place and the digest of tokens on disk
     teacher: dict[str, Any] | None  # the fields of its ModelConfig
@@ -46,6 +47,7 @@ def lead(ranks: Ranks, settings: Settings, source: Source, training: Training) -
     """Rank 0 gives the others all that they need to follow a run. They `follow`."""
     if ranks.size == 1:
         return
+    check_size(ranks.size, settings.training.shards)  # before the others get anything
     data, distillation = training.data, training.distillation
     on_disk = None
     if isinstance(source, TokenSource):
@@ -56,7 +58,7 @@ def lead(ranks: Ranks, settings: Settings, source: Source, training: Training) -
             raise InputError("a teacher cache is for one rank: leave out --teacher-cache")
         teacher = dataclasses.asdict(distillation.teacher_config)
     lengths = len(data.train), len(data.held_out)
-    plan = Plan(settings.to_dict(), training.tokenizer.state(), lengths, on_disk, teacher)
+    plan = Plan(settings.to_dict(), training.tokenizer.saved, lengths, on_disk, teacher)
     ranks.share({"plan": plan._asdict()})
     _send_tokens(ranks, data, has_them=True)
     ranks.send(training.model.flat.data)
@@ -102,7 +104,7 @@ def _call(training: Training, name: str, arguments: list[Any]) -> None:
 
 def _receive(ranks: Ranks, plan: Plan, threads: int | None) -> Training:
     """The same training as rank 0 has."""
-    settings, tokenizer = Settings.from_dict(plan.settings), Tokenizer.from_state(plan.tokenizer)
+    settings, tokenizer = Settings.from_dict(plan.settings), Tokenizer.from_saved(plan.tokenizer)
     run = settings.run
     use_threads(dataclasses.replace(run, threads=threads))
     data = _receive_tokens(ranks, plan, settings, tokenizer)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.activity import clock
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import NEUTRAL, RunConfig
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export
@@ -60,6 +60,7 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint, evaluation
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.evaluation import Evaluation
+from smallmind.training.progress import ProgressLine, follow, showing_progress
 from smallmind.training.records import FailureRecord, FileWarningRecord, Record, SampleRecord
 from smallmind.training.state import RunState, reopened
 from smallmind.training.training import SAMPLE_TOKENS, Training
@@ -102,6 +103,8 @@ class Run:
         self._newest: RunState | None = None  # once read, until training uses it
         self._warned: set[str] = set()  # problems of files that have been reported
         self._is_extended = False  # and config.json does not say so yet
+        self._is_used = False  # `training` is no longer as it was built
+        self._stopping = False  # by the session that is going
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self._state()}>"
@@ -130,11 +133,14 @@ class Run:
             return f"no checkpoint yet, {steps:,} steps to train"
         progress = saved.state.get("progress")
         has_stopped = isinstance(progress, dict) and bool(progress.get("ended"))
-        if has_stopped and saved.step > self._config.extended_after:
+        ended_early = has_stopped and saved.step > self._config.extended_after
+        if not (ended_early or saved.step >= steps):
+            return f"saved at step {saved.step:,} of {steps:,}"
+        if not self._is_complete(saved.step):
+            return f"interrupted at its end, after step {saved.step:,} of {steps:,}"
+        if ended_early:
             return f"ended early after step {saved.step:,} of {steps:,}"
-        if saved.step >= steps:
-            return f"finished, {steps:,} steps"
-        return f"saved at step {saved.step:,} of {steps:,}"
+        return f"finished, {steps:,} steps"
 
     @classmethod
     def create(
@@ -171,9 +177,10 @@ class Run:
         given = {name: fields[name] for name in OF_TEXT if name in fields}
         run_config = settings.run if settings else RunConfig(**given)
         initial = assembly.read_initial(run_config)
+        literal = str(text) if is_literal(text) else None
         given_out = out or (settings.run.out if settings else fields.get("out"))
         if given_out:  # before a long text is read
-            RunDirectory(Path(given_out)).check_free(is_literal(text))
+            RunDirectory(Path(given_out)).check_free(literal)
         cache = Path(given_out or default_directory("")).parent / TOKENS
         source = read_source(
             run_config.text if text is None else text,
@@ -187,26 +194,26 @@ class Run:
             settings = Settings.from_fields(with_recipe(fields, recipe))
         if out is not None:
             settings = settings.replace(out=str(out))
-        if text is not None and not is_literal(text):
+        if text is not None and literal is None:
             settings = settings.replace(text=tuple(map(str, paths_of(text))))
         settings, data, initial_sha256 = assembly.prepare(settings, source, initial)
         path = Path(out or settings.run.out or default_directory(source.name))
-        if is_literal(text):
+        if literal is not None:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
         config = SavedConfig(settings, source.sha256, initial_sha256=initial_sha256)
-        directory = RunDirectory.create(path, str(text) if is_literal(text) else None)
+        directory = RunDirectory.create(path, literal)
         try:
             if data.tokenizer:
                 directory.save_tokenizer(data.tokenizer)
             directory.save_config(config)
+            run = cls(directory, config)
+            # Otherwise the cached properties would read and encode the text again.
+            run.__dict__["source"] = source
+            run.__dict__["data"] = data
         except BaseException:
             directory.discard()
             raise
-        run = cls(directory, config)
-        # Otherwise the cached properties would read and encode the text again.
-        run.__dict__["source"] = source
-        run.__dict__["data"] = data
         return run
 
     @classmethod
@@ -361,8 +368,12 @@ class Run:
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
         stopped_early = bool(progress.get("ended")) and newest.step > self._config.extended_after
         ended = stopped_early or newest.step >= self.settings.training.steps
+        return ended and self._is_complete(newest.step)
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether all is saved that comes after the last step."""
         # The sample comes last: without it, other things may be missing too.
-        return ended and self.directory.has_model() and self.directory.has_sample(newest.step)
+        return self.directory.has_model() and self.directory.has_sample(step)
 
     @functools.cached_property
     def data(self) -> Dataset:
@@ -392,10 +403,12 @@ class Run:
         effect -> the pace measured, and the seconds that were left then. InputError if not even one
         step fits.
         """
+        training = self._fresh_training()
         config, now = self.settings.training, clock()
-        measured = pace.measure(self.training, config, end - now, self.path, SAMPLE_TOKENS)
+        measured = pace.measure(training, config, end - now, self.path, SAMPLE_TOKENS)
+        self._is_used = False  # measuring has restored it
         left = end - clock()
-        data = self.training.data
+        data = training.data
         tokens = config.grad_accum_steps * data.batch_size * data.block_size
         most = max(1, pace.MAX_PASSES * len(data.train) // tokens)
         fitted = pace.fit_steps(config, measured, left, most)
@@ -403,14 +416,21 @@ class Run:
         self._save_config()
         return measured, left
 
-    def train(self, on_record: OnRecord | None = None) -> list[Record]:
+    @suggesting()
+    def train(
+        self, on_record: OnRecord | None = None, progress: bool | None = None
+    ) -> list[Record]:
         """Trains a new run to its end -> all records; `on_record` gets each of them at once.
 
-        Ctrl-C ends training after the current batch and saves everything, for `resume`; a second
-        one raises KeyboardInterrupt, and the run resumes from its last checkpoint. With the setting
-        `minutes`, a few steps are timed first. InputError if the run has been trained already,
-        or another process is training it; OSError if the last checkpoint cannot be saved;
-        FloatingPointError if the loss diverges and rolling back does not help.
+        With `progress`, by default on a terminal and in a notebook, a line on standard error shows
+        step, loss, speed and time left; with False nothing is shown, not even compiling.
+
+        Ctrl-C ends training after the current batch and saves everything, for `resume`. Before the
+        first step has ended, or a second time, it raises KeyboardInterrupt, and the run resumes
+        from its last checkpoint. With the setting `minutes`, a few steps are timed first.
+        InputError if the run has been trained already, or another process is training it; OSError
+        if the last checkpoint cannot be saved; FloatingPointError if the loss diverges and rolling
+        back does not help.
         """
         self.lock()
         try:
@@ -419,18 +439,22 @@ class Run:
                 raise InputError(
                     f"{self.path} has been trained to step {newest.step} already: resume it"
                 )
-            if self.settings.run.minutes:
-                self.fit_steps(clock() + 60 * self.settings.run.minutes)
-            return self._train(on_record)
+            with showing_progress(progress) as line:
+                if self.settings.run.minutes:
+                    self.fit_steps(clock() + 60 * self.settings.run.minutes)
+                return self._train(on_record, line)
         finally:
             self.unlock()
 
-    def resume(self, on_record: OnRecord | None = None, **changes: Any) -> list[Record]:
+    def resume(
+        self, on_record: OnRecord | None = None, progress: bool | None = None, **changes: Any
+    ) -> list[Record]:
         """Continues from the newest checkpoint, bit for bit as if never interrupted -> new records.
 
         Starts over if there is no checkpoint; returns no records if the run is finished. If only
         the end is missing, such as the sample, it comes now. `changes` are those that `change`
-        allows, and `steps` or `epochs`, as in `extend`. Errors as in `train`.
+        allows, and `steps` or `epochs`, as in `extend`. `progress` and errors as in
+        `train`.
         """
         length = {name: changes.pop(name) for name in ("steps", "epochs") if name in changes}
         self.change(**changes)
@@ -438,7 +462,10 @@ class Run:
         try:
             if length:
                 self.extend(**length)
-            return [] if self.is_finished else self._train(on_record)
+            if self.is_finished:
+                return []
+            with showing_progress(progress) as line:
+                return self._train(on_record, line)
         finally:
             self.unlock()
 
@@ -496,7 +523,9 @@ class Run:
 
     def stop(self) -> None:
         """Ends training after the current batch and saves everything; from any thread."""
-        self.training.stop()
+        self._stopping = True
+        if training := self.__dict__.get("training"):
+            training.stop()
 
     def steps(self) -> Generator[Record, None, None]:
         """Trains from the newest checkpoint, or the start, and yields each record.
@@ -505,9 +534,11 @@ class Run:
         the whole held-out part and a sample, all with the directory locked. After `stop`, or when
         the caller leaves the loop, everything is saved as it is then. Errors as in `train`.
         """
+        self._stopping = False
         self.lock()
         try:
-            training, config = self.training, self.settings.training
+            self.final = self.sample = None
+            training, config = self._fresh_training(), self.settings.training
             assembly.use_threads(self.settings.run)
             newest, self._newest = self.newest(), None
             if self._is_extended:  # written only now: another process could have trained the run
@@ -517,12 +548,15 @@ class Run:
                 newest = reopened(newest)
             step = newest.step if newest else 0
             self.directory.cut_metrics(step)
+            self.directory.cut_samples(step)
             if self.settings.run.tensorboard:
                 self.directory.begin_events(step)
             yield from self._warnings(step)
             with BackgroundSaver(self.path, config.keep) as saver:
                 records = training.steps(config, newest, saver=saver)
                 del newest
+                if self._stopping:  # since before there was a training to stop
+                    training.stop()
                 try:
                     for record in records:
                         self._keep(record)
@@ -538,7 +572,7 @@ class Run:
                 self.directory.save_profile(training.profiler.rows())
             self.final, self.sample = save_ending(training, self.directory)
         except FloatingPointError as error:
-            self.directory.log(FailureRecord(self.training.progress.step, str(error)))
+            self._log(FailureRecord(self.training.progress.step, str(error)))
             raise
         finally:
             self.unlock()
@@ -605,7 +639,7 @@ class Run:
         else:
             # The run may come from another machine.
             self.change(threads=None)
-            findings = verify_run(self.path, self.training, self.settings.training)
+            findings = verify_run(self.path, self._fresh_training(), self.settings.training)
         verdicts = []
         for finding in findings:
             if on_record:
@@ -633,7 +667,7 @@ class Run:
             if problem not in self._warned:
                 self._warned.add(problem)
                 record = FileWarningRecord(step, problem)
-                self.directory.log(record)
+                self._log(record)
                 yield record
         self.directory.problems.clear()
 
@@ -642,7 +676,10 @@ class Run:
         if isinstance(record, SampleRecord):
             self.directory.save_sample(record.step, record.text)
         else:
-            self.directory.log(record)
+            self._log(record)
+
+    def _log(self, record: Record) -> None:
+        self.directory.log(record, self.training.progress.seconds["total"])
 
     def _read_newest(self) -> RunState | None:
         if self._newest is None:
@@ -675,14 +712,33 @@ class Run:
             )
         return initial
 
-    def _train(self, on_record: OnRecord | None) -> list[Record]:
-        records = []
-        with stopping_on_interrupt(self.stop), closing(self.steps()) as steps:
-            for record in steps:
-                records.append(record)
-                if on_record:
-                    on_record(record)
-        return records
+    def _fresh_training(self) -> Training:
+        """The training as it is built: a session begins with nothing that another has changed.
+
+        An interrupt may have left any of it, such as the weights, between two states.
+        """
+        before = self.__dict__.get("training")
+        hooks = (before.on_step, before.profiler) if before else None
+        if self._is_used:
+            before = None  # two models may not fit in memory
+            self.__dict__.pop("training", None)
+        training = self.training
+        self._is_used = True
+        if hooks:
+            training.on_step, training.profiler = hooks
+        return training
+
+    def _interrupt(self) -> None:
+        """Stops, or raises KeyboardInterrupt while no step has been trained that could be saved."""
+        training = self.__dict__.get("training")
+        if not (training and training.progress.step):
+            raise KeyboardInterrupt
+        self.stop()
+
+    def _train(self, on_record: OnRecord | None, line: ProgressLine | None) -> list[Record]:
+        steps = self.settings.training.steps
+        with stopping_on_interrupt(self._interrupt), closing(self.steps()) as records:
+            return follow(records, self.training, line, steps, on_record)
 
     def _check_teacher(self, digest: str) -> None:
         if self._config.teacher_sha256 not in (None, digest):

@@ -13,7 +13,7 @@ from smallmind import activity, durable
 from smallmind.checks import InputError
 from smallmind.config import RunConfig
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.preparation import Encoding, digest_of, identity, prepare
+from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
 from smallmind.corpus.shard_index import INDEX, Index
 from smallmind.corpus.source import is_compressed
@@ -112,7 +112,7 @@ class TokenSource(Source):
         return Dataset.of_parts(train, held_out, T, batch_size, seed, tokenizer)
 
     def _check(self, tokenizer: Tokenizer) -> None:
-        if tokenizer.state() != self.found.tokenizer.state():
+        if tokenizer.digest != self.found.tokenizer.digest:
             raise InputError(
                 f"the tokens in {self.found.place} are not those of this model; give the texts "
                 "that they were made from"
@@ -229,7 +229,7 @@ def _find_prepared(
             return None
     if not cache or not isinstance(encoding.tokenizer, Tokenizer):
         return None
-    wanted = digest_of(encoding.tokenizer)
+    wanted = encoding.tokenizer.digest
     for path in sorted(cache.glob(f"*/{INDEX}")):
         with suppress(InputError, FileNotFoundError):
             index = Index.read(path.parent)

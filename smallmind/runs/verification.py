@@ -90,7 +90,9 @@ def _retrain(
 
 def _with_length_of(config: TrainingConfig, state: RunState) -> TrainingConfig:
     """The config with the number of steps, and of epochs, that a checkpoint was saved with."""
-    saved = state.state.get("config", {})
+    saved = state.state.get("config")
+    if not isinstance(saved, dict):
+        return config  # that of another run: resuming says so
     lengths = {name: saved[name] for name in ("steps", "epochs") if name in saved}
     return dataclasses.replace(config, **lengths)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
@@ -19,9 +19,11 @@ ENDS = (END_OF_TEXT, "<|end_of_text|>")  # the second is Llama 3's
 DEFAULT_SIZE = 512
 LARGE = 10**6  # characters that may take more than a second to learn from
 MAX_TOKENS = 2**20
+CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
 MAX_BYTES = 2**26  # of all tokens together: merges of merges could be longer than any memory
 
 
+@suggesting()
 class BPETokenizer(Tokenizer):
     """`BPETokenizer(text, vocab_size=512)`: the 256 bytes, merges of the text, `<|endoftext|>`.
 
@@ -96,9 +98,8 @@ class BPETokenizer(Tokenizer):
 
         ids = {token: i for i, token in enumerate(vocabulary) if token}
         of_bytes = np.array([ids.get(bytes([byte]), -1) for byte in range(256)], np.int32)
-        results = [ids[vocabulary[left] + vocabulary[right]] for left, right in merges.tolist()]
         lefts, rights = (np.array(merges[:, side], np.int32) for side in (0, 1))
-        self._table = Merges.of(lefts, rights, np.array(results, np.int32), of_bytes)
+        self._table = Merges.of(lefts, rights, _results(vocabulary, merges, ids), of_bytes)
         self._whole = Whole.of(ids if rules.ignore_merges else {})
         self._pattern = PATTERNS[split]
         self._special = Special.of(special, rules.late, rules.normalizer is not None)
@@ -175,7 +176,7 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "BPETokenizer":
-        merges = np.array(state["merges"], np.int64).reshape(-1, 2)
+        merges = _pairs(state["merges"])
         special = state["special"]
         if not isinstance(special, Mapping):
             raise TypeError("its special tokens are not an object")
@@ -207,21 +208,20 @@ class BPETokenizer(Tokenizer):
             raise InputError("it does not split texts into words")
         special = tokenizer_json.special_tokens(data)
         numbers = {
-            as_bytes(token): number
+            token: number
             for token, number in data["model"]["vocab"].items()
             if token not in special
         }
-        if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers.values()):
-            raise InputError("its vocabulary has numbers that are none of tokens")
+        _numbers(numbers.values(), "its vocabulary has numbers that are none of tokens")
         vocabulary = [b""] * (1 + max(numbers.values(), default=-1))
         for token, number in numbers.items():
-            vocabulary[number] = token
-        pairs = [
-            pair.split(" ") if isinstance(pair, str) else pair for pair in data["model"]["merges"]
-        ]
-        merges = [[numbers[as_bytes(token)] for token in pair] for pair in pairs]
+            vocabulary[number] = as_bytes(token)
+        if sum(map(bool, vocabulary)) < len(numbers):
+            raise InputError("two of its tokens have the same number")
+        pairs = map(tokenizer_json.pair_of, data["model"]["merges"])
+        merges = [numbers[token] for pair in pairs for token in pair]
         rules = tokenizer_json.rules_of(data)
-        return cls._of(split, vocabulary, np.array(merges, np.int64).reshape(-1, 2), special, rules)
+        return cls._of(split, vocabulary, _pairs(merges), special, rules)
 
     @classmethod
     def _of(
@@ -254,15 +254,37 @@ def _check_vocabulary(vocabulary: list[bytes], merges: np.ndarray, special: dict
         raise InputError("it has no token for a line break")
     if merges.size and not (merges.min() >= 0 and merges.max() < len(vocabulary)):
         raise InputError("its merges are of tokens that do not exist")
-    for left, right in merges.tolist():
-        if vocabulary[left] + vocabulary[right] not in tokens:
-            raise InputError(f"what its merge of tokens {left} and {right} makes is not a token")
-    numbers = list(special.values())
-    if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers):
-        raise InputError("its special tokens have numbers that are none of tokens")
+    numbers = _numbers(special.values(), "its special tokens have numbers that are none of tokens")
+    if not all(isinstance(content, str) for content in special):
+        raise InputError("its special tokens are not texts")
     taken = [number for number in numbers if number < len(vocabulary) and vocabulary[number]]
     if taken or len(set(numbers)) < len(numbers) or not all(special):
         raise InputError("its special tokens have the numbers of others, or no text")
+
+
+def _numbers(values: Iterable[Any], otherwise: str) -> list[int]:
+    """The values, if all are numbers that a token may have. InputError, saying so, otherwise."""
+    numbers = list(values)
+    # The exact type: True is an int too, and NumPy makes integers of texts and fractions.
+    if not all(type(number) is int and 0 <= number < MAX_TOKENS for number in numbers):
+        raise InputError(otherwise)
+    return numbers
+
+
+def _pairs(numbers: Iterable[Any]) -> np.ndarray:
+    """The tokens of merges, one after another, from anywhere -> (M, 2) int64."""
+    checked = _numbers(numbers, "its merges are of tokens that do not exist")
+    return np.array(checked, np.int64).reshape(-1, 2)
+
+
+def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int]) -> np.ndarray:
+    """The token that each merge makes, int32. InputError if one makes none."""
+    pairs = merges.tolist()
+    results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in pairs]
+    if -1 in results:
+        left, right = pairs[results.index(-1)]
+        raise InputError(f"what its merge of tokens {left} and {right} makes is not a token")
+    return np.array(results, np.int32)
 
 
 def _is_in_order(merges: np.ndarray) -> bool:
@@ -296,5 +318,5 @@ def _in_order(merges: np.ndarray) -> list[bytes]:
 
 
 def _characters(token: bytes) -> int:
-    """How many characters begin in a token: the other bytes of UTF-8 are 0b10xxxxxx."""
-    return sum(byte & 0xC0 != 0x80 for byte in token)
+    """How many characters begin in a token."""
+    return len(token.translate(None, CONTINUED))

@@ -7,14 +7,19 @@ CHARACTER_OF = {
     byte: chr(byte if i < len(VISIBLE) else 0x100 + i - len(VISIBLE))
     for i, byte in enumerate(BYTES)
 }
-BYTE_OF = {character: byte for byte, character in CHARACTER_OF.items()}
+# As `translate` takes them. Characters that stand for no byte become one that Latin-1 lacks.
+TO_CHARACTERS = dict(CHARACTER_OF)
+TO_BYTES = dict.fromkeys(range(256), 0x100) | {ord(c): byte for byte, c in CHARACTER_OF.items()}
 
 
 def as_characters(token: bytes) -> str:
     """Bytes -> a character for each."""
-    return "".join(CHARACTER_OF[byte] for byte in token)
+    return token.decode("latin-1").translate(TO_CHARACTERS)
 
 
 def as_bytes(characters: str) -> bytes:
-    """The reverse. KeyError for a character that stands for no byte."""
-    return bytes(BYTE_OF[character] for character in characters)
+    """The reverse. ValueError for a character that stands for no byte."""
+    try:
+        return str.translate(characters, TO_BYTES).encode("latin-1")
+    except UnicodeEncodeError:
+        raise ValueError(f"its token {characters[:80]!a} has characters without a byte") from None

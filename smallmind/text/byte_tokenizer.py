@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import CHARACTER_OF
 from smallmind.text.encoding import encoded
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer
 
 
+@suggesting()
 class ByteTokenizer(Tokenizer):
     """The vocabulary is the 256 bytes, whatever the text."""
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, distinct
 
 
+@suggesting()
 class CharTokenizer(Tokenizer):
     """The vocabulary is the characters that occur in a text, sorted."""
 
@@ -42,7 +43,8 @@ class CharTokenizer(Tokenizer):
                 position = start + int(np.argmax(chunk < 0))
                 raise InputError(
                     f"the model has never seen the character {text[position]!r} "
-                    f"(at position {position}); it knows {_shorten(self.characters)!r}"
+                    f"(at position {position}): leave it out, or train with --tokenizer bpe or "
+                    f"byte, which encode any text; it knows {_shorten(self.characters)!r}"
                 )
         return ids
 

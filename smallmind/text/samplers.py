@@ -34,6 +34,10 @@ class Sampler(Protocol):
     def windows_in_step(self, step: int) -> int:
         """Update, from 1 -> the number of windows in all its batches together."""
 
+    def batches_in_step(self, step: int) -> range:
+        """Update, from 1 -> the numbers of its batches."""
+        return range((step - 1) * self.batches, step * self.batches)
+
 
 class RandomWindows(Sampler):
     """Full batches of windows that begin anywhere, or at multiples of stride."""

@@ -1,12 +1,16 @@
 """The interface of tokenizers: text to token ids and back."""
 
+import copy
+import functools
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smallmind import activity, parts
+from smallmind import activity, parts, safetensors
 from smallmind.checks import InputError, check_type
 from smallmind.text.ids import check_ids
 from smallmind.text.tokenizer_json import kind_of, read, write
@@ -35,6 +39,9 @@ class Tokenizer:
     unknown kind.
 
     Each subclass is one kind: it defines everything below, and is built from text or from `state`.
+
+    `published` is what the files of a model of another program say about its tokens besides, such
+    as its chat template, by the names of these files; see `exchange.published`.
     """
 
     kind: ClassVar[str]
@@ -43,6 +50,8 @@ class Tokenizer:
     separator: str = "\n"  # of documents
     end_of_text: int | None = None  # a token that only ends texts
     opening: str  # the default prompt: a newline, if the vocabulary has one
+    special: Mapping[str, int] = MappingProxyType({})  # tokens that are never split
+    published: Mapping[str, Any] = MappingProxyType({})
 
     def __new__(cls, *arguments: Any, **settings: Any) -> "Tokenizer":
         if cls is not Tokenizer:
@@ -118,6 +127,37 @@ class Tokenizer:
             raise InputError(f"tokenizer={state['kind']!r} is not known to this version")
         tokenizer: Tokenizer = parts.load(parts.TOKENIZERS, state["kind"]).from_state(state)
         return tokenizer
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of `state()`: tokenizers with the same one make the same tokens of a text."""
+        return hashlib.sha256(safetensors.to_json(self.state()).encode()).hexdigest()
+
+    @functools.cached_property
+    def saved(self) -> str:
+        """`state()` and what is `published`, as the text that files hold; see `from_saved`."""
+        published = {"published": dict(self.published)} if self.published else {}
+        return safetensors.to_json({**self.state(), **published})
+
+    @classmethod
+    def from_saved(cls, saved: str) -> "Tokenizer":
+        """The tokenizer that was `saved`. Errors as for `from_state`."""
+        state = safetensors.from_json(check_type("saved", saved, str))
+        tokenizer = cls.from_state(state)
+        return tokenizer.with_published(state.get("published", {}))
+
+    def with_published(self, published: Mapping[str, Any]) -> "Tokenizer":
+        """The same tokenizer with this as `published`.
+
+        TypeError unless it is tables by name, ValueError if it has halves of characters.
+        """
+        for name, part in check_type("published", published, Mapping).items():
+            check_type(name, part, Mapping)
+        safetensors.to_json(dict(published)).encode()
+        made = copy.copy(self)
+        made.published = published
+        made.__dict__.pop("saved", None)
+        return made
 
     def as_json(self) -> dict[str, Any]:
         """What a tokenizer.json holds that gives the same ids in other programs."""

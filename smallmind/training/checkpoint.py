@@ -7,17 +7,18 @@ A run's directory holds `checkpoints/step-<step>.safetensors`, the newest few, a
 import dataclasses
 import os
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from smallmind import activity, durable, safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, from_json, whole
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
-from smallmind.training.state import RunState, Snapshot, StateCopy, with_snapshot
+from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
 
 SPARE = 2**16  # bytes of metadata
 
@@ -46,7 +47,7 @@ def save(
 
 
 def check_size(state: RunState) -> None:
-    """InputError if a run's checkpoints will not fit their format: too many names, or characters.
+    """InputError if a run's checkpoints will not fit their format: too many names.
 
     Counts the snapshot that later states include, and some room for numbers that grow.
     """
@@ -54,10 +55,7 @@ def check_size(state: RunState) -> None:
     try:
         safetensors.check(whole.tensors, {**_metadata(whole), "spare": " " * SPARE})
     except InputError as error:
-        raise InputError(
-            f"this run could not be saved: {error}. Use --tokenizer byte if the text has many "
-            "distinct characters, otherwise fewer layers"
-        ) from None
+        raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
 
 
 def load(path: str | PathLike[str]) -> RunState:
@@ -67,10 +65,10 @@ def load(path: str | PathLike[str]) -> RunState:
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a checkpoint that this version reads ({FORMAT!r})")
     try:
-        step, state = int(metadata["step"]), safetensors.from_json(metadata["state"])
+        step, state = whole(from_json(metadata["step"])), _state(metadata)
     except (KeyError, ValueError) as error:
         raise InputError(f"{path} is not a checkpoint of smallmind: {error}") from None
-    if step < 0 or not isinstance(state, dict) or path.name not in (file_name(step), BEST):
+    if path.name not in (file_name(step), BEST):
         raise InputError(f"{path} does not hold the checkpoint that its name promises")
     return RunState(step, tensors, state)
 
@@ -119,7 +117,7 @@ def peek(directory: str | PathLike[str]) -> RunState | None:
     for step in saved:
         with suppress(KeyError, TypeError, ValueError):  # damaged: the one before it
             metadata = safetensors.read_metadata(_folder(directory) / file_name(step))
-            return RunState(step, {}, dict(safetensors.from_json(metadata["state"])))
+            return RunState(step, {}, _state(metadata))
     return None
 
 
@@ -134,8 +132,15 @@ def exist(directory: str | PathLike[str]) -> bool:
 
 
 def clear_stale(directory: str | PathLike[str]) -> None:
-    """Removes partial checkpoints of runs that died. Only for the one process that may save."""
-    durable.clear_stale(_folder(directory), 0)
+    """Removes partial checkpoints of runs that died. Only for the one process that may save.
+
+    An interrupted run of this process may have left a thread that still writes: waits for it.
+    """
+    for thread in threading.enumerate():
+        if isinstance(thread, SavingThread) and thread.directory == Path(directory).resolve():
+            thread.join()
+    with suppress(OSError):
+        durable.clear_stale(_folder(directory), 0)
 
 
 def check_unused(directory: str | PathLike[str]) -> None:
@@ -176,6 +181,14 @@ class NoSaver:
         pass
 
 
+class SavingThread(threading.Thread):
+    """A thread that writes a checkpoint of the run in a directory."""
+
+    def __init__(self, directory: Path, write: Callable[[], None]) -> None:
+        super().__init__(target=write, name="checkpoint")
+        self.directory = directory.resolve()
+
+
 class BackgroundSaver:
     """Saves checkpoints of the run in `directory` while the run continues.
 
@@ -203,7 +216,7 @@ class BackgroundSaver:
             self._pending = None  # an interrupt may leave the copy incomplete
             snapshot = state if isinstance(state, Snapshot) else self._copy.take(state)
             self._pending = snapshot, best
-        self._thread = threading.Thread(target=self._write, name="checkpoint")
+        self._thread = SavingThread(self.directory, self._write)
         self._thread.start()
         return failure
 
@@ -229,10 +242,19 @@ class BackgroundSaver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error:
-            self.wait()
-        else:
-            self.close()
+        try:
+            if error:
+                self.wait()
+            else:
+                self.close()
+        finally:
+            self._outlive()
+
+    def _outlive(self) -> None:
+        """Waits until no thread writes, however often Ctrl-C comes: the program would wait too."""
+        while self._thread and self._thread.is_alive():
+            with suppress(KeyboardInterrupt):
+                self._thread.join()
 
     def _join(self, thread: threading.Thread) -> None:
         thread.join(activity.REFRESH)
@@ -266,11 +288,31 @@ def _folder(directory: str | PathLike[str]) -> Path:
 
 
 def _metadata(state: RunState) -> dict[str, str]:
+    # By itself: it may be as long as a thousand states.
+    text = state.state.get(TOKENIZER)
+    apart = {TOKENIZER: text} if isinstance(text, str) else {}
+    rest = {name: part for name, part in state.state.items() if name not in apart}
     return {
         "format": FORMAT,
         "step": str(state.step),
-        "state": safetensors.to_json(state.state),
+        "state": safetensors.to_json(rest),
+        **apart,
     }
+
+
+def _state(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """What `_metadata` made of a state, in any version -> the state."""
+    state = safetensors.from_json(metadata["state"])
+    if not isinstance(state, dict):
+        raise ValueError("its state is not a JSON object")
+    if TOKENIZER in metadata:
+        return {**state, TOKENIZER: metadata[TOKENIZER]}
+    # Earlier versions kept it in the state, and in that of the snapshot once more.
+    if isinstance(state.get(TOKENIZER), dict):
+        state[TOKENIZER] = safetensors.to_json(state[TOKENIZER])
+    with suppress(AttributeError, KeyError, TypeError):  # malformed: `split_snapshot` says so
+        state["snapshot"]["state"].pop(TOKENIZER, None)
+    return state
 
 
 def _steps(folder: Path) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
-NAME = re.compile(r"step-([0-9]{8,})\.safetensors")
+NAME = re.compile(r"step-([0-9]{8,18})\.safetensors")
 
 
 def file_name(step: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import activity, safetensors
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import DistillationConfig, ModelConfig, Precision
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Batch, Dataset
@@ -19,6 +19,7 @@ from smallmind.training.teacher_cache import TeacherCache, make_cache
 from smallmind.training.temperature import Temperature
 
 
+@suggesting()
 class Distillation:
     """A student's loss against a teacher of the same vocabulary, in nats per token:
 

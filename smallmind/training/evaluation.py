@@ -150,13 +150,21 @@ def evaluate(
     return _summed([_Counts(*part) for part in divided(ranks, batches, compute)])
 
 
+def count_overlapping(n: int, T: int, most: int | None = None) -> int:
+    """How many windows `evaluate` takes for n predictions, or about `most` of them."""
+    T = min(T, n)
+    stride = max(1, T // 2)
+    in_all = math.ceil((n - T) / stride) + 1
+    return in_all if most is None else min(in_all, max(1, most // stride))
+
+
 def _overlapping(
     n: int, T: int, batch_size: int, most: int | None
 ) -> Iterator[list[tuple[int, slice]]]:
     """Batches of windows of T of n tokens: where each begins, and its targets that are new."""
     stride = max(1, T // 2)
     windows_in_all = math.ceil((n - T) / stride) + 1
-    count = windows_in_all if most is None else min(windows_in_all, max(1, most // stride))
+    count = count_overlapping(n, T, most)
     scored = 0
     for first in range(0, count, batch_size):
         # The last batch is as large as the others: arrays of its own size would take more memory.
@@ -182,6 +190,21 @@ def evaluate_held_out(
         return evaluate(
             model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT, ranks
         )
+
+
+def held_out_loss(
+    model: TransformerModel,
+    dataset: Dataset,
+    batches: int,
+    before_batch: Callable[[], object] = _continue,
+    ranks: Ranks = ALONE,
+) -> float:
+    """The loss of `evaluate_held_out`, estimated on this many batches of its windows."""
+    B, T = dataset.batch_size, min(dataset.block_size, len(dataset.held_out) - 1)
+    most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
+    return evaluate(
+        model, dataset.held_out, batch_size=B, before_batch=before_batch, most=most, ranks=ranks
+    ).loss
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
@@ -248,9 +271,12 @@ def count_evaluation(
     progress.waited = 0 if is_lower else progress.waited + 1
     if math.isfinite(loss) and (best is None or loss < best):
         progress.best_loss, progress.best_step = loss, record.step
-    if config.target_loss is not None and loss <= config.target_loss:
+    # Looks, once they are precise, are closer to the loss of the whole held-out text.
+    has_precise_looks = progress.look_offset is not None
+    target = math.nan if config.target_loss is None or has_precise_looks else config.target_loss
+    if loss <= target:
         progress.ended = True
-        return TargetRecord(record.step, loss, config.target_loss)
+        return TargetRecord(record.step, loss, target)
     if progress.best_loss is None or not 0 < patience <= progress.waited:
         return None
     progress.ended = True

@@ -10,7 +10,7 @@ from smallmind.config import micro_batch_sizes
 from smallmind.nn.workspace import nothing
 from smallmind.parallel.gradient_sum import GradientSum, adding
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
-from smallmind.parallel.shards import ShardSampler
+from smallmind.parallel.shards import ShardSampler, own_shards
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
@@ -34,6 +34,7 @@ class Gradients:
         check_stop: Callable[[], object],
     ) -> None:
         self.run = run
+        self.ranks = gradient_sum.ranks
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
         self._sampler = sampler
         self._batches = batches
@@ -49,7 +50,7 @@ class Gradients:
         All ranks have the same sum then. Errors, Stopped included, are raised on all of them.
         """
         begun = time.perf_counter()
-        ranks = self._sum.ranks
+        ranks = self.ranks
         try:
             shared = together(
                 ranks, lambda: (self._own_part(step, loss_scale), self._exchange_share)
@@ -74,32 +75,35 @@ class Gradients:
 
     def _discard(self) -> None:
         """Clears what has been computed of a step that all ranks have given up."""
-        self.run.model.first_window = 0
         self._sum.discard()
         self.run.clear_gradients()
 
     def place_of_fault(self) -> str:
         """Where the loss of the last step is not finite, for a message; empty if it is or alone."""
-        ranks, shards = self._sum.ranks, len(self.losses)
+        ranks, shards = self.ranks, len(self.losses)
         bad = [shard for shard, loss in enumerate(self.losses) if not math.isfinite(loss)]
         if ranks.size == 1 or not bad:
             return ""
-        return f" in data shard {bad[0]}, on {ranks.names[bad[0] * ranks.size // shards]}"
+        rank = next(r for r in range(ranks.size) if bad[0] in own_shards(r, ranks.size, shards))
+        return f" in data shard {bad[0]}, on {ranks.names[rank]}"
 
     def windows_in_step(self, step: int) -> int:
         """Update, from 1 -> the number of windows in all its batches together, of all ranks."""
         return self._sampler.windows_in_step(step)
 
-    @property
-    def latest(self) -> Batch:
-        """The last batch of this rank that had windows."""
-        return self._batches.latest
+    def last_batch(self, step: int) -> Batch:
+        """This rank's windows, perhaps none, of the last batch that the step has computed."""
+        sampler = self._sampler
+        last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
+        count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
+        return Batch(*(array[:count] for array in self._batches.latest))
 
     def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
         """What `_own_shards` returns. Others wait for what is sent early, even after an error."""
         try:
             return self._own_shards(step, loss_scale)
         finally:
+            self.run.model.first_window = 0
             self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
@@ -132,7 +136,6 @@ class Gradients:
                 )
             computed.append((loss, run.distillation.take_gradient() if run.distillation else 0.0))
             self._sum.add(shard)
-        model.first_window = 0
         return computed
 
     def _choose_overlap(self, exchange_share: float) -> None:
@@ -141,7 +144,7 @@ class Gradients:
         exchange_share: the largest share that it took of the last step on any rank.
         """
         shares, enough = self._exchange_shares, COLD_STEPS + TIMED_STEPS
-        if self._sum.ranks.size == 1 or len(shares) == enough:
+        if self.ranks.size == 1 or len(shares) == enough:
             return
         shares.append(exchange_share)
         if len(shares) < enough:
@@ -154,11 +157,8 @@ class Gradients:
     def _sending_early(self, step: int) -> Iterator[None]:
         """Within the block, the last pass of the last shard sends the gradients of each block."""
         model, sampler, shard = self.run.model, self._sampler, self._sum.own[-1]
-        T, batches = sampler.dataset.block_size, sampler.batches
-        sizes = [
-            sampler.windows_of(number, shard)
-            for number in range((step - 1) * batches, step * batches)
-        ]
+        T = sampler.dataset.block_size
+        sizes = [sampler.windows_of(number, shard) for number in sampler.batches_in_step(step)]
         passes = sum(len(micro_batch_sizes(n, T, model.micro_batch_size)) for n in sizes if n)
         blocks_left = passes * len(model.blocks)
 
@@ -166,7 +166,7 @@ class Gradients:
             nonlocal blocks_left
             blocks_left -= 1
             if blocks_left < len(model.blocks):
-                model.workspace.poll = self._sum.ranks.poll
+                model.workspace.poll = self.ranks.poll
                 self._sum.send_next()
 
         model.network.after_block = after_block
@@ -178,8 +178,8 @@ class Gradients:
 
     def _copies(self, step: int) -> dict[int, Batch]:
         """The batches of a step, by number: each shard has windows of all of them."""
-        batches, copies = self._sampler.batches, {}
-        for number in range((step - 1) * batches, step * batches):
+        copies = {}
+        for number in self._sampler.batches_in_step(step):
             batch = self._batches.get(number)
             copies[number] = batch._replace(ids=batch.ids.copy(), targets=batch.targets.copy())
         return copies

@@ -18,6 +18,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.parallel.ranks import ALONE, Ranks, together
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import Finding, HealthRecord
@@ -134,11 +135,31 @@ def not_finite(model: TransformerModel) -> list[Finding]:
     return [finding for finding in reversed(check_model(model)) if finding.problem in NOT_FINITE]
 
 
-def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) -> list[Finding]:
+def dead_units(
+    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, ranks: Ranks = ALONE
+) -> list[Finding]:
     """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
 
-    Runs one forward pass, without dropout. Keeps one number per unit.
+    Each rank has some of the windows, perhaps none: B may be 0. Runs one forward pass, without
+    dropout. Keeps one number per unit.
     """
+    dead: dict[str, np.ndarray] = {}  # whether each unit is silent on all ranks
+    for silent in together(ranks, lambda: _silent_units(model, ids, targets)):
+        for layer, units in silent.items():
+            dead[layer] = np.array(units) & dead.get(layer, True)
+    return [
+        Finding(layer, "dead", _dead_message(int(units.sum()), units.size))
+        for layer, units in dead.items()
+        if units.any()
+    ]
+
+
+def _silent_units(
+    model: TransformerModel, ids: np.ndarray, targets: np.ndarray
+) -> dict[str, list[bool]]:
+    """Whether each hidden unit of each layer is silent for every token; {} without tokens."""
+    if not len(ids):
+        return {}
     peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer
     limits: dict[str, float] = {}
 
@@ -158,11 +179,7 @@ def dead_units(model: TransformerModel, ids: np.ndarray, targets: np.ndarray) ->
 
     with model.workspace.wrapped_kernels(wrap):
         model.losses(ids, targets)
-    return [
-        Finding(layer, "dead", _dead_message(int(silent), peak.size))
-        for layer, peak in peaks.items()
-        if (silent := np.count_nonzero(peak <= limits[layer]))
-    ]
+    return {layer: (peak <= limits[layer]).tolist() for layer, peak in peaks.items()}
 
 
 def _dead_message(dead: int, units: int) -> str:
@@ -211,9 +228,12 @@ def checked_update(
     optimizer: Optimizer,
     batch: tuple[np.ndarray, np.ndarray],
     scaler: LossScaler | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[list[HealthRecord]]:
     """Wraps an update. The list that it yields holds the step's record at the end, if there is one:
     for the first step and every diagnostic_interval-th, unless a gradient is not finite.
+
+    batch: the ids and targets of `dead_units`.
     """
     records: list[HealthRecord] = []
     due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
@@ -221,7 +241,7 @@ def checked_update(
     if due:
         with profile("CheckHealth"):
             scale = scaler.scale if scaler else 1.0
-            findings = [*check_model(model, scale), *dead_units(model, *batch)]
+            findings = [*check_model(model, scale), *dead_units(model, *batch, ranks)]
             if step == 1 and model.config.zero_init:
                 # The first gradients stop at the projections, which are zero.
                 findings = [finding for finding in findings if finding.problem != "zero"]

@@ -19,7 +19,7 @@ from smallmind.text.dataset import Dataset
 from smallmind.training.distillation import Distillation
 from smallmind.training.records import RunProgress
 from smallmind.training.spikes import Spikes
-from smallmind.training.state import SNAPSHOT, RunState, split_snapshot, with_snapshot
+from smallmind.training.state import SNAPSHOT, TOKENIZER, RunState, split_snapshot, with_snapshot
 
 # Settings that say how numbers are stored; a state records what that was on its CPU.
 STORAGE = ("precision", "use_mixed_precision")
@@ -30,7 +30,7 @@ MOMENTS = "optimizer"  # the prefix of the names of its tensors
 FIXED = {
     "model": "a different model",
     "data": "a different batch size or seed",
-    "tokenizer": "a different tokenizer",
+    TOKENIZER: "a different tokenizer",
     "config": "different training settings",
     "teacher": "a different teacher",
 }
@@ -91,7 +91,7 @@ class LiveState:
             "config": {name: value for name, value in config.items() if name not in NEUTRAL},
             "model": dataclasses.asdict(self.model.config),
             "data": {"batch_size": self.data.batch_size, "seed": self.data.seed},
-            "tokenizer": tokenizer and tokenizer.state(),
+            TOKENIZER: tokenizer and tokenizer.saved,
             "teacher": distillation and distillation.settings(),
             "smallmind": __version__,
             "precision": self.model.precision.value,
@@ -165,15 +165,17 @@ class LiveState:
                 f"set precision={precision.value!r}"
             )
         for saved in (now, good or now):
-            for name in saved.state.keys() & here.state.keys():
+            for name in saved.state.keys() & here.state.keys() - FIXED.keys():
                 _check_kind(place, name, saved.state[name], here.state[name])
             if _shapes(saved) != _shapes(here):
                 raise InputError(f"{place} was saved with different tensors")
         try:
             self.load(now)
             self.spikes.load_state(now.state["spikes"])
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
             raise InputError(f"{place} lacks {error}") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{place} cannot be resumed: {error}") from None
         if self.progress.step != state.step:
             raise InputError(f"{place} holds the state of step {self.progress.step}")
         if good:
@@ -220,7 +222,7 @@ def _completed(kind: type, saved: Any) -> Any:
 def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
     """InputError unless a saved value is of the same kind as the one in its place here.
 
-    None, which is not known yet or not set, may be a number or a string.
+    None, which is not known yet, may be a number.
     """
     if isinstance(here, dict) and isinstance(saved, dict):
         for key in saved.keys() & here.keys():
@@ -228,11 +230,13 @@ def _check_kind(place: str, name: str, saved: Any, here: Any) -> None:
         return
     if here is None or saved is None:
         known = saved if here is None else here
-        is_same = known is None or isinstance(known, str) or _is_number(known)
+        is_same = known is None or _is_number(known)
     elif _is_number(here):
         is_same = _is_number(saved) and not (isinstance(here, int) and isinstance(saved, float))
     elif isinstance(here, str):  # perhaps an enumeration's
         is_same = isinstance(saved, str)
+    elif isinstance(here, list):  # of steps
+        is_same = isinstance(saved, list) and all(type(x) is int and _is_number(x) for x in saved)
     else:
         is_same = type(saved) is type(here)
     if not is_same:
@@ -247,7 +251,7 @@ def _without_length(config: Any) -> Any:
     """A run may be made longer, but an epoch's order is not that of random windows."""
     if not isinstance(config, dict):
         return config
-    return {**config, "steps": None, "epochs": bool(config["epochs"])}
+    return {**config, "steps": None, "epochs": bool(config.get("epochs"))}
 
 
 def _shapes(state: RunState) -> dict[str, tuple[int, ...]]:

@@ -27,6 +27,7 @@ from smallmind.training.records import (
 )
 from smallmind.training.state import Snapshot
 from smallmind.training.step import fatal_reason, update
+from smallmind.training.target import HeldOutLoss, Target
 
 FAR = 1000  # times max_grad_norm: there AdamW's epsilon begins to count beside clipped gradients
 
@@ -35,9 +36,10 @@ class Loop:
     """Takes a run through its steps, and yields a record of whatever happens.
 
     `gradients` computes those of its steps; `saver` gets the state when a save is due. `evaluate`
-    takes a step and a number of batches -> the record, or None if it was stopped; `sample` returns
-    a text that the model writes; `on_step` is called about once a second with the number of the
-    step, and how far it is if it takes long: "17%, 0:12 left".
+    takes a step and a number of batches -> the record, or None if it was stopped; `held_out_loss`
+    is for looks at a target (`training.target`); `sample` returns a text that the model writes;
+    `on_step` is called about once a second with the number of the step, and how far it is if it
+    takes long: "17%, 0:12 left".
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Loop:
         saver: Saver | None,
         snapshot_every: int,
         evaluate: Callable[[int, int], EvaluationRecord | None],
+        held_out_loss: HeldOutLoss,
         sample: Callable[[], str],
         on_step: Callable[[int, str], object] | None,
     ) -> None:
@@ -55,6 +58,7 @@ class Loop:
         self.saver = saver
         self.snapshot_every = snapshot_every
         self.evaluate = evaluate
+        self.held_out_loss = held_out_loss
         self.sample = sample
         self.on_step = on_step
         self._saved = run.progress.step  # the step of the last save
@@ -64,7 +68,8 @@ class Loop:
         run, config, model = self.run, self.run.config, self.run.model
         gradients = self.gradients
         clock = StepClock(run.progress)
-        if evaluation_is_due(config, run.progress):  # the run was stopped during it
+        # The run was stopped during it.
+        if evaluation_is_due(config, run.progress) or self._target.is_due():
             yield from self._after_step(clock)
         if not run.spikes.good:
             self._keep_state()
@@ -77,13 +82,13 @@ class Loop:
             try:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
-            except Stopped:
+            except BaseException as error:
                 model.passes = passes
-                break
-            except (InputError, OSError, MemoryError):
-                # Perhaps its batch could not be read. The steps before it are as good as ever.
-                model.passes = passes
-                yield from self._finish()
+                if isinstance(error, Stopped):
+                    break
+                if isinstance(error, (InputError, OSError, MemoryError)):
+                    # Perhaps its batch could not be read. The steps before it are as good as ever.
+                    yield from self._finish()
                 raise
             if self._is_broken(loss):
                 yield self._roll_back(step, loss)
@@ -103,9 +108,10 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        ids_targets = self.gradients.latest.ids, self.gradients.latest.targets
-        optimizer = run.optimizer
-        with checked_update(run.model, config, step, optimizer, ids_targets, run.scaler) as health:
+        batch, ranks = self.gradients.last_batch(step), self.gradients.ranks
+        with checked_update(
+            run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, ranks
+        ) as health:
             norm = update(run)
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)
@@ -147,10 +153,18 @@ class Loop:
         """Evaluates, writes a sample, takes a snapshot and saves, each if it is due."""
         config, progress = self.run.config, self.run.progress
         if evaluation_is_due(config, progress):
-            with clock.apart("evaluations"):
-                yield from self._evaluation()
+            is_end = progress.step == config.steps
+            with clock.apart("last evaluation" if is_end else "evaluations"):
+                records = list(self._evaluation())
+            yield from records
             if evaluation_is_due(config, progress):  # it was stopped
                 return
+        if self._target.is_due():
+            with clock.apart("looks"):
+                found = self._target.look(self.held_out_loss)
+            if found is None:
+                return
+            yield found
         step = progress.step
         # That of the last step comes when everything else is saved.
         is_last = progress.ended or step == config.steps
@@ -174,10 +188,17 @@ class Loop:
         config, progress = self.run.config, self.run.progress
         if record := self.evaluate(progress.step, config.val_batches):
             self.run.schedule.observe(record.val_loss)
+            if config.target_loss is not None and not progress.looks:
+                self._target.observe(record.val_loss)
             end = count_evaluation(config, progress, record)
             yield record
             if end:
                 yield end
+
+    @property
+    def _target(self) -> Target:
+        run = self.run
+        return Target(run.config, run.data, run.progress, run.spikes.average)
 
     def _is_broken(self, loss: float) -> bool:
         """Whether a loss must not lead to an update."""

@@ -4,6 +4,7 @@ Kernels do nothing, and arrays have a shape but no memory: the pool only counts 
 NumPy's kernels allocate temporary arrays as well: those of the hungriest one are counted.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from smallmind.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.memory.tensor_pool import unbacked
+from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
+from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.rope import table_bytes
 from smallmind.nn.transformer import TransformerModel
-from smallmind.optim.optimizer import Optimizer, make_optimizer
+from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.ranks import ALONE, bounds
 from smallmind.safetensors import StoredTensor
@@ -28,13 +31,33 @@ from smallmind.training.plain_kernels import CACHING, CountedKernels
 from smallmind.training.prefetch import borrow_batches
 from smallmind.training.step import set_up
 from smallmind.training.teacher_cache import TOKENS_PER_PASS, TeacherCache
+from smallmind.training.training import SAMPLE_TOKENS
 
-# Python, NumPy, Numba and the compiled kernels, which come from the cache. Measured as the peak of
-# whole runs less everything else that is counted here, the mean of five; of eleven others none is
-# off by more than 5 %, on AVX2 and on AVX-512 with AMX. Where kernels are still to be compiled the
-# peak is up to 270 MB higher.
-PROGRAM = 123 * 2**20
-PLAIN_PROGRAM = 47 * 2**20  # the same with backend="numpy", which needs neither of the last two
+
+@dataclass(frozen=True)
+class Program:
+    """What a process takes apart from a run: Python, NumPy, Numba and kernels. Units: bytes."""
+
+    resident: int
+    peak: int = 0  # of the process so far: learning tokens may have taken more than training will
+
+    @classmethod
+    def measured(cls, text: "TextSize | None" = None) -> "Program":
+        """That of this process, before its model is built, and perhaps with its text in memory.
+
+        After a rehearsal it includes all kernels, and what compiling has left behind.
+        """
+        kept = 0
+        if "smallmind.kernels.compiled" in sys.modules:
+            from smallmind.kernels.codegen.scratch import scratch_bytes
+
+            kept = scratch_bytes()  # which is counted apart
+        held = kept + (text.in_memory if text else 0)
+        return cls(max(0, resident_bytes() - held), peak_resident_bytes())
+
+
+# For estimates by processes that measure nothing: some on AVX-512 and AVX2, with NumPy's kernels.
+TYPICAL, PLAIN = Program(134 * 2**20), Program(51 * 2**20)
 
 
 @dataclass(frozen=True)
@@ -64,6 +87,11 @@ class TextSize:
         return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
+# What comes once a run has started, besides arrays: modules, records, the saver's thread. Measured.
+LATER = 4 * 2**20
+OPTIONAL = ("teacher", "text", "sample", "timing")  # parts that not every run has
+
+
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Tabular):
     """What a training run takes at its peak. Units: bytes."""
@@ -77,22 +105,24 @@ class MemoryEstimate(Tabular):
     scratch: int  # of kernels: all threads and rotary tables, or NumPy's temporary arrays
     teacher: int = 0  # its weights; its activations are in the pool
     text: int = 0  # the text and its tokens
-    program: int = PROGRAM
+    sample: int = 0  # keys and values while it is written
+    program: int = TYPICAL.resident
     timing: int = 0  # a copy of the weights while steps are timed, in a run by minutes
     preparation: int = 0  # before training, while the teacher's logits are cached
+    start: int = 0  # the peak of the process so far
 
     @property
     def total(self) -> int:
         """The peak of the process."""
-        training = sum(vars(self).values()) - self.preparation
-        return max(training, self.program + self.text + self.preparation)
+        training = sum(vars(self).values()) - self.preparation - self.start
+        return max(training, self.program + self.text + self.preparation, self.start)
 
     def table(self) -> Table:
         """Its parts, without those that this run does not have, and the total."""
         rows = [
             (name.replace("_", " ").replace("program", "the program itself"), format_bytes(nbytes))
             for name, nbytes in vars(self).items()
-            if name != "preparation" and (nbytes or name not in ("teacher", "text", "timing"))
+            if name not in ("preparation", "start") and (nbytes or name not in OPTIONAL)
         ]
         return Table("Memory", [*rows, ("total", format_bytes(self.total))])
 
@@ -106,12 +136,13 @@ def estimate(
     text: TextSize | None = None,
     backend: str = "numba",
     timed: bool = False,
+    program: Program | None = None,
 ) -> MemoryEstimate:
     """The memory of training on batches of batch_size windows of model.block_size tokens.
 
     Without a text it is assumed to be long. training.requested_precision must not be AUTO, which
-    depends on the CPU. A run is timed if its number of steps follows from its minutes. InputError
-    where the teacher does not fit the model.
+    depends on the CPU. A run is timed if its number of steps follows from its minutes. Without a
+    program it is a typical one. InputError where the teacher does not fit the model.
     """
     if teacher:
         check_teacher(teacher.model, model.vocab_size, model.block_size)
@@ -138,6 +169,7 @@ def estimate(
     if teacher and teacher.top_k:
         preparation = flat.data.nbytes + working + teacher_weights + _caching(teacher, backend)
     is_plain = backend == "numpy"
+    program = program or (PLAIN if is_plain else TYPICAL)
     parameters = 4 * declare_parameters(model).count  # in arrays of their own: without padding
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
     return MemoryEstimate(
@@ -147,13 +179,15 @@ def estimate(
         moments=moments,
         snapshot=parameters + moments,
         activations=held,
-        scratch=run.temporaries if is_plain else _scratch(model, run.optimizer, threads),
+        scratch=run.temporaries if is_plain else _scratch(run, threads),
         # Its gradients are never touched, so they take no memory.
         teacher=0 if teacher and teacher.top_k else teacher_weights,
         text=text.in_memory if text else 0,
-        program=PLAIN_PROGRAM if is_plain else PROGRAM,
+        sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
+        program=program.resident + LATER,
         timing=parameters if timed else 0,
         preparation=preparation,
+        start=program.peak,
     )
 
 
@@ -166,6 +200,7 @@ def largest_batch(
     text: TextSize | None = None,
     backend: str = "numba",
     timed: bool = False,
+    program: Program | None = None,
 ) -> int:
     """The largest batch that fits in memory if it passes through the model at once, or 0.
 
@@ -174,7 +209,7 @@ def largest_batch(
 
     def fits(windows: int) -> bool:
         config = replace(training, micro_batch_size=windows)
-        needed = estimate(model, config, windows, threads, teacher, text, backend, timed)
+        needed = estimate(model, config, windows, threads, teacher, text, backend, timed, program)
         return needed.total <= memory
 
     if not fits(1):
@@ -341,10 +376,15 @@ class _WithoutRows(StoredTensor):
         pass
 
 
-def _scratch(model: ModelConfig, optimizer: Optimizer, threads: int) -> int:
-    """What kernels keep: the scratch of attention's backward pass or of products, and tables."""
-    T, D = model.block_size, model.head_channels
-    attention = 7 * T * D + 96 * T
-    product = 200 * 1024
-    tables = table_bytes(T, D) if model.position == "rope" else 0
-    return 4 * threads * max(attention, product + optimizer.scratch_size) + tables
+def _scratch(run: _DryRun, threads: int) -> int:
+    """What kernels keep: the scratch of the hungriest one, and rotary tables."""
+    from smallmind.kernels import attention_backward, muon
+    from smallmind.kernels.gemm import blocked, sixteen_bit
+
+    config, dtype = run.model.config, np.dtype(run.model.workspace.activation_dtype)
+    T, D = config.block_size, config.head_channels
+    attention = attention_backward.scratch_size(T, D, dtype)
+    product = sixteen_bit.SCRATCH if dtype.itemsize == 2 else blocked.SCRATCH
+    update = run.optimizer.scratch_size and muon.PACKING + run.optimizer.scratch_size
+    tables = table_bytes(T, D) if config.position == "rope" else 0
+    return 4 * threads * max(attention, product, update) + tables

@@ -9,6 +9,7 @@ from typing import Any
 from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
 from smallmind.training.memory_estimate import (
     MemoryEstimate,
+    Program,
     Teacher,
     TextSize,
     estimate,
@@ -39,11 +40,18 @@ class Plan:
     run: RunConfig
     teacher: Teacher | None = None
     text: TextSize | None = None
+    program: Program | None = None  # None: a typical one
 
     @property
     def estimate(self) -> MemoryEstimate:
         """The memory that it takes."""
         return estimate(self.model, self.training, self.run.batch_size, **self._circumstances)
+
+    @property
+    def held(self) -> int:
+        """What this process holds of it already, where that was measured."""
+        held = self.program.resident if self.program else 0
+        return held + (self.text.in_memory if held and self.text else 0)
 
     def largest_batch(self, memory: int) -> int:
         """The largest batch that fits in memory if it goes through the model at once; 0: none."""
@@ -58,6 +66,7 @@ class Plan:
             "text": self.text,
             "backend": self.run.backend,
             "timed": self.run.minutes is not None,
+            "program": self.program,
         }
 
     def changed(self, **settings: Any) -> "Plan":

@@ -23,7 +23,7 @@ from smallmind.nn.workspace import Kernel
 from smallmind.table import Table, Tabular
 
 TITLE = "TRAINING PERFORMANCE REPORT"
-WIDTHS = [28, 10, 8, 6, 7]  # of the columns
+WIDTHS = [22, 10, 9, 6, 7, 6]  # of the columns
 MAX_EVENTS = 1_000_000  # of a trace: more are too many for a browser
 
 
@@ -114,9 +114,10 @@ class TrainingProfiler(Tabular):
                 ...
         profiler.print_report()
 
-    The same name in two places gives two rows. All time is counted once, in the innermost scope, so
-    that percentages add to 100. With `enabled=False` nothing is measured. `keep_events` keeps every
-    scope for `save_trace` and `save_speedscope`. In a REPL and in a notebook it shows its rows.
+    The same name in two places gives two rows. The time of a scope itself, without the scopes
+    inside it, is counted nowhere else, so that its percentages add to 100. With `enabled=False`
+    nothing is measured. `keep_events` keeps every scope for `save_trace` and `save_speedscope`. In
+    a REPL and in a notebook it shows its rows.
     """
 
     def __init__(self, enabled: bool = True, keep_events: bool = False) -> None:
@@ -171,12 +172,12 @@ class TrainingProfiler(Tabular):
         return rows
 
     def report(self, wide: bool = False, ascii_only: bool = False) -> str:
-        """The rows as a table; in the wide form with minimum, maximum and GB/s.
+        """The rows as a table; in the wide form with average, minimum, maximum and GB/s.
 
-        Total and average include inner scopes; % Time does not.
+        Self is the time of a scope without the scopes inside it; everything else includes them.
         """
         heads, table, footer = self._cells(wide)
-        widths = [*WIDTHS, 8, 8, 6] if wide else WIDTHS
+        widths = [*WIDTHS, 8, 8, 8, 6] if wide else WIDTHS
         return box.draw(TITLE, heads, table, footer, widths, ascii_only)
 
     def table(self) -> Table:
@@ -188,23 +189,26 @@ class TrainingProfiler(Tabular):
         """The heads, the rows and the footer of the report."""
         rows = self.rows()
         whole = sum(row.own for row in rows)
-        heads = ["Operation", "Total (ms)", "Avg (ms)", "Count", "% Time"]
-        heads += ["Min (ms)", "Max (ms)", "GB/s"] if wide else []
+        heads = ["Operation", "Total (ms)", "Self (ms)", "Count", "% Total", "% Self"]
+        heads += ["Avg (ms)", "Min (ms)", "Max (ms)", "GB/s"] if wide else []
         table = []
         for row, share in zip(rows, _percentages([row.own for row in rows]), strict=True):
             cells = [
                 "  " * row.depth + row.name,
                 f"{row.total / 1e6:.2f}",
-                f"{row.total / 1e6 / row.count:.3f}",
+                f"{row.own / 1e6:.2f}",
                 f"{row.count}",
+                f"{row.total / max(1, whole):.1%}",
                 share,
             ]
             if wide:
                 rate = f"{row.nbytes / row.total:.1f}" if row.nbytes and row.total else ""
-                cells += [f"{row.minimum / 1e6:.3f}", f"{row.maximum / 1e6:.3f}", rate]
+                times = (row.total / row.count, row.minimum, row.maximum)
+                cells += [*(f"{time / 1e6:.3f}" for time in times), rate]
             table.append(cells)
-        footer = ["TOTAL", f"{whole / 1e6:.2f}", "", "", "100.0%" if rows else "0.0%"]
-        return heads, table, footer + (["", "", ""] if wide else [])
+        share = "100.0%" if rows else "0.0%"
+        footer = ["TOTAL", f"{whole / 1e6:.2f}", f"{whole / 1e6:.2f}", "", share, share]
+        return heads, table, footer + (["", "", "", ""] if wide else [])
 
     def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
         """Writes the report to a stream, in ASCII if its encoding lacks the box characters."""

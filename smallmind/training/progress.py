@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from smallmind.activity import QUIET, duration, showing_on
 from smallmind.box import can_print
@@ -48,6 +48,11 @@ class Progress:
         return self._variants(self._step if step is None else step, so_far, bar, self._held_out)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step has been reported."""
+        return self._record is not None
+
+    @property
     def _step(self) -> int:
         return self._record.step if self._record else 0
 
@@ -88,8 +93,8 @@ def _joined(*parts: str) -> str:
 class ProgressLine:
     """The progress on standard error, for scripts and notebooks, and what else takes long."""
 
-    def __init__(self, steps: int) -> None:
-        self.progress = Progress(steps, sys.stderr)
+    def __init__(self) -> None:
+        self.progress = Progress(0, sys.stderr)
         self.line = LiveLine(sys.stderr)
         self._shown = -QUIET
 
@@ -108,6 +113,8 @@ class ProgressLine:
         """Shows what is being done besides the steps."""
         if text:
             self._show_text(f"{text} ...")
+        elif self.line.is_live and self.progress.has_begun:
+            self._show()
         else:
             self.line.clear()
 
@@ -126,12 +133,47 @@ class ProgressLine:
 
 
 @contextmanager
-def progress_line(steps: int) -> Iterator[ProgressLine]:
-    """A progress line for the duration of the block; the last state of it stays."""
-    line = ProgressLine(steps)
+def showing_progress(wanted: bool | None) -> Iterator[ProgressLine | None]:
+    """A progress line for the duration of the block; the last state of it stays.
+
+    None is for a terminal or notebook only; with False nothing is shown, not even compiling.
+    """
+    line = ProgressLine()
+    if wanted is False:
+        with showing_on(lambda _text, _usual: None):
+            yield None
+    elif wanted or line.line.is_live:
+        try:
+            with showing_on(line.activity):
+                yield line
+        finally:
+            if line.line.is_shown:
+                line.line.write("\n")
+    else:
+        yield None
+
+
+def follow(
+    records: Iterable[Record],
+    training: Any,
+    line: ProgressLine | None,
+    steps: int,
+    on_record: Callable[[Any], object] | None = None,
+) -> list[Record]:
+    """Takes the records of a Training that has so many steps -> all; shows them on a line."""
+    taken, before = [], training.on_step
+    if line:
+        line.progress.steps = steps
+        training.on_step = line.during
     try:
-        with showing_on(line.activity):
-            yield line
+        for record in records:
+            taken.append(record)
+            if on_record:
+                if line:
+                    line.line.clear()  # it may print
+                on_record(record)
+            if line:
+                line.show(record)
     finally:
-        if line.line.is_live:
-            line.line.write("\n")
+        training.on_step = before
+    return taken

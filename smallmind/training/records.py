@@ -1,7 +1,11 @@
-"""What a run reports: records of its steps, evaluations and problems, and its progress."""
+"""What a run reports: records of its steps, evaluations and problems, and its progress.
+
+`kind` says in the metrics which record a line is.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -12,6 +16,7 @@ class StepRecord:
     clip_share covers all updates so far; memory is that of the whole process, in bytes.
     """
 
+    kind: ClassVar = "step"
     step: int
     loss: float
     lr: float
@@ -31,6 +36,7 @@ class StepRecord:
 class OverflowRecord:
     """A skipped update: the gradient overflowed float16, and the loss scale was lowered."""
 
+    kind: ClassVar = "overflow"
     step: int
     loss_scale: float
 
@@ -40,6 +46,7 @@ class RollbackRecord:
     """A loss spike: the run is back at `step`, at half the learning rate, and will skip the
     batches of `spike_step`."""
 
+    kind: ClassVar = "rollback"
     step: int
     spike_step: int
     spike_loss: float | None  # None: not finite
@@ -56,6 +63,7 @@ class EvaluationRecord:
     ranked first.
     """
 
+    kind: ClassVar = "evaluation"
     step: int
     train_loss: float
     val_loss: float
@@ -69,6 +77,7 @@ class EvaluationRecord:
 class SampleRecord:
     """A text that the model wrote."""
 
+    kind: ClassVar = "sample"
     step: int
     text: str
 
@@ -77,15 +86,26 @@ class SampleRecord:
 class EarlyStopRecord:
     """The run ends because its held-out loss no longer falls."""
 
+    kind: ClassVar = "early_stop"
     step: int
     best_step: int
     best_loss: float
 
 
 @dataclass(frozen=True)
+class LookRecord:
+    """The held-out loss between two evaluations, in a run with target_loss: an estimate."""
+
+    kind: ClassVar = "look"
+    step: int
+    look_loss: float
+
+
+@dataclass(frozen=True)
 class TargetRecord:
     """The run ends because its held-out loss has reached target_loss."""
 
+    kind: ClassVar = "target"
     step: int
     loss: float
     target: float
@@ -95,6 +115,7 @@ class TargetRecord:
 class SaveFailedRecord:
     """A checkpoint could not be written; the next save tries again."""
 
+    kind: ClassVar = "save_failed"
     step: int
     reason: str
 
@@ -103,6 +124,7 @@ class SaveFailedRecord:
 class FileWarningRecord:
     """Something happened to a file of the run, which goes on."""
 
+    kind: ClassVar = "warning"
     step: int
     warning: str
 
@@ -111,6 +133,7 @@ class FileWarningRecord:
 class FailureRecord:
     """The run has failed, and would fail in the same way if it were resumed."""
 
+    kind: ClassVar = "failure"
     step: int
     failure: str
 
@@ -119,6 +142,7 @@ class FailureRecord:
 class FinalRecord:
     """The whole held-out part at the end of the run; the fields are those of EvaluationRecord."""
 
+    kind: ClassVar = "final"
     step: int
     final_loss: float
     final_perplexity: float
@@ -143,6 +167,7 @@ class Finding:
 class HealthRecord:
     """The findings at a step, and for each parameter norm(update) / norm(parameter)."""
 
+    kind: ClassVar = "health"
     step: int
     findings: tuple[Finding, ...]
     update_ratios: Mapping[str, float]
@@ -153,6 +178,7 @@ class InstructionSetRecord:
     """The run continues on another kind of CPU: from here on its results differ in the last digits
     from those that it would have had."""
 
+    kind: ClassVar = "instruction_set"
     step: int
     saved_instruction_set: str
     instruction_set: str
@@ -166,6 +192,7 @@ Record = (
     | RollbackRecord
     | HealthRecord
     | EarlyStopRecord
+    | LookRecord
     | TargetRecord
     | SaveFailedRecord
     | FileWarningRecord
@@ -186,8 +213,17 @@ class RunProgress:
     best_loss: float | None = None  # lowest held-out loss so far
     best_step: int = 0
     waited: int = 0  # evaluations since one that was lower by early_stopping_min_delta
-    ended: bool = False  # by early stopping
+    ended: bool = False  # by early stopping, or at the target loss
+    # Of a run with a target loss; see `training.target`.
+    looks: int = 0  # so far
+    first_look: int = 0  # its step
+    looked: int = 0  # step of the last look
+    look_batches: int = 0  # that all looks have taken
+    look_loss: float | None = None  # held-out loss at the last look or evaluation
+    look_training_loss: float | None = None  # smoothed, at that time
+    look_offset: float | None = None  # of the whole held-out text from the batches of a look
+    look_precision: int = 0  # batches that this was measured on
     # "total" includes the others.
     seconds: dict[str, float] = field(
-        default_factory=lambda: {"total": 0.0, "evaluations": 0.0, "samples": 0.0}
+        default_factory=lambda: {"total": 0.0, "evaluations": 0.0, "looks": 0.0, "samples": 0.0}
     )

@@ -11,6 +11,7 @@ from smallmind import safetensors
 from smallmind.checks import InputError
 from smallmind.parallel.ranks import Ranks
 
+TOKENIZER = "tokenizer"  # the part of a state that is long and never changes: a text
 SNAPSHOT = "snapshot."  # prefix of a snapshot's tensors inside the state that includes it
 
 
@@ -96,12 +97,13 @@ def receive_state(ranks: Ranks) -> RunState:
 def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:
     """A state that includes the snapshot of an earlier step, so that a resumed run has it too.
 
-    A snapshot of the same step adds nothing and is left out.
+    A snapshot of the same step adds nothing and is left out, and so is its tokenizer.
     """
     if snapshot is None or snapshot.step == state.step:
         return state
     tensors = {SNAPSHOT + name: tensor for name, tensor in snapshot.tensors.items()}
-    included = {"step": snapshot.step, "state": snapshot.state}
+    rest = {name: part for name, part in snapshot.state.items() if name != TOKENIZER}
+    included = {"step": snapshot.step, "state": rest}
     return RunState(state.step, {**state.tensors, **tensors}, {**state.state, "snapshot": included})
 
 

@@ -60,7 +60,7 @@ def accumulate_gradients(
     """
     windows, passes = sampler.windows_in_step(step), model.passes
     total = 0.0
-    for number in activity.parts(range((step - 1) * sampler.batches, step * sampler.batches)):
+    for number in activity.parts(sampler.batches_in_step(step)):
         before_batch()
         with model.workspace.profile("GetBatch"):
             batch = get_batch(number)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind import activity
-from smallmind.checks import InputError, check_field, check_type
+from smallmind.checks import InputError, check_field, check_type, suggesting
 from smallmind.config import ModelConfig, Precision, TrainingConfig
 from smallmind.generation import generate
 from smallmind.lock import RunLock
@@ -18,19 +18,31 @@ from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
 from smallmind.parallel.ranks import ALONE, Ranks, Stopped, together
-from smallmind.parallel.shards import divisors
+from smallmind.parallel.shards import check_size
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.training.checkpoint import BackgroundSaver, NoSaver, Saver, check_unused, newest
+from smallmind.training.checkpoint import (
+    BackgroundSaver,
+    NoSaver,
+    Saver,
+    check_unused,
+    clear_stale,
+    newest,
+)
 from smallmind.training.distillation import Distillation
-from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_parts
+from smallmind.training.evaluation import (
+    Evaluation,
+    evaluate_held_out,
+    evaluate_parts,
+    held_out_loss,
+)
 from smallmind.training.gradients import computing
 from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
-from smallmind.training.progress import progress_line
+from smallmind.training.progress import follow, showing_progress
 from smallmind.training.records import (
     EvaluationRecord,
     InstructionSetRecord,
@@ -45,6 +57,7 @@ SNAPSHOT_EVERY = 100  # steps
 SAMPLE_TOKENS = 400
 
 
+@suggesting()
 class Training:
     """Trains a model on data: `Training(model, tokenizer, text)` or `Training(model, data=data)`.
 
@@ -91,7 +104,7 @@ class Training:
         self.model = model
         self.data = data
         self.tokenizer: Tokenizer = data.tokenizer
-        model.tokenizer_state = data.tokenizer.state()
+        model.tokenizer_digest = data.tokenizer.digest
         self.distillation = distillation
         if distillation:
             distillation.prepare(model, data)
@@ -102,6 +115,7 @@ class Training:
         self._run = self._new_run(TrainingConfig())
         self.on_step: Callable[[int, str], object] | None = None  # see Loop
         self._stopping = False
+        self._begun_in: Path | None = None  # where `train_optimized` saves its last run
 
     def __repr__(self) -> str:
         return f"<Training: step {self.progress.step:,} of {self.config.steps:,} on {self.data!r}>"
@@ -165,6 +179,16 @@ class Training:
         check_type("config", config, TrainingConfig)
         check_type("state", state, RunState, None)
         check_type("until", until, numbers.Integral, None)
+        self._stopping = False
+        return self._lead_steps(config, state, until, saver)
+
+    def _lead_steps(
+        self,
+        config: TrainingConfig,
+        state: RunState | None,
+        until: int | None,
+        saver: Saver | None,
+    ) -> Generator[Record, None, None]:
         with self.leading("steps", config, until, state is not None, saver is not None):
             if state:
                 send_state(self.ranks, state)
@@ -176,6 +200,7 @@ class Training:
         self, config: TrainingConfig, until: int | None, has_state: bool, is_saved: bool
     ) -> Generator[Record, None, None]:
         """What the other ranks do while rank 0 takes `steps`."""
+        self._stopping = False
         state = receive_state(self.ranks) if has_state else None
         yield from self._begin_together(config, state)
         state = None
@@ -201,6 +226,7 @@ class Training:
                 saver,
                 self.snapshot_every,
                 self.evaluate,
+                self.held_out_loss,
                 self.sample,
                 self.on_step,
             )
@@ -272,6 +298,14 @@ class Training:
             return evaluate_parts(step, self.model, self.data, batches, self.check_stop, self.ranks)
         return None
 
+    def held_out_loss(self, batches: int) -> float | None:
+        """The loss on some windows from all over the held-out part; None if it was stopped."""
+        profile = self.model.workspace.profile
+        phrase = f"Looking at the held-out loss after step {self.progress.step}"
+        with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
+            return held_out_loss(self.model, self.data, batches, self.check_stop, self.ranks)
+        return None
+
     def evaluate_held_out(self) -> Evaluation | None:
         """Evaluates the whole held-out part, as at the end of a run; None if it was stopped."""
         with self.leading("evaluate_held_out"), suppress(Stopped):
@@ -290,25 +324,20 @@ class Training:
                 self.model, self.tokenizer, max_tokens=SAMPLE_TOKENS, seed=self.data.seed
             )
 
-    def train(self, steps: int, progress: bool = False, **settings: float | str) -> list[Record]:
+    @suggesting(TrainingConfig)
+    def train(
+        self, steps: int, progress: bool | None = None, **settings: float | str
+    ) -> list[Record]:
         """Trains for `steps` with other fields of TrainingConfig as keywords -> all records.
 
-        With `progress`, a line on standard error shows step, loss, speed and time left.
+        With `progress`, by default on a terminal and in a notebook, a line on standard error shows
+        step, loss, speed and time left; with False nothing is shown.
         """
         config = TrainingConfig(steps=steps, **settings)  # type: ignore[arg-type]
-        if not progress:
-            return list(self.steps(config))
-        records, before = [], self.on_step
-        with progress_line(self.with_step_count(config).steps) as line:
-            self.on_step = line.during
-            try:
-                for record in self.steps(config):
-                    records.append(record)
-                    line.show(record)
-            finally:
-                self.on_step = before
-        return records
+        with showing_progress(progress) as line:
+            return follow(self.steps(config), self, line, self.with_step_count(config).steps)
 
+    @suggesting()
     def train_optimized(
         self,
         steps: int | None = None,
@@ -331,7 +360,8 @@ class Training:
         without `checkpoint_dir` nothing is saved. `on_record` gets each record at once. With
         `resume` training continues from the newest checkpoint there, if there is one; without it,
         InputError if the directory already holds checkpoints, or if another run is using it.
-        OSError if the last checkpoint cannot be saved.
+        InputError, too, for `resume` after an interrupt before the first checkpoint: the model is
+        no longer the one that the run began with. OSError if the last checkpoint cannot be saved.
         """
         check_type("config", config, TrainingConfig, None)
         check_type("checkpoint_dir", checkpoint_dir, str, PathLike, None)
@@ -356,15 +386,27 @@ class Training:
                 directory = Path(checkpoint_dir)
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(directory))
+                clear_stale(directory)
                 state = self._newest(directory) if resume else None
                 if not state:
                     check_unused(directory)
+                    self._check_fresh(directory.resolve(), resume)
                 saver = stack.enter_context(BackgroundSaver(directory, config.keep))
             for record in self.steps(config, state, saver=saver):
                 records.append(record)
                 if on_record:
                     on_record(record)
         return records
+
+    def _check_fresh(self, directory: Path, resume: bool) -> None:
+        """InputError for a run that resumes from nothing, with weights that it has changed."""
+        if resume and directory == self._begun_in and self.optimizer.steps:
+            raise InputError(
+                f"the run was interrupted before its first checkpoint in {directory}: build the "
+                "model and its Training anew to start over, or leave out resume=True to begin "
+                f"another run with the weights that it has reached, at step {self.progress.step}"
+            )
+        self._begun_in = directory
 
     def _newest(self, directory: str | PathLike[str]) -> RunState | None:
         """The newest checkpoint there, None if there is none. InputError if all are damaged."""
@@ -387,12 +429,7 @@ class Training:
             precision = saved_precision(state)
         set_up(self.model, config, precision)
         self._run = self._new_run(config)
-        self._stopping = False
-        if config.shards % self.ranks.size:
-            raise InputError(
-                f"data_shards={config.shards} cannot be divided among {self.ranks.size} ranks: "
-                f"the number of ranks must be one of {', '.join(map(str, divisors(config.shards)))}"
-            )
+        check_size(self.ranks.size, config.shards)
         self._run.clear_gradients()
         if state:
             self.load_state(state)

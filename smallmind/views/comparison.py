@@ -71,6 +71,13 @@ def compare(runs: Sequence[RunView], field: str, axis: str) -> Losses:
     return Losses(field, places, [[curve.at(place, axis) for curve in curves] for place in places])
 
 
+def lowest(runs: Sequence[RunView], field: str) -> list[tuple[float, int, float] | None]:
+    """The lowest value of a field in each run, its step and its seconds; None without any."""
+    curves = [run.curves[field].finite() for run in runs]
+    points = [zip(curve.values, curve.steps, curve.seconds, strict=True) for curve in curves]
+    return [min(each, default=None) for each in points]
+
+
 def _places(curves: Sequence[Curve], axis: str) -> list[float]:
     """Evenly spread: steps at which the run with the fewest points has some, or times."""
     first = max(float(curve.xs(axis)[0]) for curve in curves)

@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smallmind.checks import InputError
-from smallmind.views.run_view import RunView, State, number
+from smallmind.checks import InputError, number
+from smallmind.views.run_view import RunView, State
 
 # What runs can be sorted by -> the field of RunRow.
 SORT_KEYS = {
@@ -23,6 +23,9 @@ SORT_KEYS = {
     "time": "seconds",
     "state": "state",
 }
+
+
+LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # a date has four digits
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def row_of(view: RunView) -> RunRow:
     return RunRow(
         name=view.name,
         path=str(view.path),
-        created=view.created if math.isfinite(view.created) else None,
+        created=view.created if 0 <= view.created < LAST else None,
         state=state.value,
         text=view.text,
         architecture=view.architecture,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from smallmind.charts.axis import worth_seeing
 from smallmind.charts.curve import Curve
+from smallmind.live_line import printable
 from smallmind.views.run_view import RunView
 
 # Above how many seconds a time axis has another unit, and its seconds.
@@ -74,7 +75,7 @@ def chart_of(runs: Sequence[RunView], axis: str) -> Chart:
     ]
     every = [curve for panel in panels for curve in panel.lines + panel.marks if len(curve)]
     end = max((float(curve.xs(axis)[-1]) for curve in every), default=0.0)
-    names = [str(run.path).replace("\n", " ") for run in runs]
+    names = [printable(str(run.path)).replace("\n", " ") for run in runs]
     if axis == "steps":
         return Chart(names, panels, axis, "steps", end, 1.0)
     _, seconds, unit = next(row for row in UNITS if end >= row[0])

@@ -4,7 +4,7 @@ The page needs nothing else: no script, and no file from elsewhere.
 """
 
 import dataclasses
-import json
+import math
 import shlex
 from collections.abc import Iterable
 from os import PathLike
@@ -14,7 +14,7 @@ from smallmind import durable
 from smallmind.activity import duration
 from smallmind.charts import losses, svg
 from smallmind.charts.curve import Curve
-from smallmind.checks import InputError
+from smallmind.checks import InputError, from_json, number, whole
 from smallmind.runs.files import PROFILE
 from smallmind.settings import SECTIONS
 from smallmind.table import Table, escape
@@ -230,26 +230,25 @@ def _profile(view: RunView) -> str:
     """Where the time went, if the run was profiled: each operation without those inside it."""
     try:
         with durable.open_regular(view.path / PROFILE) as file:
-            rows = json.loads(file.read())["rows"]
+            rows = from_json(file.read())["rows"]
         own: dict[str, float] = {}
         for row in rows:
-            own[row["path"][-1]] = own.get(row["path"][-1], 0.0) + row["own"] / 1e9
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, IndexError):
+            own[row["path"][-1]] = own.get(row["path"][-1], 0.0) + whole(row["own"]) / 1e9
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""
-    whole = sum(own.values())
-    if not whole > 0:
+    total = sum(own.values())
+    if not total > 0:
         return ""
     longest = max(own.values())
     bars = "".join(
         f'<div class="bar"><span>{escape(name).replace("_", "_<wbr>")}</span>'
         f'<i style="width:{100 * part / longest:.2f}%"></i>'
-        f"<span>{part:.2f} s, {part / whole:.0%}</span></div>"
+        f"<span>{part:.2f} s, {part / total:.0%}</span></div>"
         for name, part in sorted(own.items(), key=lambda item: -item[1])
-        if part >= LEAST * whole
+        if part >= LEAST * total
     )
-    return _section(
-        "Where the time went", f"<p>{whole:.1f} seconds of training were measured.</p>{bars}"
-    )
+    measured = f"{total:.1f} seconds of training were measured, each in the innermost operation."
+    return _section("Where the time went", f"<p>{measured}</p>{bars}")
 
 
 def _health(view: RunView) -> str:
@@ -307,7 +306,7 @@ def _curve(view: RunView, name: str) -> Curve:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < svg.LARGEST  # and not NaN
+    return math.isfinite(number(value))
 
 
 def _spread(items: list[Any], count: int) -> list[Any]:

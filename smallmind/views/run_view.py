@@ -1,7 +1,6 @@
 """A run seen from outside: its settings, its metrics and its state, as they are on disk now."""
 
 import enum
-import json
 import math
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 
 from smallmind import durable
 from smallmind.charts.curve import Curve
-from smallmind.checks import InputError
+from smallmind.checks import InputError, from_json, number, shown_value, whole
 from smallmind.lock import is_held
 from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLES, name_of
 from smallmind.runs.metrics_file import MetricsFile
@@ -23,8 +22,9 @@ from smallmind.settings import Settings
 from smallmind.training.checkpoint_names import CHECKPOINTS, saved_steps
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
-SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)
+SAMPLE = re.compile(rb"^--- step (\d{1,18})$", re.MULTILINE)
 NOTES = 1000  # kept: the last ones
+LONGEST = 1e10  # seconds of training: three centuries
 RECENT = 600.0  # seconds: a run on another host that wrote something since is running
 PLOTTED = ("loss", "val_loss", "lr", "grad_norm")  # fields of records that are shown as curves
 
@@ -86,8 +86,14 @@ class RunView:
 
     @property
     def is_run(self) -> bool:
-        """Whether the directory holds a run, or the beginning of one."""
-        return (self.path / METRICS).is_file() or self.settings is not None
+        """Whether the directory holds a run, or the beginning of one that is starting."""
+        metrics = self.path / METRICS
+        if self.settings is not None or not metrics.is_file():
+            return self.settings is not None
+        # Empty metrics alone are what a start leaves that is killed.
+        return bool(self._config_stat or self._metrics.lines or self._metrics.partial) or (
+            self._is_held()
+        )
 
     @property
     def name(self) -> str:
@@ -109,9 +115,10 @@ class RunView:
     @property
     def parameters(self) -> int | None:
         """The number of its model's parameters; None if it is not known."""
-        if type(count := self.saved.get("parameters")) is int:
-            return count
-        with suppress(OSError, ValueError):  # earlier versions did not save it
+        with suppress(KeyError, ValueError):
+            return whole(self.saved["parameters"])
+        # Earlier versions did not save it.
+        with suppress(OSError, KeyError, TypeError, ValueError):
             return _count_parameters(self.path / MODEL)
         return None
 
@@ -181,7 +188,7 @@ class RunView:
         self._problems.pop(CONFIG, None)
         try:
             with durable.open_regular(file) as opened:
-                saved = json.loads(opened.read(MAX_CONFIG_BYTES))
+                saved = from_json(opened.read(MAX_CONFIG_BYTES))
             if "text_sha256" not in saved:  # another program's file of this name
                 raise KeyError("text_sha256")
             self.saved = dict(saved)
@@ -190,7 +197,7 @@ class RunView:
             self._problems[CONFIG] = f"cannot be read: {error}"
         except OSError as error:
             self._problems[CONFIG] = _cannot_be_read(error)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             self._problems[CONFIG] = "was not written by smallmind"
         return True
 
@@ -205,16 +212,17 @@ class RunView:
             self._logged = min(self._logged, step)
             return
         seconds = number(record.get("elapsed_seconds"))
-        if math.isfinite(seconds):
+        if 0 <= seconds < LONGEST:
             self.seconds, self._timed = seconds, step
-            self._seconds_per_step = number(record.get("step_ms")) / 1000
+            if "step_ms" in record:
+                self._seconds_per_step = number(record["step_ms"]) / 1000
         elif step > self._timed and math.isfinite(self._seconds_per_step):
             seconds = self.seconds + (step - self._timed) * self._seconds_per_step
         else:
             seconds = self.seconds
         self._logged = step
         if "failure" in record:
-            self.failure = str(record["failure"])
+            self.failure = _text(record["failure"])
         if "best_step" in record or "target" in record:
             self._ended = step
         elif "final_loss" in record:
@@ -234,12 +242,15 @@ class RunView:
         if isinstance(findings := record.get("findings"), list):
             self.health_checks += 1
             named = [finding for finding in findings if isinstance(finding, dict)]
-            self.notes += [f"{step}{x.get('name')}: {x.get('message')}" for x in named]
+            for finding in named:
+                name, message = map(_text, map(finding.get, ("name", "message")))
+                self.notes.append(f"{step}{name}: {message}")
         if "spike_step" in record:
-            self.notes.append(
-                f"{step}rolled back to here, as the loss of step {record['spike_step']} was a spike"
-            )
-        self.notes += [f"{step}{record[name]}" for name in ("warning", "failure") if name in record]
+            spike = _text(record["spike_step"])
+            self.notes.append(f"{step}rolled back to here, as the loss of step {spike} was a spike")
+        for name in ("warning", "failure"):
+            if name in record:
+                self.notes.append(step + _text(record[name]))
         del self.notes[:-NOTES]
 
     def samples(self) -> list[tuple[int, str]]:
@@ -268,8 +279,8 @@ class RunView:
         """Whether it has ended by itself, as `Run.is_finished` says; its sample is written last."""
         if self.settings is None or not (self.path / MODEL).exists():
             return False
-        step, extended = self.step, self.saved.get("extended_after", 0)
-        has_ended = self._ended == step and isinstance(extended, int) and step > extended
+        step, extended = self.step, number(self.saved.get("extended_after", 0))
+        has_ended = self._ended == step and step > extended
         if step < self.settings.training.steps and not has_ended:
             return False
         with suppress(OSError, ValueError), durable.open_regular(self.path / SAMPLES) as file:
@@ -289,24 +300,18 @@ def open_view(path: str | PathLike[str], fields: Sequence[str] = PLOTTED) -> Run
     return view
 
 
+def _text(value: Any) -> str:
+    """A text of a record, which may be anything."""
+    return value if isinstance(value, str) else shown_value(value)
+
+
 def _cannot_be_read(error: Exception) -> str:
     return f"cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
-def number(value: Any) -> float:
-    """A number of a record, which may come from anywhere; NaN if it is none."""
-    if type(value) is float:
-        return value
-    if type(value) is not int:
-        return math.nan
-    with suppress(OverflowError):
-        return float(value)
-    return math.nan
-
-
 def _count_parameters(model: Path) -> int:
-    """The elements of the tensors in a model file. OSError or ValueError if it is damaged."""
+    """The elements of the tensors in a model file; any error if it is damaged."""
     with durable.open_regular(model) as file:
         _, header = read_header(file, os.fstat(file.fileno()).st_size)
     shapes = [tensor["shape"] for name, tensor in header.items() if name != "__metadata__"]
-    return sum(math.prod(shape) for shape in shapes)
+    return whole(sum(math.prod(map(whole, shape)) for shape in shapes))

@@ -22,6 +22,7 @@ from smallmind.config import SCHEDULES
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
 from smallmind.training.records import RunProgress
+from tests.programs import last_of_each, started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 SMALL = shlex.split(
@@ -110,6 +111,7 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert [line["step"] for line in evaluations] == [20, 30]
     assert set(steps[0]) == {
         "step",
+        "kind",
         "loss",
         "lr",
         "grad_norm",
@@ -125,6 +127,8 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     }
     assert set(evaluations[0]) == {
         "step",
+        "kind",
+        "elapsed_seconds",
         "train_loss",
         "val_loss",
         "perplexity",
@@ -224,14 +228,10 @@ def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
     assert opened.count(("O", number)) == opened.count(("C", number)) == 30
 
 
-def without(flags, name):
-    place = flags.index(name)
-    return flags[:place] + flags[place + 2 :]
-
-
 def test_epochs_set_the_number_of_steps(text, tmp_path, capsys):
     out = tmp_path / "run"
-    flags = [*without(SMALL, "--steps"), "--epochs", "2", "--val-batches", "0"]
+    flags = [*SMALL[: SMALL.index("--steps")], "--epochs", "2", "--val-every", "20"]
+    flags += ["--val-batches", "0", "--warmup-steps", "5"]
     assert main(["train", text, *flags, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     steps = 2 * -(-(2592 - 1) // 16 // 4)
@@ -267,13 +267,20 @@ def test_the_share_of_clipped_gradients_is_shown(text, tmp_path, capsys, norm, s
     [(10.5, 50.0, True), (9.5, 50.0, False), (4.0, 5.0, False), (11.0, 60.0, False)],
 )
 def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
-    """Advice only where there is time to save."""
-    training = types.SimpleNamespace(
-        progress=RunProgress(evaluated=250, seconds={"total": total, "evaluations": evaluating}),
-        config=TrainingConfig(max_grad_norm=0),
-    )
-    show_costs(Console(), training)
-    printed = flat(capsys.readouterr().out)
+    """Advice only where there is time to save, about what somebody chose, not the result's."""
+    seconds = {"total": total + 7, "evaluations": evaluating, "last evaluation": 7.0}
+
+    def shown(**chosen):
+        training = types.SimpleNamespace(
+            progress=RunProgress(evaluated=250, seconds=seconds),
+            config=TrainingConfig(max_grad_norm=0, **chosen),
+        )
+        show_costs(Console(), training)
+        return flat(capsys.readouterr().out)
+
+    printed = shown(val_every=10)
+    for nobodys in ({}, {"val_every": 50, "val_batches": 5}):  # the defaults, and those of a preset
+        assert "Evaluations took" in shown(**nobodys) and "evaluate less" not in shown(**nobodys)
     share = f"Evaluations took {evaluating} of {total} seconds ({evaluating / total:.0%})"
     assert share in printed
     advice = ": evaluate less often (--val-every) or on less text (--val-batches)"
@@ -282,7 +289,7 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
 
 def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, tmp_path, capsys):
     flags = ["--steps", "3", "--val-every", "0", "--out", str(tmp_path / "run")]
-    assert main(["train", text, *SMALL, *flags]) == 0
+    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
     printed = capsys.readouterr().out
     assert "Whole held-out text" in printed and "Evaluations took" not in printed
 
@@ -296,7 +303,7 @@ def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, tmp_pat
 )
 def test_a_run_that_is_too_short_is_said_before_it_starts(text, tmp_path, capsys, flags, words):
     for command in (["check"], ["train", "--out", str(tmp_path / "run")]):
-        assert main([*command, text, *SMALL, *flags]) == 0
+        assert main([*command, *last_of_each(text, *SMALL, *flags)]) == 0
         printed = flat(capsys.readouterr().out)
         assert words in printed
         assert "step 30/30" not in printed[: printed.index(words)]
@@ -384,7 +391,7 @@ def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, ca
 )
 def test_the_optimizer_and_its_rates_are_shown(text, tmp_path, capsys, flags, shown):
     flags = [*flags, "--steps", "6", "--warmup-steps", "10", "--out", str(tmp_path / "run")]
-    assert main(["train", text, *SMALL, *flags]) == 0
+    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
     cells = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines()]
     assert [row[1].strip() for row in cells if row[0].strip() == "optimizer"] == [shown]
 
@@ -392,7 +399,7 @@ def test_the_optimizer_and_its_rates_are_shown(text, tmp_path, capsys, flags, sh
 def test_a_resumed_run_is_told_what_it_can_change(text, tmp_path, capsys):
     run = str(tmp_path / "run")
     flags = ["--steps", "2", "--warmup-steps", "10", "--out", run]
-    assert main(["train", text, *SMALL, *flags]) == 0
+    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
     assert "use --warmup-steps 0, or more --steps" in flat(capsys.readouterr().out)
     assert main(["train", "--resume", run, "--steps", "4"]) == 0
     assert ": use more --steps" in flat(capsys.readouterr().out)
@@ -449,7 +456,7 @@ def unwrapped(printed):
 def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    flags = [text, *SMALL, "--out", "run", "--n-embd", "32", "--mlp", "gelu"]
+    flags = last_of_each(text, *SMALL, "--out", "run", "--n-embd", "32", "--mlp", "gelu")
     assert main([*command, *flags]) == 0
     lines = unwrapped(capsys.readouterr().out)
     names = (
@@ -498,7 +505,7 @@ def test_recompute_changes_nothing_but_memory(text, tmp_path, capsys):
     for number, more in enumerate((flags, [])):
         out = tmp_path / str(number)
         settings = [*SMALL, "--n-layer", "3", "--dropout", "0.1", *more, "--out", str(out)]
-        assert main(["train", text, *settings]) == 0
+        assert main(["train", *last_of_each(text, *settings)]) == 0
         assert ("recomputed, every_layer" in capsys.readouterr().out) == bool(more)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         losses.append([line["loss"] for line in lines if "loss" in line])
@@ -574,17 +581,12 @@ def test_every_field_of_the_configs_is_a_flag(capsys):
 
 
 def test_generate_survives_a_closed_pipe(run):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "smallmind", "generate", str(run), "--max-tokens", "3000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.read(1)
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.wait(timeout=60)
-    process.stderr.close()
-    assert b"Traceback" not in errors
+    words = [sys.executable, "-m", "smallmind", "generate", str(run), "--max-tokens", "3000"]
+    with started(words, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
@@ -608,17 +610,13 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text, capsys, mon
 def test_training_continues_after_a_closed_pipe(tmp_path, text):
     out = tmp_path / "run"
     arguments = ["train", text, *SMALL, "--log-every", "1", "--out", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "smallmind", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    process.stdout.read(1)
-    process.stdout.close()
-    errors = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(timeout=60) == 0
-    assert errors == b""
+    words = [sys.executable, "-m", "smallmind", *arguments]
+    with started(words, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0
+    assert errors == ""
     assert (out / "model.safetensors").exists()
 
 
@@ -720,7 +718,7 @@ def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
     assert {1, 6, 15, 30} <= set(shown)
     assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
     flags += ["--lr-decay-share", "0.5", "--log-every", "1", "--out", str(tmp_path / "run")]
-    assert main(["train", text, *SMALL, *flags]) == 0
+    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     trained = {line["step"]: line["lr"] for line in map(json.loads, lines) if "lr" in line}
     assert {step: f"{trained[step]:.1e}" for step in shown} == shown
@@ -818,7 +816,7 @@ def test_sizes_presets_and_files_set_what_no_flag_sets(text, tmp_path, capsys):
     )
     sources = ["--size", "nano", "--preset", "test", "--config", str(file)]
     out = tmp_path / "run"
-    assert main(["train", *sources, "--steps", "2000", "--steps", "4", "--out", str(out)]) == 0
+    assert main(["train", *sources, "--steps", "4", "--out", str(out)]) == 0
     settings = saved(out)
     expected = {
         "n_layer": 2,
@@ -841,7 +839,7 @@ def test_a_flag_overrides_a_file_even_with_the_default_value(text, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[model]\nbias = false\n[run]\nseed = 3\n", encoding="utf-8")
     flags = ["--config", str(file), "--seed", "1337", "--bias", "--steps", "1"]
-    assert main(["train", text, *SMALL, *flags, "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *last_of_each(text, *SMALL, *flags), "--out", str(tmp_path / "run")]) == 0
     settings = saved(tmp_path / "run")
     assert settings["seed"] == 1337 and settings["bias"] is True
 
@@ -1059,7 +1057,7 @@ def test_estimate_says_what_to_change_if_no_sequence_fits(capsys):
         assert any(word in way for way in ways), word
     statuses = set()
     for way, total in ways.items():
-        status, cells, _ = estimate_of(capsys, *given, *way.split())
+        status, cells, _ = estimate_of(capsys, *last_of_each(*given, *way.split()))
         assert cells["total"] == total
         assert status == (megabytes(total) > 250)
         statuses.add(status)
@@ -1132,11 +1130,11 @@ def test_train_refuses_what_does_not_fit_before_it_starts(
 def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
     free(150 * 10**6)
     flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
-    flags += ["--steps", "2", "--precision", "float32"]
-    assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 2
+    flags += ["--steps", "2", "--precision", "float32", "--out", str(tmp_path / "run")]
+    assert main(["train", *last_of_each(*flags)]) == 2
     advice = capsys.readouterr().err.split("; use ")[1].split(" (")[0]
     assert advice == "--micro-batch-size 32"
-    assert main(["train", *flags, *advice.split(), "--out", str(tmp_path / "run")]) == 0
+    assert main(["train", *last_of_each(*flags, *advice.split())]) == 0
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.95, True), (0.85, False)])
@@ -1144,7 +1142,8 @@ def test_train_warns_near_the_limit(text, tmp_path, capsys, free, share, warned)
     _, cells, _ = estimate_of(capsys, text, *SMALL)
     nbytes = int(megabytes(cells["total"]) * 1e6 / share)
     free(nbytes)
-    assert main(["train", text, *SMALL, "--steps", "1", "--out", str(tmp_path / "run")]) == 0
+    flags = last_of_each(text, *SMALL, "--steps", "1", "--out", str(tmp_path / "run"))
+    assert main(["train", *flags]) == 0
     words = f"This run needs {cells['total']} of the {nbytes / 1e6:,.1f} MB free."
     assert (words in capsys.readouterr().out) == warned
 

@@ -11,6 +11,7 @@ from smallmind.cli.console import Console, wrap
 from smallmind.cli.program import COMMANDS
 from tests.cli.test_cli import SMALL, TEXT
 from tests.faults.test_consoles import Recorded
+from tests.programs import last_of_each
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_a_command_to_copy_continues_between_flags(monkeypatch):
 def test_the_former_name_of_a_flag_is_read_and_hidden(root, tmp_path, capsys):
     out = tmp_path / "run"
     flags = ["--windows-at-once", "2", "--steps", "1", "--out", str(out)]
-    assert main(["train", str(root / "cats.txt"), *SMALL, *flags]) == 0
+    assert main(["train", *last_of_each(str(root / "cats.txt"), *SMALL, *flags)]) == 0
     assert '"micro_batch_size": 2' in (out / "config.json").read_text(encoding="utf-8")
     capsys.readouterr()
     with pytest.raises(SystemExit):

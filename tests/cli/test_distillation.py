@@ -9,6 +9,7 @@ import pytest
 
 from smallmind import TransformerModel, safetensors
 from smallmind.cli import main
+from tests.programs import last_of_each
 from tests.training.test_resume import TEXT, losses, tensors_of
 
 SHAPE = ["--block-size", "16", "--n-head", "2", "--batch-size", "4", "--val-batches", "2"]
@@ -129,7 +130,8 @@ def test_unsuitable_teachers_are_refused(root, tmp_path, capsys):
         ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot write"),
     ):
         out = tmp_path / "run"
-        assert main(["train", arguments[0], *STUDENT, *arguments[1:], "--out", str(out)]) == 2
+        flags = last_of_each(arguments[0], *STUDENT, *arguments[1:], "--out", str(out))
+        assert main(["train", *flags]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1, error
         assert not out.exists()

@@ -25,7 +25,9 @@ def runs(tmp_path):
     write(parent / "killed", step(10), end='{"step": 2', n_layer=2)
     write(parent / "broken", step(7), {"step": 7, "failure": "the loss diverged"})
     (parent / "young").mkdir()
-    (parent / "young" / "metrics.jsonl").touch()
+    (parent / "young" / "metrics.jsonl").write_text("{")
+    (parent / "killed at its start").mkdir()
+    (parent / "killed at its start" / "metrics.jsonl").touch()
     (parent / "notes").mkdir()
     (parent / "file").touch()
     for seconds, name in enumerate(NAMES[:-1]):
@@ -124,6 +126,11 @@ def test_columns_go_where_the_terminal_is_too_narrow(runs, show, columns):
     left_out = [column.head for column in COLUMNS if column.head not in heads]
     said = f"Left out, for a wider terminal: {', '.join(left_out)}"
     assert (said in flat(printed)) == bool(left_out) == (columns < 100)
+
+
+def test_columns_that_name_a_run_stay_longer_than_those_that_describe_it(runs, show):
+    heads = show(runs, columns=70).splitlines()[0].split()
+    assert {"name", "text", "model"} <= set(heads) and "parameters" not in heads
 
 
 def test_a_long_name_is_shortened_only_if_nothing_else_helps(tmp_path, show):

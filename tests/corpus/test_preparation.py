@@ -395,6 +395,50 @@ def test_a_directory_that_cannot_be_made_or_is_in_use_is_refused(tmp_path):
     assert contents(tmp_path / "taken") == {"train_000000.bin": b"mine"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", '{"version": "1.0"}'),
+        ("config.json", "{}"),
+        ("metrics.jsonl", ""),
+        ("checkpoints/best.safetensors", "mine"),
+        ("notes.txt", "mine"),
+    ],
+)
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_directory_with_files_of_others_is_left_alone(
+    tmp_path, monkeypatch, name, content, is_begun
+):
+    path = written(tmp_path / "a.txt", "the cat sat " * 50)
+    if is_begun:  # before there was a plan, as an earlier version could beside a run
+        with monkeypatch.context() as patch:
+            patch.setattr(Tokenizer, "save", _end)
+            with pytest.raises(EOFError):
+                on_disk([path], tmp_path / "out", tokenizer="byte")
+    if is_begun and name == "tokenizer.json":
+        name = "model.safetensors"
+    written(tmp_path / "out" / name, content)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "survey", None)  # refused before the texts are read
+        with pytest.raises(InputError, match=f"already holds {name.split('/')[0]}, .* new or emp"):
+            on_disk([path], tmp_path / "out", tokenizer="byte")
+    after = {p.name: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert after == before
+
+
+def _end(*_):
+    raise EOFError
+
+
+def test_an_empty_directory_is_prepared_in(tmp_path):
+    path = written(tmp_path / "a.txt", "the cat sat " * 50)
+    written(tmp_path / "out" / ".gitkeep", "")
+    assert len(on_disk([path], tmp_path / "out", tokenizer="byte").tokens) == 600
+    written(tmp_path / "out" / "notes.txt", "mine")  # beside complete shards
+    assert len(on_disk([path], tmp_path / "out", tokenizer="byte").tokens) == 600
+
+
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_directory_that_another_process_prepares_is_refused_at_once(
     tmp_path, monkeypatch, is_begun

@@ -52,6 +52,26 @@ def test_the_field_is_the_obvious_one_or_the_users(name, tmp_path):
     assert message.endswith("give --field with one of these: story, body")
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "word"),
+    [
+        ("a.csv", "id,Content\n1,one\n", "column"),
+        ("a.tsv", "id\tContent\n1\tone\n", "column"),
+        ("b.csv", "Content\none\n", "column"),
+        ("a.jsonl", '{"id": 1, "Content": "one"}\n', "field"),
+    ],
+)
+def test_the_report_names_the_field_that_the_user_has_not_named(tmp_path, name, data, word):
+    path = written(tmp_path / name, data)
+    for field, notes in [
+        (None, (f"read the text from {word} 'Content' in 1 file",)),
+        ("Content", ()),
+    ]:
+        texts = Corpus(path, field=field)
+        assert documents(texts) == ["one"]
+        assert texts.report.notes == notes
+
+
 def test_records_without_text_are_counted(tmp_path):
     data = lines({"text": None}, {"text": ""}, None, "", {"text": "one"})
     texts = Corpus(written(tmp_path / "a.jsonl", data))

@@ -19,6 +19,7 @@ from smallmind.corpus.shards import open_shards
 from tests.corpus import writing
 from tests.corpus.writing import DOCUMENTS, contents, part, prepare, writer
 from tests.faults.disk import Quick
+from tests.programs import started
 
 
 @pytest.fixture(autouse=True)
@@ -183,13 +184,8 @@ with writer(sys.argv[1]):
 
 
 def test_two_writers_at_once_are_refused(tmp_path):
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with other:
+    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with started(words, stdin=subprocess.PIPE) as other:
         assert other.stdout.readline() == "open\n"
         with pytest.raises(InputError, match=f"is in use by process {other.pid}"):
             writer(tmp_path)

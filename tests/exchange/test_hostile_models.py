@@ -115,11 +115,30 @@ def refusal(path):
         ({"attention_bias": True, "mlp_bias": True}, "lacks the tensor"),
         ({"rms_norm_eps": 0}, "norm_epsilon=0 must be at least 1e-12 and at most 0.1"),
         ({"rms_norm_eps": None}, "norm_epsilon=None must be a number"),
+        ({"logit_scale": 0.5}, "'logit_scale' is 0.5, which may change what the model computes"),
+        ({"attention_multiplier": 0.1}, "'attention_multiplier' is 0.1, which may change"),
+        ({"residual_multiplier": 2.0}, "'residual_multiplier' is 2.0, which may change"),
+        ({"embedding_multiplier": 12}, "'embedding_multiplier' is 12, which may change"),
+        ({"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
+        ({"sliding_window": 64}, "'sliding_window' is 64"),
+        ({"num_local_experts": 8}, "'num_local_experts' is 8"),
+        ({"is_causal": False}, "'is_causal' is False"),
+        ({"alibi": True}, "'alibi' is True, which may change"),
+        ({"\x1b[2J": "x" * 10_000}, "'\\x1b[2J' is 'xxx"),
     ],
 )
 def test_a_config_that_is_wrong_or_not_known_is_refused(model, changes, reason):
     edit(model, **changes)
     assert reason.replace("300", str(tokenizer_of("bpe").vocab_size)) in refusal(model)
+
+
+def test_a_config_may_say_what_changes_nothing(model):
+    wanted = find_foreign(model).model("numpy").flat.data
+    nothing = {"logit_scale": 1.0, "residual_multiplier": 1, "sliding_window": None, "other": None}
+    causal = {"is_causal": True, "num_local_experts": 0, "attn_logit_softcapping": 0.0}
+    of_others = {"_name_or_path": "x", "unsloth_version": "1", "torch_dtype": "bfloat16"}
+    edit(model, **nothing, **causal, **of_others, attention_dropout=0.1, pretraining_tp=2)
+    np.testing.assert_array_equal(find_foreign(model).model("numpy").flat.data, wanted)
 
 
 def test_code_in_the_directory_is_never_executed(model):
@@ -330,9 +349,83 @@ def test_gguf_with_scaled_rotations_is_refused(sound, monkeypatch, keys, is_refu
     metadata |= {f"llama.{key}": value for key, value in keys.items()}
     monkeypatch.setattr(gguf_file, "read", lambda _: (metadata, tensors))
     if is_refused:
-        assert "its rotations (rope) are scaled" in refusal(sound / "Llama.gguf")
+        name = list(keys)[-1]
+        assert f"its rotations (rope) are scaled, by {name}" in refusal(sound / "Llama.gguf")
     else:
         assert find_foreign(sound / "Llama.gguf").model("numpy")
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2"])
+@pytest.mark.parametrize(
+    ("key", "neutral", "others"),
+    [
+        ("attention.scale", [0.0, 0.5], [1.0, 0.25]),  # heads have 4 channels
+        ("logit_scale", [0.0, 1.0], [0.5]),
+        ("residual_scale", [1.0], [0.22]),
+        ("embedding_scale", [1.0], [12.0]),
+        ("attention.sliding_window", [0], [64]),
+        ("attention.sliding_window_pattern", [np.zeros(3, bool)], [np.ones(3, bool)]),
+        ("attention.causal", [True], [False]),
+        ("attention.logit_softcapping", [0.0], [50.0]),
+        ("attn_logit_softcapping", [0.0], [50.0]),
+        ("final_logit_softcapping", [0.0], [30.0]),
+        ("attention.clamp_kqv", [0.0], [8.0]),
+        ("attention.max_alibi_bias", [0.0], [8.0]),
+        ("expert_count", [0], [8]),
+        ("expert_used_count", [0], [2]),
+        ("rope.scaling.attn_factor", [1.0], [1.2]),
+        ("rope.scaling.yarn_beta_fast", [32.0], []),
+        ("rope.dimension_sections", [np.zeros(4, np.int32)], [np.arange(4)]),
+        ("tensor_data_layout", ["Meta AI original pth"], []),
+        ("something.new", [], [0, 1.0, False, "x", "x" * 10_000, []]),
+    ],
+)
+def test_gguf_keys_that_change_the_computation_are_refused(
+    sound, monkeypatch, name, key, neutral, others
+):
+    metadata, tensors = gguf_file.read(sound / f"{name}.gguf")
+    for values, is_refused in ((neutral, False), (others, True)):
+        for value in values:
+            prefix = metadata["general.architecture"]
+            changed = {**metadata, f"{prefix}.{key}": value, "other.key": value}
+            monkeypatch.setattr(gguf_file, "read", lambda _, changed=changed: (changed, tensors))
+            if is_refused:
+                message = refusal(sound / f"{name}.gguf")
+                assert f"'{key}' is " in message and "may change what the model computes" in message
+            else:
+                assert find_foreign(sound / f"{name}.gguf").model("numpy")
+
+
+def test_every_key_that_the_gguf_package_knows_is_judged(sound, monkeypatch):
+    """None passes because nobody has thought of it: a strange value is refused, or harmless."""
+    constants = pytest.importorskip("gguf").constants.Keys
+    groups = [constants.LLM, constants.Attention, constants.Rope, constants.SSM, constants.WKV]
+    names = [name for group in groups for name in vars(group).values() if isinstance(name, str)]
+    keys = {name.removeprefix("{arch}.") for name in names if name.startswith("{arch}.")}
+    metadata, tensors = gguf_file.read(sound / "Llama.gguf")
+    passed = set()
+    for key in keys:
+        changed = {**metadata, f"llama.{key}": 7}
+        monkeypatch.setattr(gguf_file, "read", lambda _, changed=changed: (changed, tensors))
+        try:
+            find_foreign(sound / "Llama.gguf").model("numpy")
+        except InputError:
+            continue
+        passed.add(key)
+    assert passed == {
+        *(
+            "vocab_size",
+            "context_length",
+            "rope.freq_base",
+            "rope.freq_base_swa",
+            "rope.dimension_count_swa",
+        ),
+        *("attention.key_length_swa", "attention.value_length_swa", "tensor_data_layout"),
+        *("attention.group_norm_epsilon", "decoder_start_token_id", "pooling_type"),
+        *("rope.scaling.original_context_length", "rope.scaling.finetuned"),
+        *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+        *({"attention.layer_norm_epsilon"} & keys),
+    }
 
 
 def test_a_file_that_only_says_it_is_gguf_is_refused(tmp_path):

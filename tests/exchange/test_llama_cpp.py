@@ -10,6 +10,7 @@ import pytest
 
 import smallmind
 from smallmind.exchange.format import padded
+from tests.exchange import chat
 from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
 from tests.text import published
 
@@ -168,3 +169,17 @@ def test_its_tokens_are_those_of_published_tokenizers(tmp_path, name):
         control = {tokenizer.special[s] for s in tokenizer.special.keys() - tokenizer.rules.shown}
         shown = [i for i in ids if i not in control]
         assert ask("detokenize", tokens=shown)["content"] == tokenizer.decode(shown)
+
+
+@pytest.mark.parametrize("name", chat.ENDS)
+def test_it_asks_in_the_form_of_the_chat_model(tmp_path, name):
+    run = smallmind.Run.import_model(chat.made(tmp_path / "source", name), tmp_path / "run")
+    run.export(tmp_path / "model.gguf", "gguf")
+    begin, turn_end = chat.ENDS[name]
+    with served(tmp_path / "model.gguf") as ask:
+        prompt = ask("apply-template", messages=[{"role": "user", "content": "A cat?"}])["prompt"]
+        ids = ask("tokenize", content="The cat", add_special=True)["tokens"]
+    assert prompt == f"<user>A cat?{turn_end}<assistant>"
+    tokenizer = run.load(backend="numpy")[1]
+    added = [tokenizer.special[begin]] if name == "Llama 3" else []
+    assert ids == [*added, *tokenizer.encode("The cat").tolist()]

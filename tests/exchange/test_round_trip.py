@@ -222,7 +222,14 @@ def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
     (tmp_path / "model" / "mine").write_text("mine")
     with pytest.raises(InputError, match="is not an empty directory"):
         sent(tmp_path, model, tokenizer, "hf")
-    (tmp_path / "model.gguf").write_text("mine")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "missing")
+    for name, content in (("mine", b"mine"), ("empty", b""), ("almost", b"GGU"), ("link", None)):
+        if content is not None:
+            (tmp_path / f"{name}.gguf").write_bytes(content)
+        with pytest.raises(InputError, match=f"{name}.gguf exists and is not a GGUF file"):
+            smallmind.export(model, tokenizer, tmp_path / f"{name}.gguf", "gguf")
+    assert (tmp_path / "mine.gguf").read_bytes() == b"mine"
+    assert (tmp_path / "link.gguf").is_symlink() and not (tmp_path / "missing").exists()
     smallmind.export(model, tokenizer, tmp_path / "other.gguf", "gguf")
     before = (tmp_path / "other.gguf").read_bytes()
     smallmind.export(model, tokenizer, tmp_path / "other.gguf", "gguf")

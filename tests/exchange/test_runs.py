@@ -224,6 +224,10 @@ def test_what_is_no_model_of_others_is_refused(root, tmp_path, capsys, source, r
 
 
 def test_a_directory_in_use_is_not_imported_to(root, tmp_path):
-    with pytest.raises(InputError, match="already holds a run"):
-        Run.import_model(root / "hf", root / "run")
+    for out in ("run", "hf"):
+        before = {file.name: file.read_bytes() for file in (root / out).iterdir() if file.is_file()}
+        with pytest.raises(InputError, match="already holds a run"):
+            Run.import_model(root / "hf", root / out)
+        after = {file.name: file.read_bytes() for file in (root / out).iterdir() if file.is_file()}
+        assert after == before
     assert Run.open(root / "run").is_finished

@@ -9,6 +9,7 @@ import pytest
 import smallmind
 from smallmind.exchange.format import padded
 from smallmind.exchange.number_types import quantise
+from tests.exchange import chat
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
 from tests.text import published
 
@@ -216,3 +217,39 @@ def test_blocks_of_8_bits_are_those_of_the_gguf_package():
     values[3] = 0
     theirs = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
     np.testing.assert_array_equal(quantise(values).reshape(theirs.shape), theirs)
+
+
+MESSAGES = [{"role": "user", "content": "The cat?"}, {"role": "assistant", "content": "A 12!"}]
+
+
+@pytest.mark.parametrize("has_own_file", [True, False])
+@pytest.mark.parametrize("name", chat.ENDS)
+def test_a_chat_model_that_was_here_is_used_as_before(tmp_path, name, has_own_file):
+    source = chat.made(tmp_path / "source", name, has_own_file)
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    del config["auto_map"]  # transformers would ask whether to execute it
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    run = smallmind.Run.import_model(source, tmp_path / "run")
+    run.export(tmp_path / "hf")
+    run.export(tmp_path / "model.gguf", "gguf")
+    again = smallmind.Run.import_model(tmp_path / "model.gguf", tmp_path / "again")
+    again.export(tmp_path / "gguf")
+    theirs = transformers.AutoTokenizer.from_pretrained(source)
+    text = TEXT[:50] + chat.ENDS[name][1]
+    for place in ("hf", "gguf"):
+        ours = transformers.AutoTokenizer.from_pretrained(tmp_path / place)
+        for options in ({"tokenize": False}, {"add_generation_prompt": True}):
+            wanted = theirs.apply_chat_template(MESSAGES, **options)
+            assert ours.apply_chat_template(MESSAGES, **options) == wanted
+        assert ours(text).input_ids == theirs(text).input_ids
+        # GGUF cannot say that nothing begins a text.
+        begins = ("bos_token_id",) if place == "hf" or chat.ENDS[name][0] else ()
+        for key in (*begins, "eos_token_id", "pad_token_id"):
+            assert getattr(ours, key) == getattr(theirs, key)
+    ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert ours.model_max_length == theirs.model_max_length == 8192
+    before, after = (
+        transformers.AutoModelForCausalLM.from_pretrained(path).generation_config.to_dict()
+        for path in (source, tmp_path / "hf")
+    )
+    assert before == after

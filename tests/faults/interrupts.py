@@ -3,6 +3,8 @@
 import dis
 import functools
 import sys
+from collections import Counter
+from pathlib import Path
 
 # A handler runs after a call, at the start of a function and at the end of a round of a loop.
 CHECKS = ("CALL", "RESUME", "JUMP_BACKWARD")
@@ -23,21 +25,44 @@ def interrupted_everywhere(action, *files):
         moment += 1
 
 
+def interrupted(action, moment, *files):
+    """Calls action with KeyboardInterrupt at one of these moments -> whether it came that far."""
+    try:
+        _call(action, moment, files)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def count_moments(action, *files):
+    """Calls action -> file -> the number of its moments there."""
+    passed = []
+    _trace(action, files, lambda frame: passed.append(Path(frame.f_code.co_filename).name))
+    return Counter(passed)
+
+
 def _call(action, moment, files):
     left = moment
 
-    def trace(frame, event, _):
+    def at_moment(_):
         nonlocal left
-        code, caller = frame.f_code, frame.f_back
-        in_finaliser = "__del__" in (code.co_name, caller and caller.f_code.co_name)
-        if in_finaliser or not code.co_filename.endswith(files):
+        left -= 1
+        if left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    _trace(action, files, at_moment)
+
+
+def _trace(action, files, at_moment):
+    """Calls action, and at_moment with the frame at each moment within these files."""
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.endswith(files) or _in_finaliser(frame):
             return None
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         if event == "opcode" and frame.f_lasti in _moments(frame.f_code):
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
+            at_moment(frame)
         return trace
 
     previous = sys.gettrace()
@@ -46,6 +71,13 @@ def _call(action, moment, files):
         action()
     finally:
         sys.settrace(previous)
+
+
+def _in_finaliser(frame):
+    """Whether Python would swallow an exception here."""
+    while frame and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Kills children: python -m tests.faults.killed DIRECTORY (operations|saves|runs) KILLS.
+"""Kills children: python -m tests.faults.killed DIRECTORY (operations|saves|starts|runs) KILLS.
 
 In a separate process, because children are made by fork. Prints how many were killed.
 """
@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -16,10 +17,13 @@ import traceback
 from contextlib import closing
 from pathlib import Path
 
-from smallmind import durable
+from smallmind import InputError, Run, durable
 from smallmind.training import training
 from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, newest, save
+from smallmind.views.listing import find_runs
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, kill, names
+from tests.faults.runs import TEXT, write_text
+from tests.runs.small import FIELDS
 
 RECIPES = (  # of whole runs
     ("--recipe", "gpt2"),
@@ -107,6 +111,71 @@ def at_random_moments(root, kills):
     return kills
 
 
+def at_every_operation_of_a_start(root, _):
+    """The next start takes over what one has left that died; what is the user's stays.
+
+    It dies before each thing that it does to its directory, or within each write.
+    """
+    path, left_behind = write_text(root), set()
+    for text, dies in itertools.product((TEXT, path), (before_each, within_each)):
+        mine = {"notes.txt": b"mine"} | ({} if text is TEXT else {"text.txt": b"mine"})
+        for operation in itertools.count():
+            out = root / f"{dies.__name__}-{len(mine)}-{operation}"
+            out.mkdir()
+            for name, content in mine.items():
+                (out / name).write_bytes(content)
+            died = killed(start(dies, operation, out, lambda out=out, text=text: begin(out, text)))
+            left = {re.sub(r"[0-9a-f]{16}", "*", name) for name in os.listdir(out)} - mine.keys()
+            if "config.json" not in left:
+                left_behind.add(frozenset(left))
+                assert not find_runs(out)
+                advice = refusal(Run.open, out)
+                assert f"{out} is not a run" in advice and "\n" not in advice
+                assert not left or f"start it again with --out {out}" in advice
+                begin(out, text)
+            assert Run.open(out).data
+            assert all((out / name).read_bytes() == content for name, content in mine.items())
+            assert not [name for name in os.listdir(out) if name.endswith(".smallmind")] or not died
+            if not died:
+                break
+    return len(left_behind)
+
+
+def begin(out, text):
+    Run.create(text=text, out=out, **FIELDS).unlock()
+
+
+def before_each(operation, directory, work):
+    """Works, and dies before it does something for the nth time to a file in the directory."""
+    count, events = 0, {"open", "os.mkdir", "os.rename", "os.remove", "os.truncate"}
+
+    def audit(event, arguments):
+        nonlocal count
+        if event in events and str(arguments[0]).startswith(f"{directory}{os.sep}"):
+            count += 1
+            if count > operation:
+                kill()
+
+    durable.files = Quick()
+    sys.addaudithook(audit)
+    work()
+
+
+def within_each(operation, _, work):
+    """Works, and dies in the nth operation of what has to survive."""
+    durable.files = Faulty(operation, kill)
+    work()
+
+
+def refusal(function, *arguments):
+    """The message of the InputError that a call raises."""
+    try:
+        function(*arguments)
+    except InputError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+
 def of_whole_runs(root, kills):
     """Kills and resumes each run until it finishes, with the outcome of an undisturbed one.
 
@@ -163,5 +232,10 @@ def quietly(function, *arguments, **settings):
 
 
 if __name__ == "__main__":
-    kinds = {"operations": at_every_operation, "saves": at_random_moments, "runs": of_whole_runs}
+    kinds = {
+        "operations": at_every_operation,
+        "saves": at_random_moments,
+        "starts": at_every_operation_of_a_start,
+        "runs": of_whole_runs,
+    }
     print(kinds[sys.argv[2]](Path(sys.argv[1]), int(sys.argv[3])))

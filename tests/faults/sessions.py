@@ -15,6 +15,7 @@ from pathlib import Path
 
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, write_text
+from tests.programs import started
 
 ROOT = Path(__file__).parents[2]
 LONG = ["--steps", "1000000", "--save-every", "1000000", "--val-every", "0"]
@@ -60,16 +61,11 @@ def pairs(root, number):
         run, environment = root / str(index), dict(os.environ)
         if compiling:
             environment["SMALLMIND_CACHE_DIR"] = str(root / f"cache{index}")
-        with subprocess.Popen(
-            command(root, run),
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        ) as process:
+        settings = {"cwd": ROOT, "env": environment, "stderr": subprocess.DEVNULL}
+        with started(command(root, run), **settings) as process:
             if compiling:
                 for line in process.stdout:
-                    if line.startswith(b"Compiling"):
+                    if line.startswith("Compiling"):
                         break
             else:
                 while not has_trained(run) and process.poll() is None:

@@ -13,16 +13,21 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, TransformerModel
-from smallmind.cli.console import Console, error_line
+from smallmind.charts.curve import Curve
+from smallmind.charts.svg import Line, picture
+from smallmind.cli.console import SILENT, Console, error_line
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.metrics import read_metrics
 from smallmind.settings import SECTIONS
 from smallmind.sources import FIELDS, read_settings
+from smallmind.table import Table
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import newest, save
 from smallmind.training.state import RunState
+from smallmind.views.report import report
 from tests.faults.runs import status, train
 from tests.faults.test_hostile_files import anything
+from tests.views.written import evaluation, step, write
 
 HUGE = [10**9, 10**18, 10**400]
 POSIX = pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
@@ -290,13 +295,14 @@ def test_a_teacher_that_describes_no_model_is_refused(tmp_path, capsys, config):
         assert_one_line(capsys)
 
 
-class Terminal:
-    """A stream that says it is a terminal."""
+class Stream:
+    """What is written, to a terminal or a pipe."""
 
     encoding = "utf-8"
 
-    def __init__(self):
+    def __init__(self, is_terminal=True):
         self.text = ""
+        self.is_terminal = is_terminal
 
     def write(self, text):
         self.text += text
@@ -305,12 +311,14 @@ class Terminal:
         pass
 
     def isatty(self):
-        return True
+        return self.is_terminal
 
 
-HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\rd\x08\x7f"
+HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\rd\x08\x7f\u202ee\u2067\u200f\u061c\0"
+NOT_SHOWN = "\x1b\x07\x9b\r\x08\x7f\u202e\u2067\u200f\u061c\0"
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize(
     "show",
     [
@@ -321,29 +329,58 @@ HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\rd\x08\x7f"
         lambda console: console.drawing(HOSTILE),
         lambda console: console.command("Resume:", [HOSTILE]),
         lambda console: console.table("Model", [["name", HOSTILE]]),
+        lambda console: console.columns(["name"], [[HOSTILE]], ["name"]),
         lambda console: console.live(HOSTILE),
     ],
 )
-def test_control_characters_never_reach_a_terminal(show):
-    terminal = Terminal()
-    console = Console(terminal)
+def test_control_characters_are_shown_nowhere(show, is_terminal):
+    stream = Stream(is_terminal)
+    console = Console(stream)
+    console._printed -= SILENT  # so that a pipe gets the live line too
     show(console)
-    text = terminal.text.removeprefix("\r").removeprefix("\x1b[K")  # those of the live line
-    assert "b" in text and not any(c in text for c in "\x1b\x07\x9b\r\x08\x7f")
+    text = stream.text.removeprefix("\r").removeprefix("\x1b[K")  # those of the live line
+    assert "b" in text and not any(c in text for c in NOT_SHOWN)
 
 
-def test_control_characters_in_errors_never_reach_a_terminal(monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_control_characters_in_errors_are_not_shown(monkeypatch, is_terminal):
+    stream = Stream(is_terminal)
+    monkeypatch.setattr("sys.stderr", stream)
     error_line(HOSTILE)
-    assert not any(c in terminal.text for c in "\x1b\x07\x9b\r\x08\x7f")
+    assert "b" in stream.text and not any(c in stream.text for c in NOT_SHOWN)
+
+
+def test_control_characters_get_into_no_page_and_no_picture(tmp_path):
+    """Names, settings, samples and findings of a run, in its report and in a notebook."""
+    record = {"findings": [{"name": HOSTILE, "message": HOSTILE}]}
+    saved = {"smallmind": HOSTILE, "python": HOSTILE}
+    run = write(tmp_path / "run", step(1), step(2) | record, evaluation(2, 1.0), saved=saved)
+    name = HOSTILE.replace("\0", "").replace("/", "")
+    run = run.rename(tmp_path / name) if os.name == "posix" else run
+    (run / "samples.txt").write_text(f"--- step 2\n{HOSTILE}\n", encoding="utf-8")
+    (run / "profile.json").write_text(json.dumps({"rows": [{"path": [HOSTILE], "own": 10**9}]}))
+    chart = picture([Line(HOSTILE, Curve([1, 2], [1, 2], [1, 2]))], HOSTILE, HOSTILE, HOSTILE)
+    table = Table(HOSTILE, [[HOSTILE]], [HOSTILE])
+    for page in (report(run), chart, table.html(), str(table)):
+        assert "\ufffd" in page and not any(c in page for c in NOT_SHOWN)
+
+
+def test_generated_text_is_exact_in_json(tmp_path, capsys):
+    tokenizer = Tokenizer("\x1b\x9b\r\x07")
+    model = TransformerModel(tokenizer.vocab_size, 8, 8, 1, 1, backend="numpy")
+    model.save(tmp_path / "model.safetensors", {"tokenizer": json.dumps(tokenizer.state())})
+    generate = "generate", "--run", tmp_path / "model.safetensors", "--max-tokens", "9"
+    assert status(*generate) == 0
+    assert set(capsys.readouterr().out) == {"\ufffd", "\n"}
+    assert status(*generate, "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)["text"]) <= set("\x1b\x9b\r\x07")
 
 
 def test_generated_control_characters_never_reach_a_terminal(tmp_path, monkeypatch):
     tokenizer = Tokenizer("\x1b\x9b\r\x07")
     model = TransformerModel(tokenizer.vocab_size, 8, 8, 1, 1, backend="numpy")
     model.save(tmp_path / "model.safetensors", {"tokenizer": json.dumps(tokenizer.state())})
-    terminal = Terminal()
+    terminal = Stream()
     generate = "generate", "--run", tmp_path / "model.safetensors", "--max-tokens", "9"
     assert status(*generate) == 0  # compiles kernels, which a terminal would show
     monkeypatch.setattr("sys.stdout", terminal)

@@ -1,13 +1,22 @@
 """Ctrl-C at any moment leaves a model that works, a pool that is whole and a lock that is free."""
 
+import itertools
+import os
+import random
+
 import numpy as np
 import pytest
 
 import smallmind
+from smallmind import Run, durable
 from smallmind.lock import RunLock
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.runs.metrics import read_metrics
+from smallmind.training import checkpoint, training
 from smallmind.training.profiler import TrainingProfiler
-from tests.faults.interrupts import interrupted_everywhere
+from tests.faults.disk import Quick
+from tests.faults.interrupts import count_moments, interrupted, interrupted_everywhere
+from tests.runs.small import FIELDS, create
 
 PASS = ("tensor_pool.py", "workspace.py", "transformer.py")
 
@@ -67,3 +76,78 @@ def test_ctrl_c_at_any_moment_leaves_no_scope_of_a_profile_open():
             pass
     paths = {row.path for row in profiler.rows()}
     assert ("outer", "inner") in paths
+
+
+# Modules of a run: its session, steps, saves and end.
+RUN = (
+    *("session.py", "directory.py", "ending.py", "durable.py", "lock.py", "checkpoint.py"),
+    *("training.py", "loop.py", "step.py", "gradients.py", "live_state.py", "state.py"),
+    *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
+    *("transformer.py", "generation.py", "safetensors.py"),
+)
+MOMENTS = 40
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(durable, "files", Quick())
+
+
+def small_run(path):
+    return create(path, dropout=0.1, sample_every=2, keep=2)
+
+
+def left_by(path):
+    """What a run leaves: its tensors, the numbers of its metrics, its model and its samples."""
+    newest, skipped = checkpoint.newest(path)
+    assert not skipped and newest.step == FIELDS["steps"]
+    tensors = {name: value.tobytes() for name, value in newest.tensors.items()}
+    numbers = ("step", "loss", "lr", "grad_norm", "val_loss", "final_loss")
+    rows = [[row.get(name) for name in numbers] for row in read_metrics(path).rows]
+    files = {name: (path / name).read_bytes() for name in ("model.safetensors", "samples.txt")}
+    names = sorted(os.listdir(path))  # which checkpoints there are depends on where it stopped
+    return {**tensors, **files, "metrics": rows, "names": names}
+
+
+@pytest.fixture(scope="module")
+def moments(tmp_path_factory):
+    """Module -> the number of moments of a whole run in it."""
+    run = small_run(tmp_path_factory.mktemp("moments") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "files", Quick())
+        patch.setattr(training, "SAMPLE_TOKENS", 20)
+        return count_moments(run.train, *RUN)
+
+
+# An interrupt between opening a file and `with` leaves it to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("is_reopened", [False, True], ids=["same object", "reopened"])
+def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, moments, is_reopened):
+    """However early or late, also twice: before the first checkpoint, in a save, at the end."""
+    whole = small_run(tmp_path / "whole")
+    whole.train()
+    expected, seeded, interrupts = left_by(whole.path), random.Random(is_reopened), 0
+    for number in range(MOMENTS):
+        run = small_run(tmp_path / str(number))
+        work = run.train
+        for _ in range(1 + number % 2):
+            name = seeded.choice(RUN)
+            interrupts += interrupted(work, seeded.randrange(moments[name]), name)
+            run = Run.open(run.path) if is_reopened else run
+            work = run.resume
+        run.resume()
+        assert run.is_finished and run.resume() == []
+        assert left_by(run.path) == expected
+    assert interrupts > MOMENTS
+
+
+@pytest.mark.parametrize("name", ["session.py", "directory.py", "durable.py", "lock.py"])
+def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick, name):
+    for number in itertools.count():
+        out = tmp_path / str(number)
+        if not interrupted(lambda out=out: small_run(out), number, name):
+            break
+        run = Run.open(out) if (out / "config.json").exists() else small_run(out)
+        run.lock()
+        run.unlock()
+    assert number > 10

@@ -14,6 +14,11 @@ def test_a_save_killed_at_any_operation_leaves_a_sound_checkpoint(tmp_path):
     assert kills > 20
 
 
+def test_the_next_start_takes_over_what_a_killed_one_has_left(tmp_path):
+    (different,) = counts("killed", tmp_path, "starts")
+    assert different >= 7
+
+
 @pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.slow)])
 def test_saves_killed_at_random_moments_leave_a_sound_checkpoint(tmp_path, number):
     assert counts("killed", tmp_path, "saves", number) == (number,)

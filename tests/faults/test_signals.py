@@ -1,17 +1,21 @@
 """Ctrl-C and SIGTERM at every stage: the run is saved, and resumes as if uninterrupted."""
 
+import ctypes
+import gc
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from smallmind import durable, generation
-from smallmind.cli.signals import STOPPING
+from smallmind.cli.signals import STOPPING, ending_on_signals
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import interrupt
 from smallmind.runs.session import Run
@@ -19,8 +23,10 @@ from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
 from smallmind.training.live_state import LiveState
 from smallmind.training.training import Training
+from smallmind.views.listing import find_runs
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
+from tests.programs import started
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
 ACCUMULATE = ["--grad-accum-steps", "2"]
@@ -108,6 +114,29 @@ def test_an_interrupted_run_resumes_as_if_uninterrupted(
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize(
+    ("stage", "state", "last"),
+    [
+        ("whole evaluation", "interrupted", r"train \ --resume"),
+        ("sampling", "finished", "generate"),
+    ],
+)
+def test_after_a_signal_at_the_end_all_say_the_same_of_the_run(
+    tmp_path, monkeypatch, capsys, stage, state, last
+):
+    owner, name, call, _ = STAGES[stage]
+    with monkeypatch.context() as patch:
+        signal_at(patch, owner, name, call, signal.SIGINT)
+        assert train(tmp_path) == 130
+    printed = capsys.readouterr().out
+    assert f"Next: smallmind {last}" in " ".join(printed.split())
+    assert ("Interrupted after step 20" in printed) == (state == "interrupted")
+    (found,) = find_runs(tmp_path / "run")
+    run = Run.open(tmp_path / "run")
+    assert found.state == state and f": {state}" in repr(run)
+    assert run.is_finished == (state == "finished")
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_before_the_first_step_leaves_nothing(tmp_path, monkeypatch, number):
     signal_at(monkeypatch, TransformerModel, "loss_and_gradients", 1, number)
@@ -135,14 +164,12 @@ def test_an_ignored_signal_stays_ignored(tmp_path, monkeypatch):
 
 def smallmind(code, *arguments, **environment):
     """The command line in a separate process, after some lines of code."""
-    program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main(sys.argv[1:]))"
-    return subprocess.Popen(
+    program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main())"
+    return started(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=Path(__file__).parents[2],
         env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 
@@ -169,7 +196,7 @@ class Stuck(durable.Files):
     def fsync(self, file):
         if self.stuck:
             print("stuck", flush=True)
-            time.sleep(60)
+            time.sleep(3600)
 
     stuck = False
 
@@ -186,18 +213,17 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path, whole):
     run = tmp_path / "run"
     flags = ["train", write_text(tmp_path), *FLAGS, "--out", run]
     with smallmind(STUCK, *flags) as process:
-        try:
-            for line in process.stdout:
-                if line == "stuck\n":
-                    break
-            process.send_signal(signal.SIGINT)
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.3)
-            time.sleep(interrupt.PATIENCE)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
-        finally:
-            process.kill()
+        for line in process.stdout:
+            if line == "stuck\n":
+                break
+        process.send_signal(signal.SIGINT)
+        for line in process.stdout:
+            if line.strip() == STOPPING:  # from now on the second one is awaited
+                break
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(interrupt.PATIENCE)
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
     assert newest(run)[0].step in (5, 7)
     assert status("train", "--resume", run) == 0
     assert outcome(run) == whole
@@ -291,3 +317,170 @@ def test_the_first_ctrl_c_is_answered_within_the_step(tmp_path):
         rest = process.stdout.read()
         assert "Interrupted after step 9; everything is saved." in rest
     assert process.returncode == 130
+
+
+class Thing:
+    """Can be finalised, and referred to weakly."""
+
+
+def in_a_finaliser(act):
+    class Final(Thing):
+        def __del__(self):
+            act()
+
+    Final()
+
+
+def in_a_callback_of_a_weak_reference(act):
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: act())
+    del thing
+    assert reference() is None
+
+
+def in_a_callback_of_the_garbage_collector(act):
+    def callback(phase, _):
+        gc.callbacks.remove(callback)
+        act()
+
+    gc.callbacks.append(callback)
+    gc.collect()
+
+
+def in_a_callback_of_c(act):
+    ctypes.CFUNCTYPE(None)(act)()
+
+
+def in_one_finaliser_within_another(act):
+    in_a_finaliser(lambda: (in_a_finaliser(act), time.sleep(0.05)))
+
+
+def in_the_body_of_a_class(act):
+    """Python 3.11 raises a RuntimeError instead."""
+
+    class Named:
+        def __set_name__(self, *_):
+            act()
+
+    class _:
+        named = Named()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    "where",
+    [
+        in_a_finaliser,
+        in_a_callback_of_a_weak_reference,
+        in_a_callback_of_the_garbage_collector,
+        in_a_callback_of_c,
+        in_one_finaliser_within_another,
+        in_the_body_of_a_class,
+    ],
+)
+def test_a_signal_ends_a_command_wherever_it_comes(where, number):
+    """Python drops an exception in most of these places."""
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as caught, ending_on_signals():
+        where(lambda: signal.raise_signal(number))
+        time.sleep(60)  # the signal that is sent again ends a wait
+        pytest.fail("the signal was lost")
+    assert getattr(caught.value, "code", 130) == 128 + number
+
+
+def test_errors_that_python_drops_are_still_reported(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: reported.append(found.exc_value))
+    with ending_on_signals():
+        in_a_finaliser(lambda: 1 // 0)
+    assert [type(error) for error in reported] == [ZeroDivisionError]
+
+
+# Raises a signal in the nth import of the program: as it is, or where Python drops exceptions.
+AT_IMPORT = """
+import atexit
+import signal
+import sys
+
+class AtImport:
+    count = None
+
+    def find_spec(self, name, *_):
+        if name == "smallmind.cli.program":
+            self.count = 0
+        if self.count is None:
+            return
+        if self.count == NTH:
+            Final() if DROPPED else signal.raise_signal(NUMBER)
+        self.count += 1
+
+class Final:
+    def __del__(self):
+        signal.raise_signal(NUMBER)
+
+at_import = AtImport()
+sys.meta_path.insert(0, at_import)
+atexit.register(lambda: print("imports:", at_import.count))
+"""
+
+
+def signalled_at_import(nth, number, dropped, *arguments):
+    """-> exit status, what was printed, the errors."""
+    code = f"NTH, NUMBER, DROPPED = {nth}, {int(number)}, {dropped}\n{AT_IMPORT}"
+    with smallmind(code, *arguments) as process:
+        printed, errors = process.communicate()
+    return process.returncode, printed, errors
+
+
+@pytest.fixture(scope="module")
+def imports(tmp_path_factory):
+    """The number of imports of a whole run."""
+    root = tmp_path_factory.mktemp("imports")
+    flags = ["train", write_text(root), *FLAGS, "--out", root / "run"]
+    code, printed, errors = signalled_at_import(-1, 0, False, *flags)
+    assert (code, errors) == (0, "")
+    return int(printed.split()[-1])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("eighth", range(8))
+def test_a_signal_during_any_import_ends_the_program(tmp_path, imports, eighth, dropped):
+    number, nth = NUMBERS[(eighth + dropped) % 3], imports * eighth // 8
+    flags = ["train", write_text(tmp_path), *FLAGS, "--out", tmp_path / "run"]
+    code, _, errors = signalled_at_import(nth, number, dropped, *flags)
+    if number == signal.SIGINT:
+        assert (code, errors) == (130, "\nsmallmind: interrupted\n")
+    else:
+        # By the system's default, as long as no command has begun: a shell sees the same.
+        assert code in (128 + number, -number) and errors == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("nth", range(0, 24, 3))
+def test_ctrl_c_before_a_command_begins_is_one_line(nth):
+    code, _, errors = signalled_at_import(nth, signal.SIGINT, nth % 2, "--help")
+    assert (code, errors) == (130, "\nsmallmind: interrupted\n")
+
+
+CONSOLE_SCRIPT = "import sys; from smallmind.cli import main; sys.exit(main())"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("words", [("-m", "smallmind"), ("-c", CONSOLE_SCRIPT)])
+def test_a_signal_at_a_random_moment_of_the_start_ends_the_program(tmp_path, words, number):
+    """Until Python has found the package it answers Ctrl-C itself, with a traceback."""
+    moments, root = random.Random(int(number)), Path(__file__).parents[2]
+    for index in range(28):
+        run = tmp_path / str(index)
+        flags = ["train", write_text(tmp_path), *FLAGS, "--steps", "1000000", "--out", str(run)]
+        command = [sys.executable, *words, *flags]
+        with started(command, cwd=root, stderr=subprocess.PIPE) as process:
+            time.sleep(moments.uniform(0, 2))
+            process.send_signal(number)
+            printed, errors = process.communicate()
+        assert process.returncode
+        assert f"{root}{os.sep}" not in errors and "ignored in" not in errors, errors
+        if "Traceback" not in errors:
+            assert process.returncode in (128 + number, -number)
+            assert errors in ("", "\nsmallmind: interrupted\n")
+        assert not run.exists() or "everything is saved" in printed

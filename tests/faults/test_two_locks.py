@@ -13,6 +13,7 @@ from smallmind import InputError
 from smallmind import lock as run_lock
 from smallmind.lock import RunLock, is_held
 from smallmind.runs.directory import RunDirectory
+from tests.programs import started
 
 HOLDER = """
 import os, sys
@@ -26,12 +27,8 @@ sys.stdin.read()
 @pytest.fixture
 def holder(tmp_path):
     """Another process that holds the lock of tmp_path, and its number."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with started(words, stdin=subprocess.PIPE) as process:
         process.stdout.readline()
         yield process
         process.kill()

@@ -4,11 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import smallmind
+from tests.programs import started
 
 PROGRAM = """
 import numpy as np
@@ -149,14 +151,13 @@ def test_concurrent_first_starts_all_succeed(package):
         "SMALLMIND_CACHE_DIR": str(package / "empty"),
     }
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
-    starts = [
-        subprocess.Popen(command, env=environment, cwd=package, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    for start in starts:
-        output, _ = start.communicate(timeout=120)
-        assert start.returncode == 0
-        assert float(output.split()[0]) == VALUE
+    with ExitStack() as stack:
+        settings = {"env": environment, "cwd": package}
+        starts = [stack.enter_context(started(command, **settings)) for _ in range(3)]
+        for start in starts:
+            output, _ = start.communicate()
+            assert start.returncode == 0
+            assert float(output.split()[0]) == VALUE
     assert run_kernel(package, SMALLMIND_CACHE_DIR=environment["SMALLMIND_CACHE_DIR"])[1] is False
 
 

@@ -6,39 +6,50 @@ gradients are sent during the backward pass. Under mpiexec all ranks run all of 
 
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from smallmind.nn.transformer import TransformerModel
 from smallmind.training import gradients
 from tests.faults.runs import status
 from tests.parallel.disturbed import SPIKE, prepare
 
-SPIKE_AT = 6, 7  # batch and window: in the last shard, on whichever rank has that
-original = TransformerModel.loss_and_gradients
+SPIKE_AT = 6, 8  # batch, and the end of its last shard, on whichever rank has that
 
 
-def spiking():
-    """The loss of a run spikes once."""
-    done = []
+def _spiking():
+    """A loss of a model that spikes once."""
+    original, done = TransformerModel.loss_and_gradients, []
 
     def loss_and_gradients(self, *arguments):
-        is_there = (self.passes, self.first_window) == SPIKE_AT and self.backend != "none"
+        end = self.first_window + len(arguments[0])
+        is_there = (self.passes, end) == SPIKE_AT and self.backend != "none"
         loss = original(self, *arguments)
         if is_there and not done:
             done.append(True)
             return SPIKE
         return loss
 
-    TransformerModel.loss_and_gradients = loss_and_gradients
+    return loss_and_gradients
+
+
+@contextmanager
+def disturbing(spikes, early):
+    """Within the block, the loss spikes once, and gradients are sent during the backward pass."""
+    with pytest.MonkeyPatch.context() as patch:
+        if spikes:
+            patch.setattr(TransformerModel, "loss_and_gradients", _spiking())
+        if early:
+            patch.setattr(gradients, "WORTH_OVERLAP", -1.0)
+            patch.setattr(gradients, "COLD_STEPS", 1)
+            patch.setattr(gradients, "TIMED_STEPS", 1)
+        yield
 
 
 if __name__ == "__main__":
     prepare()
-    usual = gradients.WORTH_OVERLAP, gradients.COLD_STEPS, gradients.TIMED_STEPS
     for spikes, early, words in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        TransformerModel.loss_and_gradients = original
-        chosen = (-1.0, 1, 1) if early else usual
-        gradients.WORTH_OVERLAP, gradients.COLD_STEPS, gradients.TIMED_STEPS = chosen
-        if spikes:
-            spiking()
-        assert status(*words) == 0, words
+        with disturbing(spikes, early):
+            assert status(*words) == 0, words

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smallmind import TransformerModel
@@ -10,6 +10,7 @@ from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.ranks import ALONE
+from tests.parallel.in_process import on_ranks
 
 NO_ROUNDING = np.float32
 
@@ -88,6 +89,46 @@ def test_shards_that_are_discarded_leave_nothing_behind(shards, discarded, round
         held = model.workspace.pool.statistics().bytes_held
         np.testing.assert_array_equal(add_all(model, gradient_sum, gradients), expected)
         assert model.workspace.pool.statistics().bytes_held == held
+
+
+@given(
+    shards_size=st.integers(2, 20).flatmap(
+        lambda shards: st.tuples(st.just(shards), st.integers(2, shards))
+    ),
+    early=st.lists(st.integers(0, 2048), max_size=4, unique=True),
+    sent=st.integers(0, 2),
+    rounds=st.booleans(),
+)
+@settings(max_examples=50)
+def test_ranks_add_up_the_tree_of_all_shards(shards_size, early, sent, rounds):
+    """Whatever each of them has of it, and whatever is sent before the end."""
+    shards, size = shards_size
+    models = [TransformerModel(11, 8, 8, 2, 1, backend="numpy") for _ in range(size)]
+    gradients = gradients_of(models[0], shards)
+    ends = sorted(early)
+    parts = [slice(*pair) for pair in zip(ends[::2], ends[1::2], strict=False)]
+    sums = [None] * size
+
+    def add(ranks):
+        model = models[ranks.rank]
+        with adding(model, ranks, shards, rounds) as gradient_sum:
+            gradient_sum.early = parts[::-1]
+            for _ in range(2):  # in the same vectors
+                for shard in gradient_sum.own:
+                    model.flat.grad[...] = gradients[shard]
+                    if shard == gradient_sum.own[-1]:
+                        for _ in parts[:sent]:
+                            gradient_sum.send_next()
+                    gradient_sum.add(shard)
+                gradient_sum.send_early()
+                gradient_sum.total()
+                sums[ranks.rank] = model.flat.grad.copy()
+                model.zero_gradients()
+
+    on_ranks(size, add, add)
+    expected = plain_sum(gradients, BFLOAT16 if rounds else NO_ROUNDING)
+    for found in sums:
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("rounds", [False, True])

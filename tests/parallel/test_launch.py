@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind.checks import InputError
+from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.memory import check_memory, make_plan
 from smallmind.config import ModelConfig, RunConfig, TrainingConfig
@@ -42,6 +43,36 @@ def test_without_a_launcher_a_process_is_alone():
 def test_a_launcher_tells_the_rank(monkeypatch, name, rank):
     monkeypatch.setenv(name, str(rank))
     assert environment.rank() == rank and environment.launched()
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "1 2"])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_of_ranks_that_are_none_are_refused(monkeypatch, capsys, name, text):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InputError, match=f"{name}='{text}' in the environment must be a whole"):
+        environment.launched()
+    for words in (["runs"], ["train", "--steps", "2"], ["train", "--stepps", "2"]):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"smallmind: {name}='{text}' in the environment")
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "-3", "1.5"])
+def test_a_number_of_threads_that_numba_cannot_start_is_refused(text):
+    environ = {**os.environ, "NUMBA_NUM_THREADS": text}
+    line = f"NUMBA_NUM_THREADS='{text}' in the environment must be a whole number of at least 1"
+
+    def errors(status, *words):
+        command = [sys.executable, *words]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+        assert ended.returncode == status
+        return ended.stderr.splitlines()
+
+    (found,) = errors(2, "-m", "smallmind", "train", "--steps", "2")
+    assert found.startswith(f"smallmind: {line}")
+    found = errors(1, "-c", "import smallmind; smallmind.TransformerModel")[-1]
+    assert found.startswith(f"smallmind.checks.InputError: {line}")
+    assert not errors(0, "-m", "smallmind", "train", "--help")
 
 
 def test_neither_mpi4py_nor_numba_is_imported_without_a_launcher():
@@ -173,7 +204,7 @@ def test_a_start_of_mpi_that_never_ends_has_a_bound(tmp_path):
 def test_ranks_on_a_machine_share_its_memory(monkeypatch):
     training = TrainingConfig(precision="float32")
     plan = make_plan(ModelConfig(), training, RunConfig(), None)
-    monkeypatch.setattr(available, "available_bytes", lambda: 3 * plan.estimate.total)
+    monkeypatch.setattr(available, "available_bytes", lambda: 3 * (plan.estimate.total - plan.held))
     for ranks in (1, 2):
         check_memory(Console(), plan, ranks)
     with pytest.raises(InputError, match="each of 4 ranks on this machine needs"):

@@ -1,17 +1,20 @@
-"""The same bits of weights, losses and evaluations at any number of ranks, and alone."""
+"""The same bits of weights, losses and evaluations at any number of ranks, and alone.
+
+Ranks that are threads of this process are fast; those of MPI show that its messages are the same.
+"""
 
 import itertools
 import json
 import shlex
-import sys
 from typing import NamedTuple
 
 import pytest
 
-from tests.faults.runs import outcome, status, write_text
+from smallmind import Run
+from tests.faults.runs import TEXT, outcome, status, write_text
+from tests.parallel import in_process
+from tests.parallel.commands import disturbing
 from tests.parallel.launching import LAUNCHERS, needs_mpi, on_every_mpi, run
-
-pytestmark = needs_mpi
 
 BASE = shlex.split(
     "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 8 --val-every 4 "
@@ -19,10 +22,11 @@ BASE = shlex.split(
 )
 ALONE = 0  # without mpiexec
 AT_ONCE = 12  # configurations per program
+SIZES = 1, 2, 3, 5, 6, 7, 8  # numbers of ranks
 
 
 class Configuration(NamedTuple):
-    """Flags of `train`, the number of shards, and the numbers of ranks that train with them.
+    """Flags of `train` and the number of shards that ranks divide among them.
 
     With `spikes` the loss spikes once; with `early` gradients are sent during the backward pass
     from the third step on, however little time that takes.
@@ -30,13 +34,15 @@ class Configuration(NamedTuple):
 
     flags: list[str]
     shards: int
-    ranks: tuple[int, ...]
     spikes: bool
     early: bool
 
+    def sizes(self):
+        return [size for size in SIZES if size <= self.shards]
 
-def configuration(flags, shards=8, ranks=(ALONE, 1, 2, 4), spikes=False, early=False):
-    return Configuration(shlex.split(flags), shards, ranks, spikes, early)
+
+def configuration(flags, shards=8, spikes=False, early=False):
+    return Configuration(shlex.split(flags), shards, spikes, early)
 
 
 # Together they cover what changes the arithmetic of a step.
@@ -54,7 +60,6 @@ FEW = {
         "--recipe gpt2 --teacher INITIAL --learn-temperature --batch-size 7 "
         "--use-gradient-checkpointing",
         shards=6,
-        ranks=(ALONE, 1, 2, 3),
     ),
     "early": configuration(
         "--recipe gpt2 --grad-accum-steps 2 --batch-size 5 --shard-optimizer --dropout 0.1",
@@ -66,7 +71,6 @@ FEW = {
         spikes=True,
         early=True,
         shards=6,
-        ranks=(ALONE, 1, 2, 3),
     ),
     "on disk": configuration("--precision float32 --grad-accum-steps 2"),
 }
@@ -77,17 +81,17 @@ LENGTHS = (
     "--teacher INITIAL --dropout 0.2",
 )
 ALL = {
-    " ".join(words): configuration(" ".join(words), shards, (ALONE, 1, 2, shards // 2))
+    " ".join(words): configuration(" ".join(words), shards, early=number % 2 == 1)
     for number, words in enumerate(
         itertools.product(
             ("--arch gpt2", "--arch llama --n-kv-head 1", "--arch modern"),
             (f"--precision {name}" for name in ("float32", "float16", "bfloat16")),
             ("--optimizer adamw", "--optimizer muon"),
-            ("", "--reduce-precision bfloat16"),
+            ("--shard-optimizer", "--reduce-precision bfloat16"),
             LENGTHS,
         )
     )
-    for shards in [6 if number % 3 == 0 else 8]
+    for shards in [(6, 8, 9)[number % 3]]
 }
 
 
@@ -103,81 +107,160 @@ def _initial(root, text, flags, known):
     return known[tuple(shape)]
 
 
-def train_everywhere(root, configurations, launcher):
-    """Trains each configuration with every number of its ranks -> name, ranks -> the run."""
+def commands(root, configurations):
+    """The words that train each configuration -> name, size, out -> words, with their shards."""
     text = write_text(root)
     prepared, initials = root / "prepared", {}
     assert status("prepare", text, "--out", prepared) == 0
-    runs = {}
-    for ranks in sorted({n for chosen in configurations.values() for n in chosen.ranks}):
-        commands = []
-        for name, (flags, shards, numbers, spikes, early) in configurations.items():
-            if ranks not in numbers:
-                continue
-            out = runs[name, ranks] = root / f"{name.replace('/', '')} {ranks}"
-            words = ["train", prepared if name == "on disk" else text, *BASE, *flags]
-            if "INITIAL" in words:
-                words[words.index("INITIAL")] = _initial(root, text, flags, initials)
-            words += [] if "--epochs" in words else ["--steps", 9]
-            if ranks == ALONE or shards != 8:  # else it is the default
-                words += ["--data-shards", shards]
-            commands.append((spikes, early, [str(word) for word in (*words, "--out", out)]))
-        file = root / f"commands {ranks}.json"
-        file.write_text(json.dumps(commands), encoding="utf-8")
-        program = "-m", "tests.parallel.commands", file
-        words = [sys.executable, *map(str, program)]
-        if ranks != ALONE:
-            words = launcher.command((ranks, program))
-        code, _, errors = run(words)
-        assert code == 0, errors
+
+    def words(name, size):
+        flags, out = configurations[name].flags, root / f"{name.replace('/', '')} {size}"
+        chosen = ["train", prepared if name == "on disk" else text, *BASE, *flags]
+        if "INITIAL" in chosen:
+            chosen[chosen.index("INITIAL")] = _initial(root, text, flags, initials)
+        chosen += [] if "--epochs" in chosen else ["--steps", 9]
+        chosen += ["--data-shards", configurations[name].shards, "--out", out]
+        return [str(word) for word in chosen], out
+
+    return words
+
+
+def train_in_process(words, configurations, name, size):
+    """Trains a configuration on ranks that are threads, or alone -> the run."""
+    chosen = configurations[name]
+    arguments, out = words(name, size)
+    with disturbing(chosen.spikes, chosen.early):
+        ended = in_process.status(size, *arguments) if size else status(*arguments)
+    assert ended == 0
+    return out
+
+
+def train_over_mpi(root, words, configurations, size, launcher):
+    """Trains all configurations with mpiexec -> name -> the run."""
+    runs, lines = {}, []
+    for name, chosen in configurations.items():
+        arguments, runs[name] = words(name, f"{size} of MPI")
+        lines.append((chosen.spikes, chosen.early, arguments))
+    file = root / f"commands {size}.json"
+    file.write_text(json.dumps(lines), encoding="utf-8")
+    code, _, errors = run(launcher.command((size, ("-m", "tests.parallel.commands", file))))
+    assert code == 0, errors
     return runs
 
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
-    return train_everywhere(tmp_path_factory.mktemp("few"), FEW, LAUNCHERS[0])
-
-
-def assert_same(runs, configurations, name):
-    alone = outcome(runs[name, ALONE])
-    assert alone[1]
-    for ranks in configurations[name].ranks:
-        assert outcome(runs[name, ranks]) == alone, f"{ranks} ranks"
+    """The directory of the runs of FEW, the words that train them, and those trained alone."""
+    root = tmp_path_factory.mktemp("few")
+    words = commands(root, FEW)
+    return root, words, {name: train_in_process(words, FEW, name, ALONE) for name in FEW}
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_runs_are_the_same_at_any_number_of_ranks(few, name):
-    assert_same(few, FEW, name)
+    _, words, alone = few
+    expected = outcome(alone[name])
+    assert expected[1]
+    for size in FEW[name].sizes():
+        trained = train_in_process(words, FEW, name, size)
+        assert outcome(trained) == expected, f"{size} ranks"
+        lines = map(json.loads, (trained / "metrics.jsonl").read_text().splitlines())
+        spikes = [line["spike_step"] for line in lines if "spike_step" in line]
+        assert spikes == [7] * FEW[name].spikes
 
 
-def test_a_spike_on_one_rank_rolls_all_back(few):
-    for ranks in FEW["spike"].ranks:
-        lines = (few["spike", ranks] / "metrics.jsonl").read_text().splitlines()
-        spikes = [line["spike_step"] for line in map(json.loads, lines) if "spike_step" in line]
-        assert spikes == [7]
+@needs_mpi
+@pytest.mark.parametrize("size", [1, 3])
+def test_runs_over_mpi_are_the_same(few, size):
+    root, words, alone = few
+    for name, trained in train_over_mpi(root, words, FEW, size, LAUNCHERS[0]).items():
+        assert outcome(trained) == outcome(alone[name]), name
 
 
-def test_one_shard_on_one_rank_is_a_run_without_mpiexec(few, tmp_path):
-    """Or the arithmetic of shards would be that of every run."""
+@needs_mpi
+def test_by_default_there_are_eight_shards_at_any_number_of_ranks(few, tmp_path):
+    """A single one is a run without mpiexec, or the arithmetic of shards would be everybody's."""
     text, flags = write_text(tmp_path), [*FEW["gpt2"].flags, "--steps", "9"]
-    assert status("train", text, *BASE, *flags, "--out", tmp_path / "whole") == 0
-    words = ["train", text, *BASE, *flags, "--data-shards", 1, "--out", tmp_path / "one"]
-    file = tmp_path / "commands.json"
-    file.write_text(json.dumps([(False, False, list(map(str, words)))]), encoding="utf-8")
-    code, _, errors = run(LAUNCHERS[0].command((1, ("-m", "tests.parallel.commands", file))))
-    assert code == 0, errors
-    assert outcome(tmp_path / "one") == outcome(tmp_path / "whole")
-    assert outcome(tmp_path / "one") != outcome(few["gpt2", ALONE])
+    whole, one, eight = (tmp_path / name for name in ("whole", "one", "eight"))
+    assert status("train", text, *BASE, *flags, "--out", whole) == 0
+
+    def train(size, *more):
+        words = "-m", "tests.parallel.disturbed", "--", "train", text, *BASE, *flags, *more
+        code, printed, errors = run(LAUNCHERS[0].command((size, words)))
+        assert code == 0, errors
+        return printed
+
+    train(1, "--data-shards", 1, "--out", one)
+    assert outcome(one) == outcome(whole)
+    assert "3, each 2 or 3 of 8 data shards" in train(3, "--out", eight)
+    assert outcome(eight) == outcome(few[2]["gpt2"]) != outcome(whole)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_runs_of_every_kind_are_the_same_at_any_number_of_ranks(tmp_path, name):
+    words = commands(tmp_path, ALL)
+    alone = outcome(train_in_process(words, ALL, name, ALONE))
+    assert alone[1]
+    for size in ALL[name].sizes():
+        assert outcome(train_in_process(words, ALL, name, size)) == alone, f"{size} ranks"
+
+
+@needs_mpi
+@pytest.mark.slow
 @on_every_mpi
-def test_runs_of_every_kind_are_the_same_at_any_number_of_ranks(tmp_path, launcher):
+def test_runs_of_every_kind_are_the_same_over_mpi(tmp_path, launcher):
     names = list(ALL)
     for first in range(0, len(names), AT_ONCE):
         chosen = {name: ALL[name] for name in names[first : first + AT_ONCE]}
         root = tmp_path / str(first)
         root.mkdir()
-        runs = train_everywhere(root, chosen, launcher)
-        for name in chosen:
-            assert_same(runs, chosen, name)
+        words = commands(root, chosen)
+        alone = {name: outcome(train_in_process(words, chosen, name, ALONE)) for name in chosen}
+        for size in (2, 3, 5):
+            trained = train_over_mpi(root, words, chosen, size, launcher)
+            assert {name: outcome(run) for name, run in trained.items()} == alone, f"{size} ranks"
+
+
+@pytest.mark.parametrize("length", ["--steps 6", "--epochs 2 --batch-size 28"])
+def test_dead_units_are_those_of_the_whole_batch(tmp_path, length):
+    """Also where ranks have no windows."""
+    flags = "--recipe gpt2 --mlp relu2 --learning-rate 0.05 --warmup-steps 0 --batch-size 4 "
+    flags += "--grad-accum-steps 3 --check-gradient-health --diagnostic-interval 2 " + length
+    words = "train", write_text(tmp_path), *BASE, *shlex.split(flags), "--data-shards", 8
+    found = []
+    for size in (1, 3, 8):
+        assert in_process.status(size, *words, "--out", tmp_path / str(size)) == 0
+        lines = (tmp_path / str(size) / "metrics.jsonl").read_text().splitlines()
+        found.append([line for line in lines if "findings" in line])
+    assert "hidden units are dead" in "".join(found[0])
+    assert found == found[:1] * 3
+
+
+def resume(path, size, until):
+    """Continues a run on ranks, to a step."""
+
+    def lead(ranks):
+        run = Run.open(path)
+        run.ranks = ranks
+        run.resume(lambda record: run.stop() if record.step >= until else None)
+        ranks.end(0)
+
+    in_process.on_ranks(size, lead)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("shards", [6, 8, 9])
+def test_runs_resume_on_any_number_of_ranks(tmp_path, optimizer, shards):
+    """Also runs of nine shards. The state of the optimizer is divided anew."""
+    settings = {"recipe": "gpt2", "optimizer": optimizer, "steps": 12, "n_layer": 1, "n_embd": 16}
+    settings |= {"n_head": 2, "block_size": 16, "batch_size": 7, "dropout": 0.1, "log_every": 1}
+    settings |= {"data_shards": shards, "shard_optimizer": True, "val_every": 4, "threads": 1}
+    settings |= {"warmup_steps": 2, "grad_accum_steps": 2, "val_batches": 2}
+    whole, parts = (
+        Run.create(text=TEXT, out=tmp_path / name, **settings).path for name in ("whole", "parts")
+    )
+    Run.open(whole).train()
+    for size, until in ((3, 3), (5, 7), (1, 9), (6, 12)):
+        resume(parts, size, until)
+    assert outcome(parts) == outcome(whole)

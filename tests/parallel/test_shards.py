@@ -1,25 +1,16 @@
 """Shards of batches: which windows they have, and the tree that adds them."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind.parallel.ranks import bounds
-from smallmind.parallel.shards import (
-    Node,
-    ShardSampler,
-    TreeSum,
-    default_shards,
-    divisors,
-    left_over,
-    own_shards,
-)
+from smallmind.parallel.shards import Node, ShardSampler, TreeSum, left_over, own_shards
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import draw, make_sampler
 
 shards_and_ranks = st.integers(1, 40).flatmap(
-    lambda shards: st.tuples(st.just(shards), st.sampled_from(divisors(shards)))
+    lambda shards: st.tuples(st.just(shards), st.integers(1, shards))
 )
 
 
@@ -51,23 +42,13 @@ def test_parts_cover_everything_and_differ_by_at_most_one(count, parts):
     assert sizes.min() >= 0 and sizes.max() - sizes.min() <= 1
 
 
-@given(st.integers(1, 1000))
-def test_divisors_are_all_numbers_of_ranks_with_equal_shares(shards):
-    found = divisors(shards)
-    assert found == sorted(n for n in range(1, shards + 1) if shards % n == 0)
-
-
 @given(shards_and_ranks)
 def test_every_shard_belongs_to_one_rank(shards_ranks):
     shards, ranks = shards_ranks
     own = [own_shards(rank, ranks, shards) for rank in range(ranks)]
     assert [shard for part in own for shard in part] == list(range(shards))
-    assert len({len(part) for part in own}) == 1
-
-
-@pytest.mark.parametrize(("size", "shards"), [(1, 8), (2, 8), (3, 9), (4, 8), (5, 10), (16, 16)])
-def test_by_default_there_are_eight_shards_or_the_next_multiple(size, shards):
-    assert default_shards(size) == shards
+    sizes = [len(part) for part in own]
+    assert min(sizes) > 0 and max(sizes) - min(sizes) <= 1
 
 
 def test_powers_of_two_make_a_balanced_tree():

@@ -4,21 +4,28 @@ import errno
 import json
 import math
 import os
-import subprocess
+import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE
 
+import numpy as np
 import pytest
 
-from smallmind import InputError, Run, Training, durable
+import smallmind
+from smallmind import InputError, Run, Tokenizer, Training, TransformerModel, durable
 from smallmind.cli import main
 from smallmind.lock import RunLock
 from smallmind.runs.directory import RunDirectory
+from smallmind.runs.files import MODEL
 from smallmind.runs.metrics import read_metrics
 from smallmind.training import checkpoint
 from smallmind.training.records import FileWarningRecord, StepRecord
+from smallmind.training.state import RunState
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
+from tests.programs import started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
 FIELDS = {
@@ -87,6 +94,77 @@ def test_a_text_of_the_user_is_not_overwritten(tmp_path):
     with pytest.raises(InputError, match="already holds a run or part of one"):
         create(tmp_path)
     assert files(tmp_path) == {"text.txt": b"precious"}
+
+
+def leave_a_start(path, tokenizer=True):
+    """Leaves what a start does that is killed."""
+    path.mkdir()
+    (path / "metrics.jsonl").touch()
+    if tokenizer:
+        Tokenizer("another text").save(path / "tokenizer.json")
+
+
+def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text, capsys):
+    out = tmp_path / "runs" / "run"
+    out.parent.mkdir()
+    leave_a_start(out)
+    (out / ".lock").write_text("999999999 " + socket.gethostname())
+    assert main(["runs", str(out.parent)]) == 0
+    assert "run " not in capsys.readouterr().out.replace("No run ", "")
+    assert main(["train", "--resume", str(out)]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert f"{out} is not a run: cannot read its config.json; its start was cut" in message
+    assert f"start it again with --out {out}" in message
+    with pytest.raises(InputError, match="holds no unfinished run"):
+        Run.unfinished(out.parent)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
+    assert main(["train", text, "--out", str(out), *flags]) == 0
+    assert Run.open(out).is_finished
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", "mine"), ("text.txt", "mine"), ("samples.txt", ""), ("config.json", "")],
+)
+def test_a_file_of_the_user_beside_what_a_start_has_left_is_kept(tmp_path, name, content):
+    out = tmp_path / "run"
+    leave_a_start(out, tokenizer=False)
+    (out / name).write_text(content)
+    before = files(out)
+    with pytest.raises(InputError, match="already holds a run or part of one"):
+        create(out)
+    assert files(out) == before
+
+
+def test_a_start_that_takes_over_and_fails_leaves_the_text_of_the_user(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    leave_a_start(out)
+    (out / "text.txt").write_text(TEXT)
+    monkeypatch.setattr(RunDirectory, "save_config", die)
+    with pytest.raises(KeyboardInterrupt):
+        create(out)
+    assert files(out) == {"text.txt": TEXT.encode()}
+
+
+def test_a_start_under_way_is_not_taken_over(tmp_path):
+    first = RunDirectory.create(tmp_path / "run")
+    with pytest.raises(InputError, match="run is in use by another process"):
+        create(tmp_path / "run")
+    with pytest.raises(InputError, match="another process is using the directory; wait for it"):
+        Run.open(tmp_path / "run")
+    assert files(tmp_path / "run").keys() == {".lock", "metrics.jsonl"}
+    first.discard()
+
+
+def test_samples_of_later_steps_are_written_again(tmp_path):
+    run = interrupted(tmp_path / "run")
+    (run.path / "samples.txt").write_text("--- step 2\nold\n--- step 6\nof other weights\n")
+    whole = create(tmp_path / "whole")
+    whole.train()
+    Run.open(run.path).resume()
+    kept = b"--- step 2\nold\n" + (whole.path / "samples.txt").read_bytes()
+    assert (run.path / "samples.txt").read_bytes() == kept
 
 
 def test_a_new_run_is_locked_before_its_first_file(tmp_path, monkeypatch):
@@ -411,21 +489,31 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path):
     assert Run.open(run.path).is_finished
 
 
-# What cannot be saved
+# What is long, and what cannot be saved
 
 
-def test_a_text_with_too_many_characters_to_save_is_refused_before_the_first_step(tmp_path, capsys):
-    text = tmp_path / "many.txt"
-    text.write_text("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT, encoding="utf-8")
-    flags = "--block-size 8 --n-embd 2 --n-layer 1 --n-head 1 --batch-size 1 --steps 2"
-    out = tmp_path / "run"
-    command = ["train", str(text), "--backend", "numpy", *flags.split(), "--out", str(out)]
-    assert main(command) == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1 and "step " not in printed.out
-    assert "this run could not be saved: names and metadata take " in printed.err
-    assert "Use --tokenizer byte if the text has many distinct characters" in printed.err
-    assert not out.exists()
+def test_a_tokenizer_of_any_size_is_in_the_model_and_in_each_checkpoint(tmp_path):
+    tokenizer = Tokenizer("".join(map(chr, range(0x10000, 0x10000 + 260_000))) + TEXT)
+    model = TransformerModel(tokenizer.vocab_size, 8, 2, 1, 1, backend="numpy")
+    state = Training(model, tokenizer, TEXT).state()
+    checkpoint.check_size(state)
+    checkpoint.save(tmp_path, state)
+    RunDirectory(tmp_path).save_model(model, tokenizer, 0)
+    name = checkpoint.file_name(0)
+    alone = [(tmp_path / "checkpoints" / name).rename(tmp_path / name), tmp_path / MODEL]
+    for path in alone:
+        loaded, found = smallmind.load(path, "numpy")
+        assert found.state() == tokenizer.state()
+        np.testing.assert_array_equal(loaded.flat.data, model.flat.data)
+
+
+def test_a_run_whose_names_do_not_fit_is_refused_before_it_is_saved():
+    nothing = np.zeros(0, np.float32)
+    state = RunState(
+        3, {f"model.blocks.{i}.attention_norm.weight": nothing for i in range(2**15)}, {}
+    )
+    with pytest.raises(InputError, match=r"could not be saved: names .* Use fewer layers"):
+        checkpoint.check_size(state)
 
 
 def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_path):
@@ -436,25 +524,18 @@ def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_pa
         "sys.stdin.read()"
     )
     out = tmp_path / "a" / "run"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(out)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    for process in started:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    winners = [process.stdout.readline() for process in started]
-    assert sorted(winners) == ["", "", "won\n"]
-    with pytest.raises(InputError, match="is in use by process"):
-        RunLock(out)
-    for process in started:
-        process.communicate()
+    with ExitStack() as stack:
+        words, pipes = [sys.executable, "-c", code, str(out)], {"stdin": PIPE, "stderr": PIPE}
+        starts = [stack.enter_context(started(words, **pipes)) for _ in range(3)]
+        for process in starts:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        winners = [process.stdout.readline() for process in starts]
+        assert sorted(winners) == ["", "", "won\n"]
+        with pytest.raises(InputError, match="is in use by process"):
+            RunLock(out)
+        for process in starts:
+            process.communicate()
     assert (out / "metrics.jsonl").exists()
 
 

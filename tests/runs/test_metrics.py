@@ -9,8 +9,11 @@ import math
 import pytest
 
 from smallmind import InputError
+from smallmind.cli import main
 from smallmind.runs.metrics import read_metrics
 from smallmind.training.records import EvaluationRecord, OverflowRecord, StepRecord
+from smallmind.views.run_view import RunView
+from tests.runs.small import create
 
 STEPS = [
     StepRecord(
@@ -84,6 +87,27 @@ def test_there_is_one_row_per_step_with_its_evaluation(tmp_path):
         assert rows[record.step] == dataclasses.asdict(record)  # every bit of every number
     assert rows[15] == dataclasses.asdict(EVALUATIONS[0])
     assert rows[20] == dataclasses.asdict(STEPS[2]) | dataclasses.asdict(EVALUATIONS[1])
+
+
+def test_every_line_that_a_run_writes_says_its_kind_its_step_and_its_time(tmp_path):
+    run = create(tmp_path / "run")
+    run.train()
+    lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    assert {"step", "evaluation", "final"} <= {record["kind"] for record in records}
+    assert all(list(record)[:2] == ["step", "kind"] for record in records)
+    times = [record["elapsed_seconds"] for record in records]
+    assert times == sorted(times) and times[0] > 0
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    curve = RunView(run.path).curves["val_loss"]
+    assert curve.seconds == [record["elapsed_seconds"] for record in evaluations]
+    table = run.metrics()
+    assert table.columns[:2] == ["step", "loss"] and table.columns[-1] == "kind"
+    kinds = {row["step"]: row["kind"] for row in table.rows}
+    assert kinds[1] == "step" and kinds[3] == "step evaluation"
+    assert kinds[6] == "step evaluation final"
+    assert main(["export-metrics", str(run.path), "--out", str(tmp_path / "table.csv")]) == 0
+    assert (tmp_path / "table.csv").read_text().splitlines()[0].endswith(",kind")
 
 
 def test_the_order_of_columns_does_not_depend_on_what_came_first(tmp_path):

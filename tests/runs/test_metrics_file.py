@@ -16,6 +16,13 @@ def steps(records):
     return [record["step"] for record in records]
 
 
+def with_kind(line):
+    """The line as this version writes it; earlier ones had no kind."""
+    record = json.loads(line)
+    kind = "step" if "lr" in record else "other"
+    return json.dumps({"step": record["step"], "kind": kind} | record)
+
+
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "metrics.jsonl"
@@ -78,8 +85,10 @@ EVALUATION = '{"step": 3, "train_loss": 1.0, "val_loss": 2.0}'
 TARGET = '{"step": 3, "loss": 2.0, "target": 2.5}'
 
 
-def test_sparse_reading_keeps_the_last_of_the_steps_in_a_row_and_all_else(path):
-    lines = [step(1), step(2), step(3), EVALUATION, TARGET, step(4), "{damaged", step(5), step(6)]
+@pytest.mark.parametrize("version", [str, with_kind])
+def test_sparse_reading_keeps_the_last_of_the_steps_in_a_row_and_all_else(path, version):
+    lines = [*map(version, [step(1), step(2), step(3), EVALUATION, TARGET, step(4)]), "{damaged"]
+    lines += [version(step(5)), version(step(6))]
     append(path, "".join(f"{line}\n" for line in [*lines, step(7)[:-5]]) + step(8)[:9])
     sparse, full = MetricsFile(path, sparse=True), MetricsFile(path)
     assert steps(sparse.read()) == [3, 3, 3, 4, 6]

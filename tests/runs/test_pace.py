@@ -1,5 +1,6 @@
 """A run that fits in a given time: what is timed, and how many steps follow from it."""
 
+import collections
 import dataclasses
 import json
 import re
@@ -7,6 +8,7 @@ import re
 import pytest
 
 from smallmind import (
+    AdamW,
     Distillation,
     InputError,
     Tokenizer,
@@ -18,6 +20,8 @@ from smallmind.cli import main
 from smallmind.cli.timing import about
 from smallmind.runs import pace
 from smallmind.runs.pace import Pace, fit_steps, measure, rough_pace
+from smallmind.training import rehearsal
+from smallmind.training.rehearsal import rehearse
 from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
 
@@ -113,11 +117,14 @@ def test_a_run_that_is_timed_before_it_starts_learns_the_same(tmp_path, monkeypa
     flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
     flags += ["--val-every", "0", "--steps", "4", "--warmup-steps", "1", "--dropout", "0.1"]
     models = []
+    rehearsed = []
     for name in ("untimed", "timed"):
         assert main(["train", str(text), *flags, "--out", str(tmp_path / name)]) == 0
         models.append((tmp_path / name / "model.safetensors").read_bytes())
-        monkeypatch.setattr(pace, "rough_pace", rough_pace)  # conftest.py replaces it
-    assert models[0] == models[1]
+        # conftest.py replaces both.
+        monkeypatch.setattr(pace, "rough_pace", rough_pace)
+        monkeypatch.setattr(rehearsal, "rehearse", lambda *run: rehearsed.append(rehearse(*run)))
+    assert rehearsed and models[0] == models[1]
     shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
     assert sum(line.startswith("time ") and "about " in line for line in shown) == 2
 
@@ -149,6 +156,53 @@ def test_a_large_batch_is_extrapolated_from_some_of_its_windows(monkeypatch):
     assert result.step == pytest.approx(3 * 40) and result.evaluation == pytest.approx(
         2 * 5 * 40 / 3
     )
+
+
+def clocked(monkeypatch, training, seconds):
+    """By a clock of its own: the nth pass, update or evaluation of a batch takes seconds(n)."""
+    now, model = [0.0], training.model
+    counts = collections.Counter()
+
+    def timed(name, function):
+        def run(*arguments):
+            counts[name] += 1
+            now[0] += seconds(counts[name])
+            return function(*arguments)
+
+        return run
+
+    monkeypatch.setattr(model, "losses", timed("losses", model.losses))
+    monkeypatch.setattr(model, "loss_and_gradients", timed("learning", model.loss_and_gradients))
+    monkeypatch.setattr(AdamW, "step", timed("update", lambda *_: 1.0))
+    monkeypatch.setattr(pace, "clock", lambda: now[0])
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_kernels_that_are_loaded_and_a_slow_try_are_left_out(monkeypatch, slow):
+    training = small_training()
+    clocked(monkeypatch, training, lambda n: 500.0 if n in (1, slow) else 2.0)
+    found = rough_pace(training, TrainingConfig(val_batches=4, micro_batch_size=3))
+    assert found.step == 2.0 + 2.0 and found.evaluation == 2 * 4 * 2.0
+    assert found.spread == 1.0
+
+
+def test_tries_that_differ_give_a_range(monkeypatch):
+    training = small_training()
+    clocked(monkeypatch, training, lambda n: 100.0 * n)
+    found = rough_pace(training, TrainingConfig(micro_batch_size=3))
+    assert found.spread == pytest.approx(1.5)  # the second to the fourth: 200, 300 and 400
+    assert about(100, found.spread) == "about 2 to 3 min" and about(100, 1.2) == "about 2 min"
+    assert about(50, 1.5) == "about 50 to 75 s" and about(0.1, 4) == "about 1 s"
+
+
+def test_only_what_remains_of_a_run_counts():
+    config = TrainingConfig(steps=100, val_every=10, save_every=0, sample_every=25)
+    measured = Pace(step=1.0, evaluation=3.0, save=0.0, end=20.0, sample=7.0)
+    whole = measured.total(config)
+    assert whole == 100 + 11 * 3 + 3 * 7 + 20 == measured.total(config, 0)
+    assert measured.total(config, 60) == 40 + 5 * 3 + 1 * 7 + 20
+    assert measured.total(config, 100) == 20  # only the end is missing
+    assert measured.total(dataclasses.replace(config, steps=0)) == 20
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, Settings
 from smallmind.activity import clock
-from smallmind.runs import pace
+from smallmind.runs import assembly, pace
 from smallmind.runs.pace import Pace
 from smallmind.sources import with_recipe
 from smallmind.training import training
@@ -157,6 +157,40 @@ def test_ctrl_c_ends_training_and_the_same_object_resumes(finished, tmp_path):
     assert [r.step for r in run.resume() if isinstance(r, StepRecord)] == list(range(10, 21))
     assert outcome(run) == outcome(finished[0])
     assert run.resume() == [] and run.is_finished
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+@pytest.mark.parametrize("signalled", [True, False], ids=["Ctrl-C", "stop"])
+def test_what_stops_a_run_while_it_is_built_is_not_lost(finished, tmp_path, monkeypatch, signalled):
+    run, original = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS), assembly.build_training
+    built = []
+
+    def build(*arguments):
+        if not built:
+            signal.raise_signal(signal.SIGINT) if signalled else run.stop()
+        built.append(original(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(assembly, "build_training", build)
+    if signalled:
+        with pytest.raises(KeyboardInterrupt):
+            run.train()
+        built.append(None)
+    else:
+        assert run.train() == []
+    assert len(built) == 1 and run.newest() is None
+    run.resume()
+    assert outcome(run) == outcome(finished[0])
+
+
+def test_a_second_session_keeps_what_was_hung_on_the_training(finished, tmp_path):
+    run, told = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS), []
+    run.training.on_step = on_step = lambda *shown: told.append(shown)
+    run.train(on_record=lambda record: record.step == 9 and run.stop())
+    first = run.training
+    run.resume()
+    assert run.training is not first and run.training.on_step is on_step
+    assert outcome(run) == outcome(finished[0])
 
 
 def test_a_run_that_was_killed_resumes_from_its_last_checkpoint(finished, tmp_path):

@@ -23,7 +23,11 @@ from smallmind import (
 from smallmind.config import CheckpointStrategy
 from smallmind.kernels import rope
 from smallmind.kernels.alignment import ALIGNMENT
+from smallmind.kernels.codegen import scratch
+from smallmind.kernels.codegen.threads import threads
+from smallmind.kernels.gemm import blocked
 from smallmind.memory.tensor_pool import TensorPool
+from smallmind.nn.cache import KeyValueCache
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch, Dataset
@@ -31,7 +35,9 @@ from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.evaluation import evaluate
 from smallmind.training.memory_estimate import (
-    PROGRAM,
+    LATER,
+    TYPICAL,
+    Program,
     Teacher,
     TextSize,
     estimate,
@@ -229,8 +235,9 @@ def test_the_total_is_the_sum():
         total.snapshot,
         total.activations,
         total.scratch,
+        total.sample,
     )
-    assert total.total == sum(parts) + PROGRAM
+    assert total.total == sum(parts) + TYPICAL.resident + LATER
     assert total.gradients == total.weights == total.moments / 2 == total.snapshot / 3
     # Without rollbacks it is the saver that makes this copy.
     assert estimate(ModelConfig(), TrainingConfig(max_rollbacks=0), 12).snapshot == total.snapshot
@@ -241,7 +248,47 @@ def test_a_large_teacher_counts_while_its_logits_are_cached():
     teacher = Teacher(ModelConfig(n_embd=1024), top_k=16)
     taught = estimate(ModelConfig(n_embd=1024), TrainingConfig(), 12)
     alone = estimate(ModelConfig(), TrainingConfig(), 12, teacher=teacher)
-    assert alone.total == PROGRAM + alone.preparation > PROGRAM + taught.weights > 2e8
+    program = TYPICAL.resident + LATER
+    assert alone.total == program + alone.preparation > program + taught.weights > 2e8
+
+
+def test_a_program_is_measured_and_no_estimate_is_below_what_it_has_taken():
+    block = np.ones(20_000_000, np.uint8)
+    larger = Program.measured()
+    del block
+    smaller = Program.measured(TextSize(10_000_000, 0))
+    assert (
+        larger.resident - smaller.resident >= 25_000_000 and smaller.peak > 0.99 * larger.resident
+    )
+    model, config = ModelConfig(), TrainingConfig()
+    totals = [
+        estimate(model, config, 12, program=Program(resident, peak))
+        for resident, peak in ((10**8, 0), (2 * 10**8, 0), (10**8, 10**9))
+    ]
+    assert totals[1].total - totals[0].total == 10**8 and totals[2].total == 10**9
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("T", "D"), [(20, 8), (32, 33), (33, 32), (700, 5), (1024, 64)])
+def test_the_scratch_of_kernels_is_counted(monkeypatch, T, D, optimizer, precision):
+    kept = scratch._Kept()
+    monkeypatch.setattr(scratch, "_kept", kept)
+    model = ModelConfig(11, T, 1, 2, 2 * D)
+    config = TrainingConfig(steps=1, val_every=0, precision=precision, optimizer=optimizer)
+    SmallRun(model, config, 2, 4 * T)
+    counted = estimate(model, config, 2, threads()).scratch
+    # Products of so few numbers run on one thread.
+    most = max(kept.elements.nbytes, 4 * blocked.SCRATCH * threads())
+    assert kept.elements.nbytes <= counted + 64 * threads() and counted <= most
+
+
+def test_the_keys_and_values_of_the_sample_are_counted():
+    model = ModelConfig(11, 40, 3, 4, 48, n_kv_head=2)
+    cache = KeyValueCache(TransformerModel(model), 1)
+    assert estimate(model, TrainingConfig(), 4).sample == cache.nbytes
+    longer = dataclasses.replace(model, block_size=4096)
+    assert estimate(longer, TrainingConfig(), 4).sample < 12 * cache.nbytes
 
 
 def test_a_teacher_that_does_not_fit_is_refused():

@@ -3,9 +3,10 @@
 import pytest
 
 from smallmind.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.training.memory_estimate import PROGRAM, estimate
+from smallmind.training.memory_estimate import TYPICAL, estimate
 from smallmind.training.memory_plan import FLOAT16_SETTINGS, RECOMPUTE, Plan
 
+PROGRAM = TYPICAL.resident
 MODEL = ModelConfig(block_size=512)
 
 

@@ -69,7 +69,7 @@ def test_compiling_kernels_counts_in_no_scope(monkeypatch):
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
     profiler = TrainingProfiler()
     with profiler.profile("Forward"), profiler.profile("matmul"):
-        activity.begin_compiling("matmul")
+        activity.begin_compiling()
         now[0] += 3600 * 10**9
         activity.end_compiling()
         now[0] += 5
@@ -78,27 +78,34 @@ def test_compiling_kernels_counts_in_no_scope(monkeypatch):
 
 def test_the_report_looks_exactly_like_this(profiler):
     assert profiler.report() == (
-        "╔═════════════════════════════════════════════════════════════════════════╗\n"
-        "║                       TRAINING PERFORMANCE REPORT                       ║\n"
-        "╠═════════════════════════════════════════════════════════════════════════╣\n"
-        "║ Operation                    │ Total (ms) │ Avg (ms) │ Count  │ % Time  ║\n"
-        "╟──────────────────────────────┼────────────┼──────────┼────────┼─────────╢\n"
-        "║ Backward                     │      24.00 │   12.000 │      2 │    0.0% ║\n"
-        "║   matmul                     │      24.00 │    6.000 │      4 │   60.0% ║\n"
-        "║ Forward                      │      16.00 │    8.000 │      2 │    5.0% ║\n"
-        "║   matmul                     │      12.00 │    6.000 │      2 │   30.0% ║\n"
-        "║   gelu                       │       2.00 │    1.000 │      2 │    5.0% ║\n"
-        "╠═════════════════════════════════════════════════════════════════════════╣\n"
-        "║ TOTAL                        │      40.00 │          │        │  100.0% ║\n"
-        "╚═════════════════════════════════════════════════════════════════════════╝\n"
+        "╔═════════════════════════════════════════════════════════════════════════════╗\n"
+        "║                         TRAINING PERFORMANCE REPORT                         ║\n"
+        "╠═════════════════════════════════════════════════════════════════════════════╣\n"
+        "║ Operation              │ Total (ms) │ Self (ms) │ Count  │ % Total │ % Self ║\n"
+        "╟────────────────────────┼────────────┼───────────┼────────┼─────────┼────────╢\n"
+        "║ Backward               │      24.00 │      0.00 │      2 │   60.0% │   0.0% ║\n"
+        "║   matmul               │      24.00 │     24.00 │      4 │   60.0% │  60.0% ║\n"
+        "║ Forward                │      16.00 │      2.00 │      2 │   40.0% │   5.0% ║\n"
+        "║   matmul               │      12.00 │     12.00 │      2 │   30.0% │  30.0% ║\n"
+        "║   gelu                 │       2.00 │      2.00 │      2 │    5.0% │   5.0% ║\n"
+        "╠═════════════════════════════════════════════════════════════════════════════╣\n"
+        "║ TOTAL                  │      40.00 │     40.00 │        │  100.0% │ 100.0% ║\n"
+        "╚═════════════════════════════════════════════════════════════════════════════╝\n"
     )
+
+
+def test_the_time_of_a_scope_itself_is_told_from_that_of_the_scopes_inside_it(profiler):
+    heads, *rows = cells(profiler.report())[1:]
+    assert heads == ["Operation", "Total (ms)", "Self (ms)", "Count", "% Total", "% Self"]
+    assert ["Forward", "16.00", "2.00", "2", "40.0%", "5.0%"] in rows
 
 
 def test_the_wide_report_has_minimum_maximum_and_rate(profiler):
     rows = cells(profiler.report(wide=True))
-    assert rows[1][-3:] == ["Min (ms)", "Max (ms)", "GB/s"]
-    assert ["matmul", "12.00", "6.000", "2", "30.0%", "6.000", "6.000", "1.0"] in rows
-    assert ["matmul", "24.00", "6.000", "4", "60.0%", "2.000", "10.000", ""] in rows
+    assert rows[1][-4:] == ["Avg (ms)", "Min (ms)", "Max (ms)", "GB/s"]
+    matmul = [row[1:] for row in rows if row[0] == "matmul"]
+    assert ["12.00", "12.00", "2", "30.0%", "30.0%", "6.000", "6.000", "6.000", "1.0"] in matmul
+    assert ["24.00", "24.00", "4", "60.0%", "60.0%", "6.000", "2.000", "10.000", ""] in matmul
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -119,7 +126,7 @@ def test_percentages_add_to_a_hundred_after_rounding(clock):
     for name in "abcdefg":
         with profiler.profile(name):
             clock.wait(1)
-    shares = [float(row[4].rstrip("%")) for row in cells(profiler.report())[2:-1]]
+    shares = [float(row[5].rstrip("%")) for row in cells(profiler.report())[2:-1]]
     assert sum(shares) == pytest.approx(100)
     assert set(shares) == {14.3, 14.2}
 
@@ -155,7 +162,7 @@ def test_a_report_from_inside_a_scope_shows_finished_scopes(clock):
     with profiler.profile("Forward"):
         with profiler.profile("matmul"):
             clock.wait(1)
-        assert cells(profiler.report())[-1] == ["TOTAL", "1.00", "", "", "100.0%"]
+        assert cells(profiler.report())[-1] == ["TOTAL", "1.00", "1.00", "", "100.0%", "100.0%"]
 
 
 def test_each_thread_has_its_own_scopes():

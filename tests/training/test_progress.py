@@ -33,7 +33,7 @@ def test_compiling_does_not_count_as_time_of_steps_or_evaluations(monkeypatch):
 
     def compiling(method):
         def slow(*arguments, **settings):
-            activity.begin_compiling("kernel")
+            activity.begin_compiling()
             now[0] += HOUR
             activity.end_compiling()
             return method(*arguments, **settings)

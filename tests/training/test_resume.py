@@ -23,6 +23,7 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
 )
+from tests.programs import started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
@@ -383,12 +384,8 @@ def tensors_of(out):
 
 
 def smallmind(*arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-m", "smallmind", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
+    words = [sys.executable, "-m", "smallmind", *arguments]
+    return started(words, env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -1,9 +1,7 @@
-"""Training as in the guide: the arguments, the files, and the quick start of the README."""
+"""Training as in the guide: the arguments, the files, and a script with every switch on."""
 
 import dataclasses
 import os
-import re
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +10,26 @@ from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import EvaluationRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-README = Path(__file__).parents[2] / "README.md"
+SCRIPT = """
+from smallmind import CheckpointStrategy, Tokenizer, Training, TrainingConfig, TransformerModel
+
+with open("data.txt", encoding="utf-8") as file:
+    text = file.read()
+tokenizer = Tokenizer(text)
+shape = {"block_size": 128, "n_embd": 128, "n_layer": 4, "n_head": 4}
+model = TransformerModel(vocab_size=tokenizer.vocab_size, dropout=0.1, **shape)
+training = Training(model, tokenizer, text, block_size=128, batch_size=16, seed=42)
+lean = {"use_gradient_checkpointing": True, "checkpoint_strategy": CheckpointStrategy.SQRT_LAYERS}
+config = TrainingConfig(
+    use_mixed_precision=True, enable_diagnostics=True, check_gradient_health=True, **lean
+)
+watching = {"on_record": print, "val_every": 500, "val_batches": 10}
+saving = {"save_every": 500, "checkpoint_dir": "checkpoints", "resume": True}  # continues one
+training.train_optimized(
+    steps=2000, learning_rate=0.001, grad_accum_steps=4, config=config, **watching, **saving
+)
+training.profiler.print_report()
+"""
 
 
 def small_training():
@@ -67,6 +84,29 @@ def test_one_run_at_a_time_uses_a_directory(tmp_path, resume):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
+def test_a_run_interrupted_before_its_first_checkpoint_does_not_resume_from_its_own_weights(
+    tmp_path,
+):
+    """The same object has other weights than those that the run began with."""
+
+    def interrupt(record):
+        if record.step == 3:
+            raise KeyboardInterrupt
+
+    settings = {"checkpoint_dir": tmp_path, "log_every": 1, "val_every": 0, "save_every": 5}
+    training = small_training()
+    with pytest.raises(KeyboardInterrupt):
+        training.train_optimized(8, on_record=interrupt, **settings)
+    with pytest.raises(InputError, match=r"before its first checkpoint .* build the model and its"):
+        training.train_optimized(8, resume=True, **settings)
+    anew = small_training()
+    anew.train_optimized(8, resume=True, **settings)
+    whole = small_training()
+    whole.train(8, log_every=1, val_every=0)
+    assert anew.model.flat.data.tobytes() == whole.model.flat.data.tobytes()
+    assert training.train_optimized(2, checkpoint_dir=tmp_path / "other", resume=True)
+
+
 def test_positional_arguments_have_the_order_of_the_guide():
     training = small_training()
     training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)
@@ -105,10 +145,9 @@ def test_checkpoints_of_another_run_are_left_alone(tmp_path):
     assert training.progress.step == 0 and path.read_bytes() == before
 
 
-def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
-    """As printed, except that it stops after two updates."""
-    section = README.read_text(encoding="utf-8").split("\n## Quick start\n")[1]
-    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+def test_a_script_with_every_switch_on(tmp_path, monkeypatch, capsys):
+    """As written, except that it stops after two updates."""
+    code = SCRIPT
     (tmp_path / "data.txt").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     original = Training.steps
@@ -118,7 +157,7 @@ def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(Training, "steps", steps)
     names = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code, "script", "exec"), names)
     training = names["training"]
     config = training.config
     assert (config.steps, config.grad_accum_steps, config.val_batches) == (2000, 4, 10)
@@ -136,7 +175,7 @@ def test_the_quick_start_in_the_readme(tmp_path, monkeypatch, capsys):
         ),
     )
     for trained in ([3], []):  # the second time it continues, the third time it is finished
-        exec(compile(code, "README.md", "exec"), names)
+        exec(compile(code, "script", "exec"), names)
         assert names["training"].progress.step == 3
         printed = capsys.readouterr().out
         assert ("StepRecord(step=3, " in printed) == bool(trained)

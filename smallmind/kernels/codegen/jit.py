@@ -130,7 +130,7 @@ class _Native(CFunc):
     """Unlike other kernels it sends no event when it is not in the cache."""
 
     def _compile_uncached(self) -> Any:
-        activity.begin_compiling(self.__name__)
+        activity.begin_compiling()
         try:
             return super()._compile_uncached()  # type: ignore[misc]
         finally:
@@ -184,16 +184,15 @@ class _Announcement(event.Listener):
     """Tells the activity hook of each kernel of ours that is not in the cache."""
 
     def on_start(self, event: event.Event) -> None:
-        if (name := self._kernel(event)) is not None:
-            activity.begin_compiling(name)
+        if self._is_ours(event):
+            activity.begin_compiling()
 
     def on_end(self, event: event.Event) -> None:
-        if self._kernel(event) is not None:
+        if self._is_ours(event):
             activity.end_compiling()
 
-    def _kernel(self, event: event.Event) -> str | None:
-        function = event.data["dispatcher"].py_func
-        return function.__name__ if function.__module__.startswith("smallmind.") else None
+    def _is_ours(self, event: event.Event) -> bool:
+        return str(event.data["dispatcher"].py_func.__module__).startswith("smallmind.")
 
 
 event.register("numba:compile", _Announcement())

@@ -1,0 +1,286 @@
+"""The chat form of a published model: its template, the tokens that end a turn, what is added.
+
+A tokenizer carries it as `published`: the JSON of files of transformers by their names. Templates
+are in tokenizer_config.json, config.json has only the tokens that begin and end texts, and
+tokenizer.json only its post_processor. Both formats read it into this form, and write it from it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smallmind import durable, safetensors
+from smallmind.checks import InputError, shown_value
+from smallmind.text import tokenizer_json
+from smallmind.text.tokenizer import Tokenizer
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+MAX_BYTES = 20_000_000
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # in config.json
+# What transformers calls a token -> its key in GGUF.
+KEYS = {
+    "bos": "tokenizer.ggml.bos_token_id",
+    "eos": "tokenizer.ggml.eos_token_id",
+    "eot": "tokenizer.ggml.eot_token_id",
+    "eom": "tokenizer.ggml.eom_token_id",
+    "unk": "tokenizer.ggml.unknown_token_id",
+    "sep": "tokenizer.ggml.seperator_token_id",
+    "pad": "tokenizer.ggml.padding_token_id",
+    "mask": "tokenizer.ggml.mask_token_id",
+}
+ADDED = ("bos", "eos")  # to each text, if a setting says so
+CHAT_TEMPLATE, CHAT_TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes without tokens of their own
+
+
+def read_json(file: Path, max_bytes: int) -> Any:
+    """The value in a file of JSON. OSError or ValueError if there is none, or it is longer."""
+    return safetensors.from_json(_read(file, max_bytes))
+
+
+def _read(file: Path, max_bytes: int) -> bytes:
+    with durable.open_regular(file) as opened:
+        content = opened.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
+    return content
+
+
+# Directories of transformers
+
+
+def of_directory(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the files of a directory say, of which config.json has been read."""
+    found: dict[str, Any] = {CONFIG: {name: config[name] for name in IDS if name in config}}
+    _check_ids(path / CONFIG, found[CONFIG])
+    for name in (TOKENIZER_CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP):
+        if (path / name).exists():
+            found[name] = _object(path / name)
+            _check_ids(path / name, found[name])
+    if processor := tokenizer_json.read(path / TOKENIZER).get("post_processor"):
+        found[TOKENIZER] = {"post_processor": processor}
+    settings = found.get(TOKENIZER_CONFIG, {})
+    settings.pop("auto_map", None)  # code, which is never executed here and does not travel
+    if templates := dict(_template_files(path)):
+        settings["chat_template"] = _as_one(templates)
+        found[TOKENIZER_CONFIG] = settings
+    return {name: part for name, part in found.items() if part}
+
+
+def _check_ids(file: Path, said: Mapping[str, Any]) -> None:
+    """InputError unless what stands for tokens is numbers; -1 is one that some write for none."""
+    for name in IDS:
+        value = said.get(name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(i) is int and -1 <= i < 2**31 for i in values):
+            raise InputError(f"{file}: {name} is {shown_value(value)}, not the number of a token")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        content = read_json(file, MAX_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{file}: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{file} is not a JSON object")
+    return content
+
+
+def _template_files(path: Path) -> Iterator[tuple[str, str]]:
+    """The names and texts of templates in files of their own, if there is a default one."""
+    if not (path / TEMPLATE).exists():
+        return
+    for file in [path / TEMPLATE, *sorted((path / TEMPLATES).glob("*.jinja"))]:
+        try:
+            name = "default" if file.parent == path else file.stem
+            yield name, _read(file, MAX_BYTES).decode("utf-8")
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}") from None
+        except ValueError as error:
+            raise InputError(f"{file}: {error}") from None
+
+
+def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
+    """The contents of the files of a directory, by name; see `of_directory`."""
+    published = tokenizer.published
+    ids = {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+    settings: dict[str, Any] = {"model_max_length": context, "clean_up_tokenization_spaces": False}
+    said, roles = (published.get(name, {}) for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP))
+    if said.get("tokenizer_class") not in GENERIC and tokenizer.end_of_text is not None:
+        # Another class has these without saying so.
+        ends = {"bos_token", "eos_token"} - set(roles)
+        settings |= dict.fromkeys(sorted(ends), tokenizer.separator)
+    # tokenizer.json says everything. Without a class, transformers builds a tokenizer of the
+    # architecture's own kind.
+    files = {
+        CONFIG: {**ids, **published.get(CONFIG, {})},
+        TOKENIZER: {**tokenizer.as_json(), **published.get(TOKENIZER, {})},
+        TOKENIZER_CONFIG: {**settings, **said, "tokenizer_class": GENERIC[0]},
+    }
+    if not published:
+        files[GENERATION_CONFIG] = {**ids, "pad_token_id": tokenizer.end_of_text}
+    kept = (GENERATION_CONFIG, SPECIAL_TOKENS_MAP)
+    return files | {name: published[name] for name in kept if name in published}
+
+
+# GGUF
+
+
+def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """What the keys of a GGUF file say, of which the tokenizer has been read."""
+    contents = {token: content for content, token in tokenizer.special.items()}
+    named = {name: metadata.get(key) for name, key in KEYS.items()}
+    ids = {name: i for name, i in named.items() if type(i) is int and i in contents}
+    settings: dict[str, Any] = {f"{name}_token": contents[token] for name, token in ids.items()}
+    # Only this pattern adds a token unless it is told not to.
+    adds = {"bos": metadata.get("tokenizer.ggml.pre") == "llama-bpe" and "bos" in ids, "eos": False}
+    for name in ADDED:
+        value = metadata.get(_adds(name))
+        settings[f"add_{name}_token"] = adds[name] = value if type(value) is bool else adds[name]
+    templates = {
+        key.removeprefix(CHAT_TEMPLATE).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if key.split(".")[:2] == CHAT_TEMPLATE.split(".") and isinstance(value, str)
+    }
+    if templates:
+        settings["chat_template"] = _as_one(templates)
+    if not (ids or templates):
+        return {}
+    said: dict[str, Any] = {f"{name}_token_id": ids[name] for name in ("bos", "pad") if name in ids}
+    ends = [ids[name] for name in ("eos", "eot", "eom") if name in ids]
+    if tokenizer.end_of_text is not None:
+        ends.append(tokenizer.end_of_text)  # llama.cpp ends there too, by its name
+    if ends := list(dict.fromkeys(ends)):
+        said["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    first, last = (adds[name] and settings.get(f"{name}_token") for name in ADDED)
+    post_processor = _template_processing(first or None, last or None, tokenizer.special)
+    files = {CONFIG: said, GENERATION_CONFIG: said, TOKENIZER: {"post_processor": post_processor}}
+    return {TOKENIZER_CONFIG: settings, **{name: part for name, part in files.items() if part}}
+
+
+def metadata_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The keys of GGUF for what is `published`; see `of_metadata`."""
+    settings = tokenizer.published.get(TOKENIZER_CONFIG, {})
+    templates = _templates(settings.get("chat_template"))
+    keys: dict[str, Any] = {KEYS[name]: np.uint32(i) for name, i in _ids(tokenizer).items()}
+    if tokenizer.published:
+        added = _added(tokenizer.published)
+        keys |= {_adds(name): added[name] for name in ADDED}
+    for name, template in templates.items():
+        plain = re.sub(r"[^A-Za-z0-9]", "_", name)
+        keys[CHAT_TEMPLATE if name == "default" else f"{CHAT_TEMPLATE}.{plain}"] = template
+    if others := [name for name in templates if name != "default"]:
+        keys[CHAT_TEMPLATES] = others
+    return keys
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that have a role in GGUF, as far as anything says so."""
+    files, special = tokenizer.published, tokenizer.special
+    by_name = {**files.get(SPECIAL_TOKENS_MAP, {}), **files.get(TOKENIZER_CONFIG, {})}
+    by_id = {**files.get(GENERATION_CONFIG, {}), **files.get(CONFIG, {})}
+    found: dict[str, int] = {}
+    for name in KEYS:
+        content = _content(by_name.get(f"{name}_token"))
+        ids = [special[content]] if content in special else _tokens(by_id, name, tokenizer)
+        if ids:
+            found[name] = ids[0]
+    ends = [*_tokens(files.get(GENERATION_CONFIG, {}), "eos", tokenizer)]
+    ends = [i for i in (found.get("eos"), *ends) if i not in (None, tokenizer.end_of_text)]
+    if ends:  # not only the end of a text: the first ends a turn
+        found.setdefault("eot", ends[0])
+        if others := [i for i in ends if i not in found.values()]:
+            found.setdefault("eom", others[0])
+    return found
+
+
+def _tokens(said: Mapping[str, Any], name: str, tokenizer: Tokenizer) -> list[int]:
+    """The tokens that a file names by number, without those that do not exist."""
+    value = said.get(f"{name}_token_id")
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if type(i) is int and 0 <= i < tokenizer.vocab_size]
+
+
+def _content(token: Any) -> Any:
+    """A token in the words of transformers, a text or a description -> its text."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
+
+
+def _added(published: Mapping[str, Any]) -> dict[str, bool]:
+    """Which tokens are added to each text: as a setting says, or as tokenizer.json does it."""
+    settings = published.get(TOKENIZER_CONFIG, {})
+    processor = published.get(TOKENIZER, {}).get("post_processor")
+    steps = processor.get("processors", [processor]) if isinstance(processor, Mapping) else []
+    texts = [
+        single
+        for step in (steps if isinstance(steps, list) else [])
+        if isinstance(step, Mapping)
+        and step.get("type") == "TemplateProcessing"
+        and isinstance(single := step.get("single"), list)
+        and single
+    ]
+    ends = {"bos": [pieces[0] for pieces in texts], "eos": [pieces[-1] for pieces in texts]}
+    return {
+        name: settings[f"add_{name}_token"]
+        if isinstance(settings.get(f"add_{name}_token"), bool)
+        else any(isinstance(piece, Mapping) and "SpecialToken" in piece for piece in ends[name])
+        for name in ADDED
+    }
+
+
+def _adds(name: str) -> str:
+    return f"tokenizer.ggml.add_{name}_token"
+
+
+def _templates(said: Any) -> dict[str, str]:
+    """The chat_template of transformers, one or several -> templates by name."""
+    named = said if isinstance(said, list) else [{"name": "default", "template": said}]
+    return {
+        one["name"]: one["template"]
+        for one in named
+        if isinstance(one, Mapping)
+        and isinstance(one.get("name"), str)
+        and isinstance(one.get("template"), str)
+    }
+
+
+def _as_one(templates: Mapping[str, str]) -> Any:
+    """The reverse of `_templates`."""
+    if list(templates) == ["default"]:
+        return templates["default"]
+    return [{"name": name, "template": template} for name, template in templates.items()]
+
+
+def _template_processing(
+    first: str | None, last: str | None, special: Mapping[str, int]
+) -> dict[str, Any] | None:
+    """The post_processor of tokenizer.json that adds these tokens; None if there are none."""
+    if not (first or last):
+        return None
+
+    def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+        pieces = [first and {"SpecialToken": {"id": first, "type_id": type_id}}]
+        pieces.append({"Sequence": {"id": sequence, "type_id": type_id}})
+        pieces.append(last and {"SpecialToken": {"id": last, "type_id": type_id}})
+        return [piece for piece in pieces if isinstance(piece, dict)]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": around("A", 0),
+        "pair": around("A", 0) + around("B", 1),
+        "special_tokens": {
+            token: {"id": token, "ids": [special[token]], "tokens": [token]}
+            for token in (first, last)
+            if token
+        },
+    }

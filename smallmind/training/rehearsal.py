@@ -1,0 +1,161 @@
+"""A short run of a tiny model of the same kind: after it, all kernels that a run calls are loaded.
+
+Then it is known what the program itself takes, on whatever CPU, and passes can be timed. Kernels
+that have to be compiled are compiled here, all in one go.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from smallmind import activity
+from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.generation import generate
+from smallmind.memory.tensor_pool import TensorPool, unbacked
+from smallmind.nn.backend import NoKernels, dry_run_backend
+from smallmind.nn.recorded_gradients import AFTER, CHECKED
+from smallmind.nn.transformer import TransformerModel
+from smallmind.optim.optimizer import make_optimizer
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.distillation import Distillation
+from smallmind.training.training import Training
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+STEPS = AFTER + CHECKED + 1  # the last ones are recorded, checked and repeated
+TOKENS = 40  # of a sample
+# The largest sizes of the tiny model: beyond these, kernels call no others.
+WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024
+
+# Functions that become machine code with a kernel, counted on AVX-512 and AVX2 at a first start.
+COMPILED = {
+    "matmul": 39,
+    "attention": 53,
+    "attention_backward": 30,
+    "norm_heads": 12,
+    "norm_heads_backward": 11,
+    "swiglu": 8,
+    "cross_entropy": 7,
+    "muon": 17,
+    **dict.fromkeys(("matmul_gelu", "matmul_transpose_a", "matmul_transpose_b"), 0),  # as matmul
+}
+FEW = 4  # with any other
+HALF = 49  # more for products and attention of 16-bit numbers
+DECODING = 18  # with those that write the sample
+
+
+def rehearse(
+    model: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
+) -> None:
+    """Trains, evaluates and writes with a tiny model of this kind, once in a process.
+
+    On the threads that are set. training.requested_precision must not be AUTO.
+    """
+    with activity.doing("Loading the kernels", usual=True):
+        _rehearse(_tiny(model), _short(training), teacher and _tiny(teacher), backend)
+
+
+@functools.cache
+def _rehearse(
+    config: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
+) -> None:
+    with activity.expecting_kernels(_expected(config, training) if backend == "numba" else 0):
+        _run(config, training, teacher, backend)
+
+
+def _run(
+    config: ModelConfig, training: TrainingConfig, teacher: ModelConfig | None, backend: str
+) -> None:
+    text = ALPHABET * (20 * WINDOW // len(ALPHABET))
+    with TensorPool() as pool:
+        models = [
+            TransformerModel(**dataclasses.asdict(config), backend=backend)
+            for config in (config, teacher)
+            if config
+        ]
+        for model in models:
+            model.workspace.pool = pool
+        run = Training(
+            models[0],
+            Tokenizer(ALPHABET),
+            text,
+            batch_size=BATCH,
+            distillation=Distillation(models[1]) if teacher else None,
+        )
+        for _ in run.steps(training):
+            pass
+        run.evaluate_held_out()
+        generate(models[0], run.tokenizer, max_tokens=TOKENS)
+
+
+class _NamedKernels(NoKernels):
+    """Kernels that do nothing but note their names."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., float]:
+        self.names.add(name)
+        return super().__getattr__(name)
+
+
+def _expected(config: ModelConfig, training: TrainingConfig) -> int:
+    """About how many functions a first start compiles; 0 if it is not the first one.
+
+    Which of them a later one lacks is not known before it has asked for them.
+    """
+    from smallmind.kernels.codegen.cache_directory import cache_directory
+
+    directory = cache_directory()
+    if directory is None or any(directory.glob("*.nbi")):
+        return 0
+    kernels = _NamedKernels()
+    model = TransformerModel(**dataclasses.asdict(config), backend=dry_run_backend(kernels))
+    model.use_precision(training.requested_precision)
+    ids = unbacked((1, config.block_size), np.int32)
+    model.loss_and_gradients(ids, ids)
+    make_optimizer(model, training).step()
+    is_half = training.requested_precision != Precision.FLOAT32
+    return sum(COMPILED.get(name, FEW) for name in kernels.names) + DECODING + is_half * HALF
+
+
+def _tiny(config: ModelConfig) -> ModelConfig:
+    """A small model whose layers call the kernels that those of a model call."""
+    shared = min(2, config.n_head // config.kv_heads)  # heads that share their keys and values
+    D = min(config.head_channels, HEAD + config.head_channels % 2)
+    return dataclasses.replace(
+        config,
+        vocab_size=max(len(ALPHABET), min(config.vocab_size, VOCABULARY)),
+        block_size=min(config.block_size, WINDOW),
+        n_layer=min(config.n_layer, LAYERS),
+        n_head=shared,
+        n_kv_head=1,
+        n_embd=min(config.n_embd, WIDTH) if config.head_size else shared * D,
+        head_size=D if config.head_size else None,
+        mlp_width=min(config.hidden_size, WIDTH),
+        bigram_rows=min(config.bigram_rows, WIDTH),
+        document_token=None if config.document_token is None else 0,
+    )
+
+
+def _short(training: TrainingConfig) -> TrainingConfig:
+    """The settings of a few steps, after which nothing but the end of a run follows."""
+    return dataclasses.replace(
+        training,
+        steps=STEPS,
+        epochs=0,
+        learning_rate=min(training.learning_rate, 1e-3),
+        min_lr=None,
+        grad_accum_steps=1,
+        micro_batch_size=None,
+        val_every=0,
+        save_every=0,
+        sample_every=0,
+        target_loss=None,
+        max_rollbacks=0,
+        enable_diagnostics=False,
+        check_gradient_health=False,
+        detect_anomaly=False,
+        prefetch=None,
+    )
