@@ -7,6 +7,7 @@ from pathlib import Path
 
 from smallmind.cli import main
 from smallmind.training.checkpoint import newest
+from tests.programs import last_of_each
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 STEPS_BETWEEN_SAVES = 5
@@ -24,9 +25,9 @@ def write_text(directory):
 
 
 def status(*arguments):
-    """The exit status of the command line, as a shell would see it."""
+    """The exit status of the command line, as a shell would see it; later flags replace earlier."""
     try:
-        return main([str(word) for word in arguments])
+        return main(last_of_each(*map(str, arguments)))
     except SystemExit as exit_:
         return exit_.code
 

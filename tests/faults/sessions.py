@@ -15,7 +15,7 @@ from pathlib import Path
 
 from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, write_text
-from tests.programs import started
+from tests.programs import last_of_each, started
 
 ROOT = Path(__file__).parents[2]
 LONG = ["--steps", "1000000", "--save-every", "1000000", "--val-every", "0"]
@@ -31,7 +31,7 @@ PAIRS = [
 
 
 def command(root, run):
-    flags = [write_text(root), *FLAGS, *LONG, "--threads", "1", "--out", str(run)]
+    flags = last_of_each(write_text(root), *FLAGS, *LONG, "--threads", "1", "--out", str(run))
     return [sys.executable, "-m", "smallmind", "train", *flags]
 
 

@@ -13,6 +13,7 @@ import pytest
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from tests.faults.runs import FLAGS, status, train
+from tests.programs import last_of_each
 
 TEXT = "αβγ δεζ 漢字 \U0001f600 é\x1b\x07 the cat.\n" * 100
 NARROW = os.terminal_size((0, 0))
@@ -37,7 +38,7 @@ class Recorded(io.TextIOWrapper):
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("consoles")
     (root / "greek.txt").write_text(TEXT, encoding="utf-8")
-    flags = [str(root / "greek.txt"), *FLAGS, "--steps", "8", "--out", str(root / "run")]
+    flags = last_of_each(str(root / "greek.txt"), *FLAGS, "--steps", "8", "--out", str(root / "run"))
     assert main(["train", *flags]) == 0
     return root / "run"
 
@@ -58,7 +59,7 @@ def test_every_command_works_in_every_encoding(run, tmp_path, monkeypatch, encod
     monkeypatch.setenv("COLUMNS", "0")
     text = str(run.parent / "greek.txt")
     health = ["--check-gradient-health", "--diagnostic-interval", "4", "--profile-wide"]
-    small = [*FLAGS, "--steps", "8"]
+    small = last_of_each(*FLAGS, "--steps", "8")
     for arguments, words in [
         (["train", text, *small, *health, "--out", str(tmp_path / "run")], "Sample:"),
         (["train", "--resume", str(run)], "is finished: 8 steps"),

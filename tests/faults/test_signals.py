@@ -26,7 +26,7 @@ from smallmind.training.training import Training
 from smallmind.views.listing import find_runs
 from tests.faults.disk import Quick
 from tests.faults.runs import FLAGS, outcome, status, train, write_text
-from tests.programs import started
+from tests.programs import last_of_each, started
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no signals for one process")
 ACCUMULATE = ["--grad-accum-steps", "2"]
@@ -166,7 +166,7 @@ def smallmind(code, *arguments, **environment):
     """The command line in a separate process, after some lines of code."""
     program = f"import sys\n{code}\nfrom smallmind.cli import main\nsys.exit(main())"
     return started(
-        [sys.executable, "-c", program, *map(str, arguments)],
+        [sys.executable, "-c", program, *last_of_each(*map(str, arguments))],
         cwd=Path(__file__).parents[2],
         env={**os.environ, **environment},
         stderr=subprocess.PIPE,

@@ -17,6 +17,7 @@ from smallmind.training.checkpoint import newest
 from tests.faults.runs import FLAGS, outcome, status, write_text
 from tests.parallel.disturbed import prepare
 from tests.parallel.launching import BOUND, LAUNCHERS, ended, ranks_of, started
+from tests.programs import last_of_each
 
 RANKS = 1, 2, 4
 PROGRAM = "-m", "tests.parallel.disturbed", "--", "train"
@@ -54,7 +55,7 @@ def run_or_kill(moments, launcher, ranks, words, delay):
 def main(root, kills):
     prepare()
     text, moments, done = write_text(root), random.Random(4), 0
-    flags = [text, *FLAGS, *LENGTH]
+    flags = last_of_each(text, *FLAGS, *LENGTH)
     assert status("train", *flags, "--data-shards", "8", "--out", root / "whole") == 0
     expected = outcome(root / "whole")
     launcher = LAUNCHERS[0]

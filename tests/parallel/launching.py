@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.programs import last_of_each
+
 ROOT = Path(__file__).parents[2]
 MARK = "SMALLMIND_TEST_RUN"  # the variable by which the processes of a run are found
 BOUND = 300  # seconds in which every program here ends: they may have to compile all kernels
@@ -119,4 +121,4 @@ def run(words, **environment):
 
 def train_words(*flags, fault=()):
     """The command line of Python that trains, with a fault of tests.parallel.disturbed."""
-    return ["-m", "tests.parallel.disturbed", *fault, "--", "train", *flags]
+    return ["-m", "tests.parallel.disturbed", *fault, "--", *last_of_each("train", *flags)]

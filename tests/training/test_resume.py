@@ -23,7 +23,7 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
 )
-from tests.programs import started
+from tests.programs import last_of_each, started
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 EVERYTHING = {
@@ -384,7 +384,7 @@ def tensors_of(out):
 
 
 def smallmind(*arguments, **environment):
-    words = [sys.executable, "-m", "smallmind", *arguments]
+    words = [sys.executable, "-m", "smallmind", *last_of_each(*arguments)]
     return started(words, env={**os.environ, **environment})
 
 
