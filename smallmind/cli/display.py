@@ -154,7 +154,7 @@ class ProgressDisplay:
         """That the run has ended because it is good enough."""
         self.console.line(
             f"{self._place(record)}  the held-out loss has reached the target of "
-            f"{record.target:g}: {record.loss:.4f}"
+            f"{record.target:g}: {record.look_loss:.4f}"
         )
 
     def show_health_record(self, record: HealthRecord) -> None:

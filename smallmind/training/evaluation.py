@@ -16,7 +16,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ALONE, Ranks, divided
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
+from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
@@ -263,7 +263,7 @@ def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
 
 def count_evaluation(
     config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
-) -> EarlyStopRecord | TargetRecord | None:
+) -> EarlyStopRecord | None:
     """Counts an evaluation in progress -> a record if it ends the run."""
     best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
     is_lower = best is None or loss < best - config.early_stopping_min_delta
@@ -271,12 +271,6 @@ def count_evaluation(
     progress.waited = 0 if is_lower else progress.waited + 1
     if math.isfinite(loss) and (best is None or loss < best):
         progress.best_loss, progress.best_step = loss, record.step
-    # Looks, once they are precise, are closer to the loss of the whole held-out text.
-    has_precise_looks = progress.look_offset is not None
-    target = math.nan if config.target_loss is None or has_precise_looks else config.target_loss
-    if loss <= target:
-        progress.ended = True
-        return TargetRecord(record.step, loss, target)
     if progress.best_loss is None or not 0 < patience <= progress.waited:
         return None
     progress.ended = True

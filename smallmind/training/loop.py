@@ -188,8 +188,6 @@ class Loop:
         config, progress = self.run.config, self.run.progress
         if record := self.evaluate(progress.step, config.val_batches):
             self.run.schedule.observe(record.val_loss)
-            if config.target_loss is not None and not progress.looks:
-                self._target.observe(record.val_loss)
             end = count_evaluation(config, progress, record)
             yield record
             if end:

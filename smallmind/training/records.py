@@ -107,7 +107,7 @@ class TargetRecord:
 
     kind: ClassVar = "target"
     step: int
-    loss: float
+    look_loss: float
     target: float
 
 
@@ -219,7 +219,7 @@ class RunProgress:
     first_look: int = 0  # its step
     looked: int = 0  # step of the last look
     look_batches: int = 0  # that all looks have taken
-    look_loss: float | None = None  # held-out loss at the last look or evaluation
+    look_loss: float | None = None  # held-out loss at the last look
     look_training_loss: float | None = None  # smoothed, at that time
     look_offset: float | None = None  # of the whole held-out text from the batches of a look
     look_precision: int = 0  # batches that this was measured on

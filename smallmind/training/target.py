@@ -24,7 +24,7 @@ TOKENS = 4096  # of a look: enough to follow a loss to 0.01 nats or so
 RESERVED = 2  # looks that stay affordable when the loss is measured precisely
 # Shares of the target. A run looks first when its training loss is above it by at most this, and
 # then whenever the held-out loss may be near; it is measured precisely once it is close.
-FIRST, NEAR, CLOSE = 0.1, 0.02, 0.03
+FIRST, NEAR, CLOSE = 0.25, 0.02, 0.03
 EARLIEST, LATEST = 1.02, 1.25  # steps from the start to a look, as a multiple of those to the last
 # As many batches of windows from all over the held-out text -> the loss; None if it was stopped.
 HeldOutLoss = Callable[[int], float | None]
@@ -61,7 +61,8 @@ class Target(NamedTuple):
         if progress.step <= EARLIEST * progress.looked:
             return False
         if progress.look_loss is None or progress.look_training_loss is None:
-            return now <= (1 + FIRST) * target and self.affordable >= self.batches
+            lowest = min(now, math.inf if progress.best_loss is None else progress.best_loss)
+            return lowest <= (1 + FIRST) * target and self.affordable >= self.batches
         expected = progress.look_loss - (progress.look_training_loss - now)
         is_near = expected <= (1 + NEAR) * target or 0 < LATEST * progress.looked <= progress.step
         return is_near and self.affordable >= self._needed
@@ -90,8 +91,8 @@ class Target(NamedTuple):
         progress.looks += 1
         progress.first_look = progress.first_look or progress.step
         progress.looked = progress.step
-        self.observe(loss)
-        assert progress.look_loss is not None
+        progress.look_loss = loss + (offset or 0.0)
+        progress.look_training_loss = self.training_loss
         if offset is None or progress.look_loss > target:
             return LookRecord(progress.step, progress.look_loss)
         progress.ended = True
@@ -99,11 +100,6 @@ class Target(NamedTuple):
         progress.evaluated = progress.best_step = progress.step
         progress.best_loss = progress.look_loss
         return TargetRecord(progress.step, progress.look_loss, target)
-
-    def observe(self, loss: float) -> None:
-        """Takes the loss of some held-out text into account, also that of an evaluation."""
-        self.progress.look_loss = loss + (self.progress.look_offset or 0.0)
-        self.progress.look_training_loss = self.training_loss
 
     @property
     def _needed(self) -> int:
