@@ -267,7 +267,8 @@ def pack_rows(rows, row, x, place, stride, T, padded, D):
     for t in range(T):
         for d in range(0, whole, LANES):
             store(rows, t * row + d, load(x, place + t * stride + d))
-        if row > whole:
-            store(rows, t * row + whole, load_first(x, place + t * stride + whole, D - whole))
+        # Up to two vectors: the words of D channels in pairs are whole vectors too.
+        for d in range(whole, row, LANES):
+            store(rows, t * row + d, load_first(x, place + t * stride + d, max(0, D - d)))
     for place in range(T * row, padded * row, LANES):
         store(rows, place, zero)
