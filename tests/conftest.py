@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from smallmind.runs import pace
-from smallmind.training import rehearsal, training
+from smallmind.training import training
+from tests.programs import start_untimed
 
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
@@ -71,8 +71,7 @@ def untimed_start(monkeypatch):
     of `smallmind estimate` takes longer than most tests. The fixtures of modules and separate
     processes do both, and tests/runs/test_pace.py tests that this changes nothing.
     """
-    monkeypatch.setattr(rehearsal, "rehearse", lambda *_: None)
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01))
+    start_untimed(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,9 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+from smallmind.runs import pace
+from smallmind.training import rehearsal
+
 
 def output_of(program, *arguments, **environment):
     """What a program prints; a warning or an error fails the test."""
@@ -32,6 +35,12 @@ def started(words, **settings):
         process.kill()
         with process:
             pass
+
+
+def start_untimed(patch):
+    """Runs start without training a tiny model for the estimate and without timing some passes."""
+    patch.setattr(rehearsal, "rehearse", lambda *_: None)
+    patch.setattr(pace, "rough_pace", lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01))
 
 
 def last_of_each(*words):

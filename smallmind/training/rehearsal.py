@@ -146,6 +146,7 @@ def _short(training: TrainingConfig) -> TrainingConfig:
         steps=STEPS,
         epochs=0,
         learning_rate=min(training.learning_rate, 1e-3),
+        schedule="constant",
         min_lr=None,
         grad_accum_steps=1,
         micro_batch_size=None,

@@ -15,6 +15,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.training import gradients
 from tests.faults.runs import status
 from tests.parallel.disturbed import SPIKE, prepare
+from tests.programs import start_untimed
 
 SPIKE_AT = 6, 8  # batch, and the end of its last shard, on whichever rank has that
 
@@ -39,6 +40,7 @@ def _spiking():
 def disturbing(spikes, early):
     """Within the block, the loss spikes once, and gradients are sent during the backward pass."""
     with pytest.MonkeyPatch.context() as patch:
+        start_untimed(patch)  # the spike comes in a pass that trains
         if spikes:
             patch.setattr(TransformerModel, "loss_and_gradients", _spiking())
         if early:

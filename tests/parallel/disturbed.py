@@ -9,16 +9,18 @@ import os
 import signal
 import sys
 
+import pytest
+
 from smallmind.checks import InputError
 from smallmind.cli import main
 from smallmind.cli import ranks as cli_ranks
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel import launch
 from smallmind.parallel.environment import rank
-from smallmind.runs import pace
 from smallmind.runs import ranks as runs_ranks
 from smallmind.text.dataset import Dataset
 from smallmind.training import training
+from tests.programs import start_untimed
 
 SPIKE = 1e4
 OTHER = "AVX-1024"  # an instruction set that no machine has, so not the one of rank 0 either
@@ -114,7 +116,7 @@ FAULTS = {
 def prepare():
     """Runs end with a short sample, and nothing is timed before they start."""
     training.SAMPLE_TOKENS = 20
-    pace.rough_pace = lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01)
+    start_untimed(pytest.MonkeyPatch())
 
 
 if __name__ == "__main__":

@@ -232,8 +232,8 @@ def test_dead_units_are_those_of_the_whole_batch(tmp_path, length):
     for size in (1, 3, 8):
         assert in_process.status(size, *words, "--out", tmp_path / str(size)) == 0
         lines = (tmp_path / str(size) / "metrics.jsonl").read_text().splitlines()
-        found.append([line for line in lines if "findings" in line])
-    assert "hidden units are dead" in "".join(found[0])
+        found.append([row["findings"] for row in map(json.loads, lines) if "findings" in row])
+    assert "hidden units are dead" in json.dumps(found[0])
     assert found == found[:1] * 3
 
 
