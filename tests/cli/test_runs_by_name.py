@@ -189,15 +189,24 @@ def test_a_mistyped_word_gets_the_nearest_known_one(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train --steps 5 --steps 6", "--steps is given twice, as '5' and '6'; leave one of them"),
-        ("train --steps=5 --step 5", "--steps is given twice, as '5' and '5'; leave one of them"),
-        ("train --lr 1 --learning-rate 2", "--learning-rate/--lr is given twice, as '1' and '2'"),
-        ("train --bias --no-bias", "--bias/--no-bias is given twice; leave one of them out"),
-        ("train --micro-batch-size 1 --windows-at-once 2", "--micro-batch-size is given twice"),
+        (
+            "schedule --steps 5 --steps 6",
+            "--steps is given twice, as '5' and '6'; leave one",
+        ),
+        (
+            "schedule --steps=5 --step 5",
+            "--steps is given twice, as '5' and '5'; leave one",
+        ),
+        (
+            "schedule --lr 1 --learning-rate 2",
+            "--learning-rate/--lr is given twice, as '1' and",
+        ),
+        ("estimate --bias --no-bias", "--bias/--no-bias is given twice; leave one of them out"),
+        ("estimate --micro-batch-size 1 --windows-at-once 2", "--micro-batch-size is given twice"),
         ("generate --json --json", "--json is given twice; leave one of them out"),
         ("evaluate --unknown skip --unknown skip", "--unknown is given twice, as 'skip' and 'skip"),
         (
-            "train --field prompt --field response",
+            "estimate --field prompt --field response",
             "--field is given twice, as 'prompt' and 'response'; a run reads one field: give one, "
             "or join them into one in a copy of the file",
         ),
