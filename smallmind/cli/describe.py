@@ -20,7 +20,7 @@ FEWEST_PER_TOKEN = 100  # tokens of the text for each of the vocabulary
 # Measured, see "Short texts" in bench/LOG.md: after so many passes over a text, or fewer with so
 # many parameters for each of its tokens, the held-out loss has risen again.
 MOST_PASSES, FEWER_PASSES, MOST_PARAMETERS = 64, 24, 12
-FEWEST_HELD_OUT = 1000  # tokens: the loss to 0.1 nats or so
+ENOUGH = 50_000  # characters: a small model then writes more than what it has read
 
 
 def describe(console: Console, run: "Run") -> None:
@@ -112,7 +112,7 @@ def describe_reading(console: Console, report: "Report") -> None:
 
 
 def _advice_on_vocabulary(run: "Run") -> str:
-    """What speaks against the size of a learned vocabulary; nothing if nothing does."""
+    """Returns what speaks against the size of a learned vocabulary, if anything does."""
     wanted, V = run.settings.run.bpe_vocab_size, run.training.tokenizer.vocab_size
     model, tokens = run.training.model, len(run.training.data.train)
     if run.settings.run.tokenizer != "bpe":
@@ -139,25 +139,26 @@ def _advice_on_vocabulary(run: "Run") -> str:
 
 
 def _advice_on_length(run: "Run") -> str:
-    """What to expect of a run that reads its text so often that it learns it by heart."""
-    data, training = run.training.data, run.settings.training
+    """Returns what to expect of a text that is short, or short for so many steps; else nothing."""
+    data, training, characters = run.training.data, run.settings.training, run.source.characters
     tokens = len(data.train)
     passes = training.steps * training.grad_accum_steps * data.batch_size * data.block_size / tokens
     is_large = run.training.model.flat.data.size > MOST_PARAMETERS * tokens
-    if passes <= (FEWER_PASSES if is_large else MOST_PASSES):
-        return ""
-    enough = math.ceil(run.source.characters * passes / FEWER_PASSES)
-    scale = 10 ** max(0, len(str(enough)) - 2)
-    says = (
-        f"The run reads its {tokens:,} training tokens {passes:,.0f} times: it will repeat them by "
-        f"heart rather than write something new, which takes {-(-enough // scale) * scale:,} "
-        "characters or fewer steps"
-    )
-    if len(data.held_out) < FEWEST_HELD_OUT:
-        says += f". {len(data.held_out):,} held-out tokens say little about how well it predicts"
-    if training.early_stopping_patience or not training.val_every:
-        return says
-    return says + ". --early-stopping-patience 3 ends it when the held-out loss no longer falls"
+    if passes > (FEWER_PASSES if is_large else MOST_PASSES):
+        enough = max(ENOUGH, math.ceil(characters * passes / FEWER_PASSES))
+        scale = 10 ** (len(str(enough)) - 2)
+        fewer = ", or fewer steps" if characters >= ENOUGH else ""
+        return (
+            f"Expect the model to repeat these {characters:,} characters by heart: it reads them "
+            f"{passes:,.0f} times; to write something new it needs {-(-enough // scale) * scale:,} "
+            f"or more{fewer}"
+        )
+    if characters < ENOUGH and not run.settings.run.init_from:
+        return (
+            f"Expect no more than pieces of these {characters:,} characters: to write something "
+            f"new a model needs {ENOUGH:,} or more"
+        )
+    return ""
 
 
 def _describe_teacher(console: Console, distillation: "Distillation") -> None:

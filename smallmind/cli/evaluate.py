@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Source", str]:
-    """A text without the characters that a model does not know, and which these are.
+    """A text -> the text without the characters that a model does not know, and which these are.
 
     InputError if there are any, unless they are to be skipped.
     """
@@ -98,11 +98,12 @@ def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Sou
         return source, ""
     text = source.text.translate(dict.fromkeys(map(ord, characters)))
     count = len(source.text) - len(text)
+    found = f"{count:,} character{'s' if count > 1 else ''}"
     shown = ", ".join(map(repr, characters[:5])) + (", ..." if len(characters) > 5 else "")
     if unknown != "skip":
         raise InputError(
-            f"{shorten(source.name)} has {count:,} characters that the model has never seen: "
-            f"{shown}; leave them out with --unknown skip, or train with --tokenizer bpe or byte, "
-            "which encode any text"
+            f"{shorten(source.name)} has {found} that the model has never seen: {shown}; leave "
+            f"{'them' if count > 1 else 'it'} out with --unknown skip, or train with --tokenizer "
+            "bpe or byte, which encode any text"
         )
-    return TextSource(text, source.name), f"{count:,} characters: {shown}"
+    return TextSource(text, source.name), f"{found}: {shown}"

@@ -113,13 +113,16 @@ class _Parser(argparse.ArgumentParser):
         return super()._get_values(action, texts)
 
     def _twice(self, action: argparse.Action, texts: Sequence[str]) -> str:
-        """What to do about a flag, or two that set the same, given twice."""
+        """Says what to do about a flag, or two that set the same value, given twice."""
+        from smallmind.checks import shown_value
+
         same = [a for a in self._actions if a.dest == action.dest and a.help != argparse.SUPPRESS]
         names = [name for a in same or [action] for name in a.option_strings]
-        values = [" ".join(part) for part in (self._given[action.dest], texts) if part]
+        given = (self._given[action.dest], texts)
+        values = [shown_value(" ".join(part)) for part in given if part]
         shown = f", as {' and '.join(values)}" if values else ""
         advice = TWICE.get(action.dest, "leave one of them out")
-        return f"{' or '.join(names)} is given twice{shown}; {advice}"
+        return f"{'/'.join(names)} is given twice{shown}; {advice}"
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         """As in argparse, but in the words of the settings' own checks."""

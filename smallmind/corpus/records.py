@@ -107,7 +107,7 @@ class TextField:
         if not known:
             return Unusable(self._source.name, reason, "it has no fields at all")
         several = [name.strip() for name in (field or "").split(",")]
-        if len(several) > 1 and set(several) <= set(known):
+        if len(several) > 1 and all(_named(known, (name,)) for name in several):
             advice = (
                 f"--field takes one name: join {' and '.join(several)} into one field, such as "
                 "text, in a copy of the file, and train on that; or give one of them"

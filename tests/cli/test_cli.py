@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,13 +15,14 @@ import types
 import pytest
 
 from smallmind import Run, Tokenizer, TrainingConfig, safetensors
-from smallmind.cli import main
+from smallmind.cli import describe, main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_costs
 from smallmind.cli.estimate import parse_size
 from smallmind.config import SCHEDULES
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
+from smallmind.sources import resolve
 from smallmind.training.records import RunProgress
 from tests.programs import last_of_each, started
 
@@ -167,6 +169,96 @@ def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
     assert main(["evaluate", str(run), str(tmp_path / "other.txt")]) == 0
     printed = capsys.readouterr().out
     assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
+
+
+def test_characters_that_a_model_has_never_seen_can_be_left_out(run, tmp_path, capsys):
+    """What is left is measured as the same text without them; the message says how."""
+    table = {}
+    for name, content in (("known", "the mat sat."), ("other", "the Γmat sÉat.")):
+        (tmp_path / f"{name}.txt").write_text(content, encoding="utf-8")
+        assert main(["evaluate", str(run), str(tmp_path / f"{name}.txt"), "--unknown", "skip"]) == 0
+        printed = flat(capsys.readouterr().out)
+        table[name] = printed[printed.index("tokens predicted") :]
+    assert table["known"] == table["other"]
+    assert "left out │ 2 characters: 'É', 'Γ' │" in printed
+    other = str(tmp_path / "other.txt")
+    assert_refused(capsys, ["evaluate", str(run), other], "2 characters that the model has never")
+    assert_refused(
+        capsys,
+        ["evaluate", str(run), other],
+        "'É', 'Γ'; leave them out with --unknown skip, or train with --tokenizer bpe or byte",
+    )
+    assert_refused(
+        capsys,
+        ["generate", str(run), "--prompt", "É"],
+        "leave it out, or train with --tokenizer bpe or byte, which encode any text",
+    )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte"])
+def test_the_advised_tokenizers_encode_any_text(kind, text, tmp_path, capsys):
+    out = str(tmp_path / "run")
+    flags = ["--tokenizer", kind, "--steps", "1", "--backend", "numpy", "--out", out]
+    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
+    (tmp_path / "other.txt").write_text("ΓÉ" * 20, encoding="utf-8")
+    assert main(["evaluate", out, str(tmp_path / "other.txt")]) == 0
+    assert main(["generate", out, "--prompt", "É", "--max-tokens", "1"]) == 0
+    assert "É" in capsys.readouterr().out
+
+
+def advice_on_length(capsys, *words):
+    """What `train` says below the table of the text, before the first step."""
+    assert main(["train", *last_of_each(*words, "--backend", "numpy", "--val-every", "0")]) == 0
+    printed = flat(capsys.readouterr().out)
+    return re.search(r"the end of the text │ ╰[─┴]+╯ (.*?)Run ╭", printed)[1]
+
+
+def test_a_short_text_is_said_to_be_learned_by_heart_before_the_first_step(tmp_path, capsys):
+    """A line says what to expect, and how much text is enough: with it nothing is said."""
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:300], encoding="utf-8")
+    shape = ["--block-size", "8", "--n-embd", "8", "--n-layer", "1", "--n-head", "1"]
+    words = [str(text), *shape, "--batch-size", "100", "--out"]
+    few = advice_on_length(capsys, *words, str(tmp_path / "few"), "--steps", "2")
+    assert few == (
+        "Expect no more than pieces of these 300 characters: to write something new a model needs "
+        "50,000 or more "
+    )
+    many = advice_on_length(capsys, *words, str(tmp_path / "many"), "--steps", "30")
+    assert many == (
+        "Expect the model to repeat these 300 characters by heart: it reads them 89 times; to "
+        "write something new it needs 50,000 or more "
+    )
+    tuned = [str(tmp_path / "tuned"), "--steps", "2", "--init-from", str(tmp_path / "few")]
+    assert advice_on_length(capsys, *words, *tuned) == ""  # its weights have seen more
+    text.write_text((TEXT * 20)[:50_000], encoding="utf-8")
+    assert advice_on_length(capsys, *words, str(tmp_path / "enough"), "--steps", "30") == ""
+
+
+def test_a_long_text_that_is_read_too_often_takes_more_text_or_fewer_steps(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(describe, "ENOUGH", 1000)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:2000], encoding="utf-8")
+    shape = ["--block-size", "8", "--n-embd", "8", "--n-layer", "1", "--n-head", "1"]
+    words = [str(text), *shape, "--batch-size", "100", "--out"]
+    many = advice_on_length(capsys, *words, str(tmp_path / "many"), "--steps", "200")
+    assert many.endswith("to write something new it needs 7,500 or more, or fewer steps ")
+    text.write_text((TEXT * 3)[:7500], encoding="utf-8")
+    assert advice_on_length(capsys, *words, str(tmp_path / "enough"), "--steps", "200") == ""
+
+
+def test_the_help_says_whose_defaults_it_shows(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    printed = flat(capsys.readouterr().out)
+    assert "defaults are those of GPT-2" not in printed
+    assert "Defaults below are those of modern" in printed
+    assert "a TransformerModel that a program makes has GPT-2's parts" in printed
+    assert "not the default of the command line" in flat(TransformerModel.__doc__)
+    assert resolve()["norm"] == "rmsnorm"
+    assert TransformerModel(5, 4, 4, 1, 1).config.norm == "layernorm"
 
 
 def test_numpy_and_byte_tokens_work_together(text, tmp_path, capsys):

@@ -49,6 +49,18 @@ def test_json_has_a_line_per_text(run, capsys):
         assert sample["seed"] == 1337 + number and sample["model"] == run
 
 
+def test_a_text_may_end_at_a_line_break(run, capsys):
+    """As a shell passes it on: a backslash and a letter."""
+    flags = ["--prompt", "abcd", "--json", "--temperature", "0"]
+    sample = json.loads(generated(run, capsys, *flags, "--stop", r"\n").out)
+    assert (sample["text"], sample["ended"]) == ("efgh", "stop")
+    sample = json.loads(generated(run, capsys, *flags, "--stop", r"gh\nab").out)
+    assert (sample["text"], sample["ended"]) == ("ef", "stop")
+    for stop in (r"\\n", "n", r"\t"):  # none of them is a line break
+        sample = json.loads(generated(run, capsys, *flags, "--stop", stop).out)
+        assert (sample["text"], sample["ended"]) == ("efgh\nabc", "length"), stop
+
+
 def test_prompts_are_asked_for_until_the_input_ends(run, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("abc\n\n!\nfgh\n"))
     printed = generated(run, capsys, "-i", "--temperature", "0")

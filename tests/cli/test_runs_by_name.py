@@ -186,6 +186,37 @@ def test_a_mistyped_word_gets_the_nearest_known_one(arguments, message, capsys):
     assert message in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "schedule --steps 5 --steps 6",
+            "--steps is given twice, as '5' and '6'; leave one",
+        ),
+        (
+            "schedule --steps=5 --step 5",
+            "--steps is given twice, as '5' and '5'; leave one",
+        ),
+        (
+            "schedule --lr 1 --learning-rate 2",
+            "--learning-rate/--lr is given twice, as '1' and",
+        ),
+        ("estimate --bias --no-bias", "--bias/--no-bias is given twice; leave one of them out"),
+        ("estimate --micro-batch-size 1 --windows-at-once 2", "--micro-batch-size is given twice"),
+        ("generate --json --json", "--json is given twice; leave one of them out"),
+        ("evaluate --unknown skip --unknown skip", "--unknown is given twice, as 'skip' and 'skip"),
+        (
+            "estimate --field prompt --field response",
+            "--field is given twice, as 'prompt' and 'response'; a run reads one field: give one, "
+            "or join them into one in a copy of the file",
+        ),
+    ],
+)
+def test_a_flag_that_keeps_one_value_is_refused_if_it_is_given_twice(arguments, message, capsys):
+    _, err = shown(capsys, *arguments.split(), status=2)
+    assert f"error: {message}" in err.splitlines()[-1]
+
+
 def test_the_learning_rate_has_its_usual_short_name(capsys):
     wanted, _ = shown(capsys, "schedule", "--learning-rate", "0.25")
     assert "2.5e-01" in wanted

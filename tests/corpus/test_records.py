@@ -52,6 +52,21 @@ def test_the_field_is_the_obvious_one_or_the_users(name, tmp_path):
     assert message.endswith("give --field with one of these: story, body")
 
 
+@pytest.mark.parametrize("field", ["prompt,response", "Prompt, RESPONSE"])
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", '{"prompt": "p", "response": "r"}\n'),
+        ("a.csv", "prompt,response\np,r\n"),
+    ],
+)
+def test_fields_with_a_comma_between_them_are_to_be_joined(tmp_path, name, data, field):
+    path = written(tmp_path / name, data)
+    message = refused(path, field=field)
+    assert "--field takes one name: join " in message and "into one field" in message
+    assert "give --field with one of these" in refused(path, field="prompt,none")
+
+
 @pytest.mark.parametrize(
     ("name", "data", "word"),
     [

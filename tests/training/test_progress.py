@@ -2,7 +2,8 @@
 
 import time
 
-from smallmind import Tokenizer, Training, TransformerModel, activity
+from smallmind import Run, Tokenizer, Training, TransformerModel, activity
+from tests.cli.test_live_line import Terminal
 
 HOUR = 3600 * 10**9  # nanoseconds
 TEXT = "the cat sat on the mat. " * 100
@@ -21,6 +22,35 @@ def test_progress_is_a_line_on_standard_error(capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("step 1/3  loss ")
     assert [r.loss for r in shown] == [r.loss for r in plain]
+
+
+def test_a_terminal_shows_progress_and_compiling_unless_told_otherwise(tmp_path, monkeypatch):
+    terminal = Terminal(monkeypatch, 80)
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(activity, "_state", activity._State())
+    few = {"backend": "numpy", "n_layer": 1, "n_embd": 8, "n_head": 1, "block_size": 8}
+    during = []
+
+    def compile_one(_record):
+        activity.begin_compiling()
+        during.append(terminal.lines())
+        activity.end_compiling()
+
+    def run(name):
+        return Run.create(text=TEXT, out=tmp_path / name, steps=3, log_every=1, **few)
+
+    run("silent").train(compile_one, progress=False)
+    new_training().train(steps=3, val_every=0, progress=False)
+    assert terminal.lines() == [] and not any(during)
+    during.clear()
+    run("shown").train(compile_one)
+    assert "3/3  loss " in terminal.lines()[-1]
+    assert all(lines[-1].startswith("Compiling kernels for this CPU") for lines in during)
+    run("resumed").train(progress=False)
+    Run.open(tmp_path / "resumed").resume(steps=5)
+    assert "5/5  loss " in terminal.lines()[-1]
+    new_training().train(steps=4, val_every=0)
+    assert "4/4  loss " in terminal.lines()[-1]
 
 
 def test_compiling_does_not_count_as_time_of_steps_or_evaluations(monkeypatch):
