@@ -106,7 +106,8 @@ def _heads(groups: int, T: int, place: Callable[[float], float], workers: int) -
 
 
 def _is_short(a: Arguments) -> bool:
-    return is_short(attention_shape(a["qkv"], a["out"], a["logsumexp"], None), a["qkv"])
+    shape = attention_shape(a["qkv"], a["out"], a["logsumexp"], None)
+    return is_short(shape.T, a["qkv"].dtype)
 
 
 def _attention(a: Arguments, workers: int) -> Work:

@@ -16,7 +16,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ALONE, Ranks, divided
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
-from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress
+from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
@@ -263,7 +263,7 @@ def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
 
 def count_evaluation(
     config: TrainingConfig, progress: RunProgress, record: EvaluationRecord
-) -> EarlyStopRecord | None:
+) -> EarlyStopRecord | TargetRecord | None:
     """Counts an evaluation in progress -> a record if it ends the run."""
     best, loss, patience = progress.best_loss, record.val_loss, config.early_stopping_patience
     is_lower = best is None or loss < best - config.early_stopping_min_delta
@@ -271,6 +271,10 @@ def count_evaluation(
     progress.waited = 0 if is_lower else progress.waited + 1
     if math.isfinite(loss) and (best is None or loss < best):
         progress.best_loss, progress.best_step = loss, record.step
+    # Windows that do not overlap read high, so the loss on the whole held-out text is lower still.
+    if config.target_loss is not None and loss <= config.target_loss:
+        progress.ended = True
+        return TargetRecord(record.step, loss, config.target_loss)
     if progress.best_loss is None or not 0 < patience <= progress.waited:
         return None
     progress.ended = True

@@ -235,7 +235,7 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(monkeypatch)
         lambda step, _: EvaluationRecord(step, 1.0, next(losses), 1, 1, 1, 0.5),
     )
     records = list(training.steps(config))
-    assert records[-1] == TargetRecord(step=6, loss=2.5, target=2.5)
+    assert records[-1] == TargetRecord(step=6, look_loss=2.5, target=2.5)
     assert training.progress.step == 6 and training.progress.ended
     assert list(new_training().steps(config, training.state())) == []
 
