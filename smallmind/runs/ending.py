@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from smallmind.runs.directory import RunDirectory
+from smallmind.training.clock import StepClock
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.records import FinalRecord
 from smallmind.training.training import Training
@@ -26,7 +27,8 @@ def save_ending(training: Training, directory: RunDirectory) -> Ending:
         directory.save_model(training.model, training.tokenizer, step)
     final = None
     if has_ended:
-        final = training.evaluate_held_out()
+        with StepClock(training.progress).apart("final evaluation"):
+            final = training.evaluate_held_out()
     if final:
         directory.log(_final_record(step, final), training.progress.seconds["total"])
     directory.flush()

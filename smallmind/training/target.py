@@ -18,14 +18,14 @@ from smallmind.text.dataset import Dataset
 from smallmind.training.evaluation import MOST_HELD_OUT, count_overlapping
 from smallmind.training.records import LookRecord, RunProgress, TargetRecord
 
-LOOKING = 0.1  # of the time of training, at most
+LOOKING = 0.1  # share of the time of a run, its final evaluation included, at most
 PER_PASS = 3  # batches of an evaluation that cost as much as a training pass of one
 TOKENS = 4096  # of a look: enough to follow a loss to 0.01 nats or so
 RESERVED = 2  # looks that stay affordable when the loss is measured precisely
 # Shares of the target. A run looks first when its training loss is above it by at most this, and
 # then whenever the held-out loss may be near; it is measured precisely once it is close.
-FIRST, NEAR, CLOSE = 0.25, 0.02, 0.03
-EARLIEST, LATEST = 1.02, 1.25  # steps from the start to a look, as a multiple of those to the last
+FIRST, NEAR, CLOSE = 0.35, 0.04, 0.05
+EARLIEST, LATEST = 1.015, 1.1  # steps from the start to a look, as a multiple of those to the last
 # As many batches of windows from all over the held-out text -> the loss; None if it was stopped.
 HeldOutLoss = Callable[[int], float | None]
 
@@ -45,9 +45,10 @@ class Target(NamedTuple):
 
     @property
     def affordable(self) -> int:
-        """How many batches looks may take by now: at the start, those of an evaluation."""
-        trained = self.progress.step * self.config.grad_accum_steps
-        return self._least + int(LOOKING * PER_PASS * trained) - self.progress.look_batches
+        """How many batches looks may take by now, if the run ends here."""
+        trained = PER_PASS * self.progress.step * self.config.grad_accum_steps
+        others = trained + self._all_batches
+        return int(LOOKING / (1 - LOOKING) * others) - self.progress.look_batches
 
     def is_due(self) -> bool:
         """Whether to look after the step that the run has reached.
@@ -81,11 +82,14 @@ class Target(NamedTuple):
         if loss + (offset or 0.0) <= (1 + CLOSE if offset is None else 1.0) * target:
             batches = self.affordable - (1 + RESERVED) * taken
             batches = min(batches, self._all_batches)
-            if batches >= max(precision, self._least):
+            if batches >= self._least and precision < self._all_batches:
                 precise = held_out_loss(batches)
                 if precise is None:
                     return None
-                offset, precision, taken = precise - loss, batches, taken + batches
+                # Each number of batches has other windows: their mean is closer than the last.
+                known = 0 if batches == self._all_batches else precision
+                offset = (known * (offset or 0.0) + batches * (precise - loss)) / (known + batches)
+                precision, taken = known + batches, taken + batches
         progress.look_offset, progress.look_precision = offset, precision
         progress.look_batches += taken
         progress.looks += 1
