@@ -35,7 +35,7 @@ class StepClock:
 
     @contextmanager
     def apart(self, kind: str) -> Iterator[None]:
-        """Counts the time within the block apart from steps, as `kind`: "evaluations", "samples"."""
+        """Counts the time within the block apart from steps, as `kind`, such as "samples"."""
         self._seconds += self._elapsed()
         try:
             yield

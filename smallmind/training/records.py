@@ -220,9 +220,8 @@ class RunProgress:
     looked: int = 0  # step of the last look
     look_batches: int = 0  # that all looks have taken
     look_loss: float | None = None  # held-out loss at the last look
+    look_variance: float = 0.0  # of that estimate
     look_training_loss: float | None = None  # smoothed, at that time
-    look_offset: float | None = None  # of the whole held-out text from the batches of a look
-    look_precision: int = 0  # batches that this was measured on
     # "total" includes the others.
     seconds: dict[str, float] = field(
         default_factory=lambda: {"total": 0.0, "evaluations": 0.0, "looks": 0.0, "samples": 0.0}

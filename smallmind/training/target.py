@@ -1,11 +1,11 @@
 """A run with a target loss: when it looks at its held-out loss, and what it finds.
 
-The target is for the loss on the whole held-out text, which is reported at the end. A look takes a
-few windows from all over it. Their loss differs from that of the whole by an amount that changes
-little in hundreds of steps, so a run measures it once it is close, on as many windows as the looks
-may cost.
+The target is for the loss on the whole held-out text, which is reported at the end. A look takes
+some windows from all over it: few while the run is far from the target, half of what looks may
+still cost once it is close. Between looks the held-out loss is expected to fall by as much as the
+training loss. Looks and expectations are combined by their variances, as in a Kalman filter.
 
-That is counted in batches, not in seconds: when a run looks and where it ends depend on its state
+Costs are counted in batches, not in seconds: when a run looks and where it ends depend on its state
 alone, not on the machine or the number of threads and ranks.
 """
 
@@ -17,17 +17,32 @@ from smallmind.config import TrainingConfig
 from smallmind.text.dataset import Dataset
 from smallmind.training.evaluation import MOST_HELD_OUT, count_overlapping
 from smallmind.training.records import LookRecord, RunProgress, TargetRecord
+from smallmind.training.spikes import DECAY
 
 LOOKING = 0.1  # share of the time of a run, its final evaluation included, at most
 PER_PASS = 3  # batches of an evaluation that cost as much as a training pass of one
-TOKENS = 4096  # of a look: enough to follow a loss to 0.01 nats or so
-RESERVED = 2  # looks that stay affordable when the loss is measured precisely
-# Shares of the target. A run looks first when its training loss is above it by at most this, and
-# then whenever the held-out loss may be near; it is measured precisely once it is close.
-FIRST, NEAR, CLOSE = 0.35, 0.04, 0.05
-EARLIEST, LATEST = 1.015, 1.1  # steps from the start to a look, as a multiple of those to the last
+TOKENS = 4096  # of a look far from the target
+SPREAD = 2.0  # variance of the loss of a token, over its mean, in nats: measured on two texts
+DRIFT = 0.6  # standard deviation of what training and held-out loss fall by, over its mean
+# Shares of the target: the first look comes when a loss is above it by at most FIRST.
+FIRST, CLOSE = 0.35, 0.04
+SURE = 2.0  # standard deviations above the target at which the next look comes
+EARLIEST, LATEST = 1.02, 1.4  # steps from the start to a look, as a multiple of those to the last
 # As many batches of windows from all over the held-out text -> the loss; None if it was stopped.
 HeldOutLoss = Callable[[int], float | None]
+
+
+class Estimate(NamedTuple):
+    """The loss on the whole held-out text, and the variance of what is known of it."""
+
+    loss: float
+    variance: float
+
+    def combined(self, other: "Estimate") -> "Estimate":
+        """What both say together: each counts as much as the other one is uncertain."""
+        total = self.variance + other.variance
+        share = self.variance / total if total else 1.0
+        return Estimate(self.loss + share * (other.loss - self.loss), share * other.variance)
 
 
 class Target(NamedTuple):
@@ -39,85 +54,79 @@ class Target(NamedTuple):
     training_loss: float | None  # smoothed
 
     @property
-    def batches(self) -> int:
-        """How many a look takes."""
-        return min(math.ceil(TOKENS / (self.data.batch_size * self.data.block_size)), self._least)
-
-    @property
     def affordable(self) -> int:
         """How many batches looks may take by now, if the run ends here."""
         trained = PER_PASS * self.progress.step * self.config.grad_accum_steps
         others = trained + self._all_batches
         return int(LOOKING / (1 - LOOKING) * others) - self.progress.look_batches
 
-    def is_due(self) -> bool:
-        """Whether to look after the step that the run has reached.
+    @property
+    def batches(self) -> int:
+        """How many the next look takes."""
+        target, expected = self.config.target_loss, self.expected
+        few = min(math.ceil(TOKENS / self._tokens(2)), self._all_batches)
+        if target is None or expected is None or expected.loss > (1 + CLOSE) * target:
+            return few
+        return max(few, min(self.affordable // 2, self._all_batches))
 
-        The held-out loss is expected to fall by as much as the training loss.
-        """
+    @property
+    def expected(self) -> Estimate | None:
+        """The held-out loss by now, after what the training loss has fallen by; None: no look."""
+        progress, now = self.progress, self.training_loss
+        loss, then = progress.look_loss, progress.look_training_loss
+        if loss is None or then is None or now is None:
+            return None
+        # Both training losses are means over about as many updates as their decay lets count.
+        updates = (1 + DECAY) / (1 - DECAY)
+        tokens = updates * self._tokens(1) * self.config.grad_accum_steps
+        noise = 2 * SPREAD * max(0.0, now) / tokens
+        drift = (DRIFT * (then - now)) ** 2
+        return Estimate(loss - (then - now), progress.look_variance + noise + drift)
+
+    def is_due(self) -> bool:
+        """Whether to look after the step that the run has reached."""
         target, progress, now = self.config.target_loss, self.progress, self.training_loss
         is_over = progress.ended or progress.step >= self.config.steps
-        if target is None or now is None or is_over:
+        if target is None or now is None or is_over or progress.step <= EARLIEST * progress.looked:
             return False
-        if progress.step <= EARLIEST * progress.looked:
-            return False
-        if progress.look_loss is None or progress.look_training_loss is None:
-            lowest = min(now, math.inf if progress.best_loss is None else progress.best_loss)
-            return lowest <= (1 + FIRST) * target and self.affordable >= self.batches
-        expected = progress.look_loss - (progress.look_training_loss - now)
-        is_near = expected <= (1 + NEAR) * target or 0 < LATEST * progress.looked <= progress.step
-        return is_near and self.affordable >= self._needed
+        if expected := self.expected:
+            is_near = expected.loss <= target + SURE * math.sqrt(expected.variance)
+            is_near = is_near or progress.step >= LATEST * progress.looked
+        else:
+            lowest = now if progress.best_loss is None else min(now, progress.best_loss)
+            is_near = lowest <= (1 + FIRST) * target
+        return is_near and self.batches <= self.affordable
 
     def look(self, held_out_loss: HeldOutLoss) -> LookRecord | TargetRecord | None:
         """Looks, and counts that in the progress -> a TargetRecord if the run has reached it.
 
         None if it was stopped; the progress is then as it was.
         """
-        target, progress = self.config.target_loss, self.progress
+        target, progress, batches = self.config.target_loss, self.progress, self.batches
         assert target is not None
-        loss, taken = held_out_loss(self.batches), self.batches
-        if loss is None:
+        if (loss := held_out_loss(batches)) is None:
             return None
-        offset, precision = progress.look_offset, progress.look_precision
-        if loss + (offset or 0.0) <= (1 + CLOSE if offset is None else 1.0) * target:
-            batches = self.affordable - (1 + RESERVED) * taken
-            batches = min(batches, self._all_batches)
-            if batches >= self._least and precision < self._all_batches:
-                precise = held_out_loss(batches)
-                if precise is None:
-                    return None
-                # Each number of batches has other windows: their mean is closer than the last.
-                known = 0 if batches == self._all_batches else precision
-                offset = (known * (offset or 0.0) + batches * (precise - loss)) / (known + batches)
-                precision, taken = known + batches, taken + batches
-        progress.look_offset, progress.look_precision = offset, precision
-        progress.look_batches += taken
+        unseen = 1 - batches / self._all_batches
+        found = Estimate(loss, SPREAD * loss / (batches * self._tokens(2)) * unseen)
+        if expected := self.expected:
+            found = expected.combined(found)
+        progress.look_loss, progress.look_variance = found
+        progress.look_training_loss = self.training_loss
+        progress.look_batches += batches
         progress.looks += 1
         progress.first_look = progress.first_look or progress.step
         progress.looked = progress.step
-        progress.look_loss = loss + (offset or 0.0)
-        progress.look_training_loss = self.training_loss
-        if offset is None or progress.look_loss > target:
-            return LookRecord(progress.step, progress.look_loss)
+        if found.loss > target:
+            return LookRecord(progress.step, found.loss)
         progress.ended = True
         # It is the best so far, and saved as such.
         progress.evaluated = progress.best_step = progress.step
-        progress.best_loss = progress.look_loss
-        return TargetRecord(progress.step, progress.look_loss, target)
+        progress.best_loss = found.loss
+        return TargetRecord(progress.step, found.loss, target)
 
-    @property
-    def _needed(self) -> int:
-        """How many batches a look needs: more where it is to be precise."""
-        progress, target = self.progress, self.config.target_loss or 0.0
-        is_close = progress.look_loss is not None and progress.look_loss <= (1 + CLOSE) * target
-        if progress.look_offset is None and is_close:
-            return (1 + RESERVED) * self.batches + self._least
-        return self.batches
-
-    @property
-    def _least(self) -> int:
-        """As many batches as the usual evaluation takes: less is not precise."""
-        return min(self.config.val_batches or self.data.held_out_batches, self._all_batches)
+    def _tokens(self, overlap: int) -> float:
+        """Tokens that a batch predicts, of windows of which each token is in as many as overlap."""
+        return self.data.batch_size * self.data.block_size / overlap
 
     @property
     def _all_batches(self) -> int:

@@ -121,4 +121,10 @@ def run(words, **environment):
 
 def train_words(*flags, fault=()):
     """The command line of Python that trains, with a fault of tests.parallel.disturbed."""
-    return ["-m", "tests.parallel.disturbed", *fault, "--", *last_of_each("train", *map(str, flags))]
+    return [
+        "-m",
+        "tests.parallel.disturbed",
+        *fault,
+        "--",
+        *last_of_each("train", *map(str, flags)),
+    ]
