@@ -38,7 +38,9 @@ class Recorded(io.TextIOWrapper):
 def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("consoles")
     (root / "greek.txt").write_text(TEXT, encoding="utf-8")
-    flags = last_of_each(str(root / "greek.txt"), *FLAGS, "--steps", "8", "--out", str(root / "run"))
+    flags = last_of_each(
+        str(root / "greek.txt"), *FLAGS, "--steps", "8", "--out", str(root / "run")
+    )
     assert main(["train", *flags]) == 0
     return root / "run"
 
