@@ -5,7 +5,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from smallmind.nn.recorded_gradients import AFTER, CHECKED
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
+from smallmind.runs.files import TIMING
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT
@@ -78,8 +79,8 @@ def measure(
     seconds: float,
     directory: Path | None = None,
     sample_tokens: int = 0,
-) -> Pace:
-    """The pace of a run of about `seconds` that saves to directory.
+) -> Pace | None:
+    """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
 
     The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
     tokens. Trains some steps, and restores model and training afterwards. Only rank 0 has a
@@ -87,16 +88,24 @@ def measure(
     """
     with training.leading("measure", config, seconds), training.preserved():
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
+        if step is None:
+            return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
         saving = [0.0]
         if directory:
-            with tempfile.TemporaryDirectory(dir=directory) as scratch, _timed() as saving:
+            # Removed by whoever next locks the directory if the program is killed meanwhile.
+            with (
+                tempfile.TemporaryDirectory(prefix=TIMING, dir=directory) as scratch,
+                _timed() as saving,
+            ):
                 save(scratch, training.state(), best=True)
         batches = config.val_batches if config.val_every else 1
-        training.evaluate(0, 1)
+        warm = training.evaluate(0, 1)
         with _timed() as evaluating:
-            training.evaluate(0, batches)
+            evaluation = training.evaluate(0, batches)
+        if not (warm and evaluation):
+            return None
         with _timed() as sampling:
             if sample_tokens:
                 generate(training.model, training.tokenizer, max_tokens=TIMED_TOKENS)
@@ -208,8 +217,8 @@ def fit_steps(
     return dataclasses.replace(config, steps=fitting, warmup_steps=warmup)
 
 
-def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
-    """Trains for about `seconds` -> seconds per step."""
+def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:
+    """Trains for about `seconds` -> seconds per step; None if it was stopped."""
     config = dataclasses.replace(
         config,
         steps=10**9,
@@ -222,14 +231,19 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
         check_gradient_health=False,
     )
     ends: list[float] = []
-    for record in training.steps(config):
-        if isinstance(record, StepRecord):
+    with closing(training.steps(config)) as records:
+        for record in records:
+            if not isinstance(record, StepRecord):
+                continue
             ends.append(clock())
-        steps = len(ends) - COLD_STEPS
-        is_enough = steps >= MIN_STEPS and ends[-1] - ends[COLD_STEPS - 1] >= seconds
-        if is_enough and not training.ranks.rank:
-            training.stop()  # on all ranks, before the next step
-    return (ends[-1] - ends[COLD_STEPS - 1]) / (len(ends) - COLD_STEPS)
+            steps = len(ends) - COLD_STEPS
+            if steps < MIN_STEPS:
+                continue
+            spent = ends[-1] - ends[COLD_STEPS - 1]
+            # As rank 0 says. `Training.stop` would also stop what is timed next.
+            if training.ranks.share(spent >= seconds)[0]:
+                return spent / steps
+    return None
 
 
 @contextmanager

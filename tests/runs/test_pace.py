@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -173,7 +175,7 @@ def clocked(monkeypatch, training, seconds):
 
     monkeypatch.setattr(model, "losses", timed("losses", model.losses))
     monkeypatch.setattr(model, "loss_and_gradients", timed("learning", model.loss_and_gradients))
-    monkeypatch.setattr(AdamW, "step", timed("update", lambda *_: 1.0))
+    monkeypatch.setattr(AdamW, "step", timed("update", AdamW.step))
     monkeypatch.setattr(pace, "clock", lambda: now[0])
 
 
@@ -184,6 +186,39 @@ def test_kernels_that_are_loaded_and_a_slow_try_are_left_out(monkeypatch, slow):
     found = rough_pace(training, TrainingConfig(val_batches=4, micro_batch_size=3))
     assert found.step == 2.0 + 2.0 and found.evaluation == 2 * 4 * 2.0
     assert found.spread == 1.0
+
+
+@pytest.mark.parametrize("val_every", [0, 10])
+def test_evaluations_are_measured_too(monkeypatch, val_every):
+    training = small_training()
+    clocked(monkeypatch, training, lambda _: 2.0)
+    config = TrainingConfig(val_every=val_every, val_batches=3, micro_batch_size=3)
+    found = measure(training, config, 60)
+    assert found.step == 2.0 + 2.0
+    assert found.evaluation == (2 * 3 * 2.0 if val_every else 0.0)
+    assert found.end == 2 * 2.0 * training.data.held_out_batches > 0
+
+
+@pytest.mark.parametrize("stopped_in", ["loss_and_gradients", "losses"])
+def test_a_measurement_that_is_stopped_counts_for_nothing(monkeypatch, stopped_in):
+    training = small_training()
+    before = digest(training)
+    stop_in_second(monkeypatch, training.model, stopped_in, training.stop)
+    assert measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2) is None
+    assert digest(training) == before
+
+
+def stop_in_second(monkeypatch, model, name, stop):
+    """Calls stop within the second call of a method of the model."""
+    original, counts = getattr(model, name), collections.Counter()
+
+    def method(*arguments):
+        counts[name] += 1
+        if counts[name] == 2:
+            stop()
+        return original(*arguments)
+
+    monkeypatch.setattr(model, name, method)
 
 
 def test_tries_that_differ_give_a_range(monkeypatch):
@@ -270,6 +305,35 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
         json.loads((tmp_path / "again" / "config.json").read_text())["training"]
         == (config["training"])
     )
+
+
+KILLED = """
+import os, signal, sys
+from smallmind.cli import main
+from smallmind.runs import pace
+pace.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_that_was_killed_while_timed_still_ends_after_its_minutes(
+    tmp_path, monkeypatch, capsys
+):
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    out = tmp_path / "run"
+    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+    flags += ["--val-every", "0", "--minutes", "1", "--out", str(out)]
+    command = [sys.executable, "-c", KILLED, "train", str(text), *flags]
+    assert subprocess.run(command, check=False).returncode == -9
+    assert list(out.glob(".timing-*"))
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    assert main(["train", "--resume", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "steps of 6000.0 ms" in printed and "Starting over: no checkpoint yet" in printed
+    steps = json.loads((out / "config.json").read_text())["training"]["steps"]
+    assert steps < 10 and f"step {steps}/{steps}" in printed
+    assert not list(out.glob(".timing-*"))
 
 
 def test_too_few_minutes_leave_nothing_behind(tmp_path, monkeypatch, capsys):
