@@ -27,6 +27,7 @@ from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step import make_objective, set_up
+from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
@@ -59,18 +60,23 @@ class Pace:
     def total(self, config: TrainingConfig, done: int = 0) -> float:
         """The time of config.steps, of which so many are done.
 
-        As if every evaluation is the best so far and therefore saved.
+        As if every evaluation is the best so far and therefore saved, and with a target as if the
+        run looks at its held-out loss as often as it may.
         """
         steps, val_every, save_every = config.steps, config.val_every, config.save_every
 
         def times(every: int, last: int = steps) -> int:
             return max(0, last // every - done // every) if every else 0
 
-        evaluations = times(val_every) + 1 if val_every and steps > done else 0
+        # The last step is evaluated in any case.
+        is_between = bool(val_every and steps > done and steps % val_every)
+        evaluations = times(val_every) + is_between
         saves = 1 + sum(times(every) for every in {val_every, save_every})
         samples = times(config.sample_every, steps - 1)
         apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
-        return max(0, steps - done) * self.step + apart + self.end
+        training = max(0, steps - done) * self.step
+        looks = 0.0 if config.target_loss is None else LOOKING * training
+        return training + looks + apart + self.end
 
 
 def measure(
@@ -144,9 +150,9 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+        generate(model, training.tokenizer, max_tokens=2)  # waits for kernels and memory
         with _timed() as sampling:
-            if config.sample_every:
-                generate(model, training.tokenizer, max_tokens=TIMED_TOKENS)
+            generate(model, training.tokenizer, max_tokens=TIMED_TOKENS)
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     learning, update, reading = map(min, tries)
@@ -154,7 +160,8 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     size = training.ranks.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
-    end = 2 * B * _batches_at_the_end(data) * reading  # windows overlap by half
+    sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
+    end = 2 * B * _batches_at_the_end(data) * reading + sample  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
     evaluation = 2 * B * batches * reading
     return Pace(
@@ -162,7 +169,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         evaluation=evaluation if config.val_every else 0.0,
         save=0.0,
         end=end,
-        sample=sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS if config.sample_every else 0.0,
+        sample=sample,
         # Of what is never recorded: all its tries should take as long.
         spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
     )
@@ -189,6 +196,12 @@ def _batches_at_the_end(data: Dataset) -> int:
     """As many batches as have the tokens that the evaluation after training predicts."""
     tokens = data.batch_size * data.block_size
     return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
+
+
+def most_steps(config: TrainingConfig, data: Dataset) -> int:
+    """How many steps a run by minutes trains at most: MAX_PASSES over the text."""
+    tokens = config.grad_accum_steps * data.batch_size * data.block_size
+    return max(1, MAX_PASSES * len(data.train) // tokens)
 
 
 def fit_steps(

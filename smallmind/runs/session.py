@@ -369,14 +369,19 @@ class Run:
         if self._config.imported:
             return True
         newest = self.newest()
+        return newest is not None and self.has_ended and self._is_complete(newest.step)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step is left to train; what comes after the last one may be missing."""
+        newest = self.newest()
         if newest is None:
             return False
         progress = newest.state.get("progress")
         if not isinstance(progress, dict):
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
         stopped_early = bool(progress.get("ended")) and newest.step > self._config.extended_after
-        ended = stopped_early or newest.step >= self.settings.training.steps
-        return ended and self._is_complete(newest.step)
+        return stopped_early or newest.step >= self.settings.training.steps
 
     def _is_complete(self, step: int) -> bool:
         """Whether all is saved that comes after the last step."""
@@ -427,10 +432,7 @@ class Run:
         if measured is None or self._stopping:
             return None
         left = end - clock()
-        data = training.data
-        tokens = config.grad_accum_steps * data.batch_size * data.block_size
-        most = max(1, pace.MAX_PASSES * len(data.train) // tokens)
-        fitted = pace.fit_steps(config, measured, left, most)
+        fitted = pace.fit_steps(config, measured, left, pace.most_steps(config, training.data))
         self.settings = dataclasses.replace(self.settings, training=fitted)
         self._config = self._config._replace(awaits_timing=False)
         self._save_config()
