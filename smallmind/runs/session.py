@@ -555,8 +555,9 @@ class Run:
         """Trains from the newest checkpoint, or the start, and yields each record.
 
         Logs records, saves checkpoints in the background, and at the end the model, the loss on
-        the whole held-out part and a sample, all with the directory locked. After `stop`, or when
-        the caller leaves the loop, everything is saved as it is then. Errors as in `train`.
+        the whole held-out part and a sample, all with the directory locked. With the setting
+        `minutes`, a few steps are timed first. After `stop`, or when the caller leaves the loop,
+        everything is saved as it is then. Errors as in `train`.
         """
         self._stopping = False
         return self._steps()
