@@ -77,6 +77,18 @@ def _step_shapes(text: str) -> list[tuple[int, ...]]:
     return [shape for word in text.split(",") for shape in NAMED.get(word) or [_shape(word)]]
 
 
+def _sizes(text: str) -> list[str]:
+    from smallmind.presets import SIZES
+
+    sizes = text.split(",")
+    for size in sizes:
+        if size not in SIZES:
+            raise argparse.ArgumentTypeError(
+                f"no size named {size!r}; there are {', '.join(SIZES)}"
+            )
+    return sizes
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -148,12 +160,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     start.add_argument("--rounds", type=_count, default=3, metavar="N", help="later starts (3)")
     start.add_argument(
         "--sizes",
-        type=lambda text: text.split(","),
+        type=_sizes,
         metavar="S,S",
-        help="such as nano,tiny: also compare the time that a run's start predicts with what it "
-        "takes",
+        help="such as nano,tiny: also compare the time that a run's start predicts with the time "
+        "that it takes",
     )
-    start.add_argument("--steps", type=_count, metavar="N", help="of these runs")
+    start.add_argument(
+        "--steps",
+        type=_count,
+        metavar="N",
+        help="of the runs of --sizes; default: as many as usual",
+    )
 
     tokenizer = commands.add_parser("tokenizer", help="time learning tokens and encoding with them")
     tokenizer.add_argument(

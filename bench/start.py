@@ -1,6 +1,6 @@
 """python -m bench start: how long compiling takes at the first start, and loading at later ones.
 
-With --sizes also the time of a run that its start predicts, beside what it takes.
+With --sizes also the time of a run that its start predicts, beside the time that it takes.
 """
 
 import argparse
@@ -37,34 +37,38 @@ print(json.dumps([imported - begin, first - imported - (time.perf_counter() - fi
 """
 
 
-def _times(sizes: list[str], steps: int | None, threads: int) -> list[dict[str, object]]:
+def predictions(sizes: list[str], steps: int | None, threads: int) -> list[dict[str, object]]:
     """Runs of these sizes, each with an empty cache of kernels and with a full one.
 
-    What the start predicts, what the run takes without compiling, and what predicting took.
+    The time that the start predicts, that which the run takes, both without compiling, and that
+    of predicting. Only an idle machine shows how good predictions are.
     """
     records: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as directory:
         for size in sizes:
-            for start in ("first", "later"):
-                flags = ["--size", size, "--out", f"{directory}/{size}-{start}"]
-                flags += ["--steps", str(steps)] if steps else []
-                cache = {"SMALLMIND_CACHE_DIR": _made(f"{directory}/kernels-{size}")}
-                trial = run_trial(threads, cache, flags=flags)
-                records.append({"size": size, "start": start, **trial})
+            kernels = {"SMALLMIND_CACHE_DIR": _made(f"{directory}/kernels-{size}")}
+            for cache in ("cold", "warm"):
+                flags = ["--size", size] + (["--steps", str(steps)] if steps else [])
+                trial = run_trial(
+                    threads, kernels, flags=[*flags, "--out", f"{directory}/{size}-{cache}"]
+                )
+                ratio = trial["predicted"] / trial["seconds"]
+                records.append({"run": " ".join(flags), "cache": cache, "ratio": ratio, **trial})
     rows = [
         [
-            r["size"],
-            r["start"],
+            r["run"],
+            r["cache"],
             f"{r['predicted']:.1f} s",
             f"{r['seconds']:.1f} s",
-            f"{(r['predicted'] / r['seconds'] - 1) * 100:+.0f} %",  # type: ignore[operator]
+            f"{r['ratio']:.2f}",
             f"{r['spread']:.1f}",
             f"{r['timing']:.2f} s",
         ]
         for r in records
     ]
-    heads = ["size", "start", "predicted", "took", "off", "spread", "timing"]
-    print(tabulate(rows, heads))
+    heads = ["run", "kernel cache", "predicted", "real", "ratio", "spread", "predicting took"]
+    print("\nThe time of a run as its start predicts it")
+    print(tabulate(rows, heads, stralign="right", disable_numparse=True))
     return records
 
 
@@ -92,5 +96,5 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
     ]
     print(tabulate(rows, ["start", "imports", "compiling or loading kernels"]))
     if options.sizes:
-        records += _times(options.sizes, options.steps, int(str(machine["threads"])))
+        records += predictions(options.sizes, options.steps, int(str(machine["threads"])))
     return records

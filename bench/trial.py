@@ -5,6 +5,7 @@ The JSON holds the arguments of `run`, or of `train`; the answer is JSON too.
 
 import contextlib
 import json
+import os
 import random
 import sys
 import time
@@ -71,7 +72,7 @@ def train(flags: list[str]) -> dict[str, Any]:
         return found
 
     memory.check_memory, pace.rough_pace = check, time_passes
-    with contextlib.redirect_stdout(sys.stderr):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         said["status"] = main(["train", *flags])
     seconds = clock() - said.pop("begin")
     return {**said, "seconds": seconds, "peak": peak_resident_bytes()}

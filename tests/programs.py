@@ -47,7 +47,7 @@ def last_of_each(*words):
     """The words of a command line, without a flag that is given again later: that is refused."""
     groups = []
     for word in words:
-        if word.startswith("--") or not groups:
+        if str(word).startswith("--") or not groups:
             groups.append([])
         groups[-1].append(word)
     flags = [group[0] for group in groups]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import partial
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import Phase
 
 from bench import __main__ as program
-from bench import cases, corpus, kernels, memory, prefetch, recipe, step, threads, trial
+from bench import cases, corpus, kernels, memory, prefetch, recipe, start, step, threads, trial
 from bench.__main__ import parse
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
@@ -110,6 +111,7 @@ def test_wrong_arguments_are_refused_without_a_traceback():
         (["step", "--shapes", "2x8x16"], "--shapes needs B, T, C, layers and heads"),
         (["step", "--peers", "keras"], "--peers: keras is not installed"),
         (["step", "--arch", "gpt2,bert"], "no architecture named 'bert'; there are gpt2, llama"),
+        (["start", "--sizes", "nano,huge"], "no size named 'huge'; there are nano, tiny,"),
         (["memory", "--only", "long,short"], "no part named 'short'; there are example, layers,"),
     ],
 )
@@ -315,6 +317,31 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
     printed = capsys.readouterr().out
     for words in ("working weights", "x none", "of none", "is refused", "B1 T64 4x128"):
         assert words in printed, words
+
+
+def test_the_predicted_time_of_runs_is_compared_with_the_real_one(monkeypatch, capsys):
+    """By a run that says 3 s and takes 2, where it is the first with its cache 1."""
+    caches = []
+
+    def run_trial(threads, variables, flags):
+        caches.append(variables["SMALLMIND_CACHE_DIR"])
+        took = {"seconds": 2.0 if caches.count(caches[-1]) > 1 else 1.0}
+        return {"predicted": 3.0, **took, "spread": 1.0, "timing": 0.25}
+
+    monkeypatch.setattr(start, "run_trial", run_trial)
+    records = start.predictions(["nano", "tiny"], 20, threads=1)
+    assert [r["ratio"] for r in records] == [3.0, 1.5] * 2
+    rows = [re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    assert ["--size nano --steps 20", "cold", "3.0 s", "1.0 s", "3.00", "1.0", "0.25 s"] in rows
+    assert ["--size tiny --steps 20", "warm", "3.0 s", "2.0 s", "1.50", "1.0", "0.25 s"] in rows
+
+
+@pytest.mark.slow
+def test_a_run_says_what_it_will_take_and_takes(tmp_path):
+    flags = ["--size", "nano", "--steps", "2", "--out", str(tmp_path / "run")]
+    found = memory.run_trial(1, flags=flags)
+    assert found["status"] == 0 and min(found["predicted"], found["seconds"]) > 0
+    assert found["spread"] >= 1 and found["estimate"] > 0
 
 
 def test_faults_are_counted(monkeypatch, capsys):

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smallmind.config import DistillationConfig
+from smallmind.config import DistillationConfig, TrainingConfig
 from smallmind.settings import Settings
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.runs.pace import Pace
     from smallmind.runs.session import Run
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
@@ -26,30 +27,37 @@ def time_of_run(run: "Run") -> str:
     from smallmind.runs.pace import rough_pace
 
     config, newest = run.settings.training, run.newest()
-    if run.settings.run.minutes and not newest:
-        return about(60 * run.settings.run.minutes)
-    pace = rough_pace(run.training, config)
-    may_end_early = config.early_stopping_patience or config.target_loss is not None
-    bound = "at most " if may_end_early else ""
-    return bound + about(pace.total(config, newest.step if newest else 0), pace.spread)
+    done = newest.step if newest else 0
+    pace = run.pace or rough_pace(run.training, config)
+    return _time(pace, config, config.steps if run.has_ended else done)
 
 
 def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer") -> str | None:
     """The time of a run with these settings, and its steps; None if timing it would take long."""
     from smallmind.nn.network import declare_parameters
     from smallmind.runs.assembly import build_training, resolve_settings
-    from smallmind.runs.pace import rough_pace
+    from smallmind.runs.pace import most_steps, rough_pace
 
-    if settings.run.minutes:
-        return about(60 * settings.run.minutes)
     resolved = resolve_settings(without_new_cache(settings), data, tokenizer)
+    seconds = 60 * settings.run.minutes if settings.run.minutes else None
     if declare_parameters(resolved.model).count > MAX_PARAMETERS:
-        return None
+        return about(seconds) if seconds else None
     config = resolved.training
     pace = rough_pace(build_training(resolved, data, tokenizer), config)
+    if seconds:
+        config = dataclasses.replace(config, steps=most_steps(config, data))
+        return _time(pace, config, most=seconds)
     milliseconds = 1000 * pace.step
     step = f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
-    return f"{about(pace.total(config), pace.spread)}, {config.steps:,} steps of {step} ms"
+    return f"{_time(pace, config)}, {config.steps:,} steps of {step} ms"
+
+
+def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = math.inf) -> str:
+    """What is left after so many steps, in words, if it takes `most` seconds at most."""
+    may_end_early = config.early_stopping_patience or config.target_loss is not None
+    bound = "at most " if may_end_early and done < config.steps else ""
+    seconds = min(most, pace.total(config, done))
+    return bound + about(seconds, min(pace.spread, most / seconds) if seconds else 1.0)
 
 
 def without_new_cache(settings: Settings) -> Settings:

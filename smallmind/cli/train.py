@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
         if file := getattr(options, flag):
             check_writable(f"--{flag.replace('_', '-')}", Path(file))
     if options.resume:
-        return _resume(options, ranks)
+        return _resume(options, start, ranks)
     if options.dry_run:
         return check.run(options)
     from smallmind.parallel.shards import DEFAULT_SHARDS
@@ -79,14 +79,12 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
         created.ranks = ranks
         try:
             _build(console, created)
-            if settings.run.minutes:
-                _fit(console, created, start + 60 * settings.run.minutes)
-            return _train(console, created, options)
+            return _train(console, created, options, start)
         finally:
             created.discard_untrained()
 
 
-def _resume(options: argparse.Namespace, ranks: "Ranks") -> int:
+def _resume(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
     """Continues a run; only its length and what does not affect the result may change."""
     changeable = ("text", "threads", "steps", "epochs", *NEUTRAL)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
@@ -106,12 +104,12 @@ def _resume(options: argparse.Namespace, ranks: "Ranks") -> int:
     opened.ranks = ranks
     opened.lock()
     try:
-        return _continue(console, opened, options)
+        return _continue(console, opened, options, start)
     finally:
         opened.unlock()
 
 
-def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> int:
+def _continue(console: Console, opened: "Run", options: argparse.Namespace, start: float) -> int:
     """Trains a locked run to its end, or does what is missing there -> exit status."""
     threads = {"threads": options.threads} if "threads" in options else {}
     if "text" in options:
@@ -141,7 +139,7 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace) -> i
         resuming = f"Resuming after step {step}" if step else "Starting over: no checkpoint yet"
         if length:
             resuming += f", with the learning rate of a run of {opened.settings.training.steps}"
-        return _train(console, opened, options, resuming)
+        return _train(console, opened, options, start, resuming)
 
 
 def _build(console: Console, run: "Run") -> None:
@@ -158,14 +156,16 @@ def _build(console: Console, run: "Run") -> None:
     run.training  # noqa: B018
 
 
-def _fit(console: Console, run: "Run", end: float) -> None:
-    """Chooses the number of steps of a run with --minutes."""
+def _fit(console: Console, run: "Run", end: float) -> bool:
+    """Chooses the number of steps of a run with --minutes -> False if it was stopped meanwhile."""
     from smallmind.cli.describe import model_for_minutes
     from smallmind.runs.pace import MAX_PASSES
 
     with activity.doing("Timing a few steps"):
-        pace, left = run.fit_steps(end)
-    config = run.settings.training
+        timed = run.fit_steps(end)
+    if timed is None:
+        return False
+    (pace, left), config = timed, run.settings.training
     console.line(model_for_minutes(run.settings))
     console.line(
         f"{config.steps:,} steps of {1000 * pace.step:.1f} ms fit in the remaining {left:.0f} "
@@ -177,15 +177,27 @@ def _fit(console: Console, run: "Run", end: float) -> None:
             f"The run ends sooner: more than {MAX_PASSES} passes over the text would memorise it. "
             "--steps N trains for longer."
         )
+    return True
 
 
 def _train(
-    console: Console, run: "Run", options: argparse.Namespace, resuming: str | None = None
+    console: Console,
+    run: "Run",
+    options: argparse.Namespace,
+    start: float,
+    resuming: str | None = None,
 ) -> int:
-    """Trains to the end or an interrupt, and shows the results -> exit status."""
+    """Trains to the end or an interrupt, and shows the results -> exit status.
+
+    With --minutes the run counts them from `start`, if it has not been timed yet.
+    """
     from smallmind.cli.describe import describe
     from smallmind.cli.display import show_result
 
+    minutes = run.settings.run.minutes
+    if run.awaits_timing and minutes and not _fit(console, run, start + 60 * minutes):
+        console.line("Interrupted while its steps were timed; nothing has been trained.")
+        return 128 + signal.SIGTERM  # which another rank has got
     describe(console, run)
     if resuming:
         console.line(resuming)

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from smallmind.runs.files import (
     PUBLISHED,
     SAMPLES,
     TEXT,
+    TIMING,
     TOKENIZER,
 )
 from smallmind.runs.metrics_file import record_of
@@ -61,6 +63,7 @@ class SavedConfig(NamedTuple):
     initial_sha256: str | None = None  # of the weights that the run started from, if not its own
     imported: str | None = None  # the model that was imported in place of training
     extended_after: int = 0  # the step after which the run was last made longer
+    awaits_timing: bool = False  # its steps do not follow from its minutes yet
 
 
 class RunDirectory:
@@ -117,6 +120,8 @@ class RunDirectory:
         # Every run that could be writing these would hold the lock.
         with suppress(OSError):
             durable.clear_stale(self.path, 0, FILES)
+        for left in self.path.glob(f"{TIMING}*"):
+            shutil.rmtree(left, ignore_errors=True)
         with suppress(InputError):
             checkpoint.clear_stale(self.path)
         return True
@@ -163,6 +168,7 @@ class RunDirectory:
             "initial_sha256": config.initial_sha256,
             "imported": config.imported,
             "extended_after": config.extended_after,
+            "awaits_timing": config.awaits_timing,
             "parameters": declare_parameters(config.settings.model).count,  # for who looks at runs
             "smallmind": __version__,
             "python": platform.python_version(),
@@ -182,6 +188,7 @@ class RunDirectory:
                 check_type("text_sha256", saved["text_sha256"], str),
                 **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
                 extended_after=whole(saved.get("extended_after", 0)),
+                awaits_timing=check_type("awaits_timing", saved.get("awaits_timing", False), bool),
             )
         except OSError:
             raise InputError(self._without_config()) from None

@@ -15,6 +15,7 @@ MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
 PROFILE = "profile.json"  # of a run with enable_diagnostics
 TOKENIZER = "tokenizer.json"
+TIMING = ".timing-"  # how a directory begins that is there while a save is timed
 PUBLISHED = "published.json"  # what else is known of a tokenizer that was imported
 TEXT = "text.txt"  # written if the text was not a file
 FILES = {CONFIG, METRICS, MODEL, SAMPLES, PROFILE, TOKENIZER, PUBLISHED, TEXT}

@@ -5,7 +5,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,14 @@ from smallmind.nn.recorded_gradients import AFTER, CHECKED
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
+from smallmind.runs.files import TIMING
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
 from smallmind.training.step import make_objective, set_up
+from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 
 COLD_STEPS = 2  # not timed: they wait for kernels and memory
@@ -58,18 +60,23 @@ class Pace:
     def total(self, config: TrainingConfig, done: int = 0) -> float:
         """The time of config.steps, of which so many are done.
 
-        As if every evaluation is the best so far and therefore saved.
+        As if every evaluation is the best so far and therefore saved, and with a target as if the
+        run looks at its held-out loss as often as it may.
         """
         steps, val_every, save_every = config.steps, config.val_every, config.save_every
 
         def times(every: int, last: int = steps) -> int:
             return max(0, last // every - done // every) if every else 0
 
-        evaluations = times(val_every) + 1 if val_every and steps > done else 0
+        # The last step is evaluated in any case.
+        is_between = bool(val_every and steps > done and steps % val_every)
+        evaluations = times(val_every) + is_between
         saves = 1 + sum(times(every) for every in {val_every, save_every})
         samples = times(config.sample_every, steps - 1)
         apart = evaluations * self.evaluation + samples * self.sample + saves * self.save
-        return max(0, steps - done) * self.step + apart + self.end
+        training = max(0, steps - done) * self.step
+        looks = 0.0 if config.target_loss is None else LOOKING * training
+        return training + looks + apart + self.end
 
 
 def measure(
@@ -78,8 +85,8 @@ def measure(
     seconds: float,
     directory: Path | None = None,
     sample_tokens: int = 0,
-) -> Pace:
-    """The pace of a run of about `seconds` that saves to directory.
+) -> Pace | None:
+    """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
 
     The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
     tokens. Trains some steps, and restores model and training afterwards. Only rank 0 has a
@@ -87,16 +94,24 @@ def measure(
     """
     with training.leading("measure", config, seconds), training.preserved():
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
+        if step is None:
+            return None
         state, _ = split_snapshot(training.state())
         training.spikes.keep(state)  # as a run does before it saves
         saving = [0.0]
         if directory:
-            with tempfile.TemporaryDirectory(dir=directory) as scratch, _timed() as saving:
+            # Removed by whoever next locks the directory if the program is killed meanwhile.
+            with (
+                tempfile.TemporaryDirectory(prefix=TIMING, dir=directory) as scratch,
+                _timed() as saving,
+            ):
                 save(scratch, training.state(), best=True)
         batches = config.val_batches if config.val_every else 1
-        training.evaluate(0, 1)
+        warm = training.evaluate(0, 1)
         with _timed() as evaluating:
-            training.evaluate(0, batches)
+            evaluation = training.evaluate(0, batches)
+        if not (warm and evaluation):
+            return None
         with _timed() as sampling:
             if sample_tokens:
                 generate(training.model, training.tokenizer, max_tokens=TIMED_TOKENS)
@@ -135,9 +150,9 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )
+        generate(model, training.tokenizer, max_tokens=2)  # waits for kernels and memory
         with _timed() as sampling:
-            if config.sample_every:
-                generate(model, training.tokenizer, max_tokens=TIMED_TOKENS)
+            generate(model, training.tokenizer, max_tokens=TIMED_TOKENS)
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     learning, update, reading = map(min, tries)
@@ -145,7 +160,8 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
     size = training.ranks.size
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
-    end = 2 * B * _batches_at_the_end(data) * reading  # windows overlap by half
+    sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
+    end = 2 * B * _batches_at_the_end(data) * reading + sample  # windows overlap by half
     batches = config.val_batches or 1.5 * data.held_out_batches
     evaluation = 2 * B * batches * reading
     return Pace(
@@ -153,7 +169,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         evaluation=evaluation if config.val_every else 0.0,
         save=0.0,
         end=end,
-        sample=sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS if config.sample_every else 0.0,
+        sample=sample,
         # Of what is never recorded: all its tries should take as long.
         spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
     )
@@ -182,6 +198,12 @@ def _batches_at_the_end(data: Dataset) -> int:
     return min(data.held_out_batches, math.ceil(MOST_HELD_OUT / tokens))
 
 
+def most_steps(config: TrainingConfig, data: Dataset) -> int:
+    """How many steps a run by minutes trains at most: MAX_PASSES over the text."""
+    tokens = config.grad_accum_steps * data.batch_size * data.block_size
+    return max(1, MAX_PASSES * len(data.train) // tokens)
+
+
 def fit_steps(
     config: TrainingConfig, pace: Pace, seconds: float, most: float = math.inf
 ) -> TrainingConfig:
@@ -208,8 +230,8 @@ def fit_steps(
     return dataclasses.replace(config, steps=fitting, warmup_steps=warmup)
 
 
-def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
-    """Trains for about `seconds` -> seconds per step."""
+def _step(training: Training, config: TrainingConfig, seconds: float) -> float | None:
+    """Trains for about `seconds` -> seconds per step; None if it was stopped."""
     config = dataclasses.replace(
         config,
         steps=10**9,
@@ -222,14 +244,19 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float:
         check_gradient_health=False,
     )
     ends: list[float] = []
-    for record in training.steps(config):
-        if isinstance(record, StepRecord):
+    with closing(training.steps(config)) as records:
+        for record in records:
+            if not isinstance(record, StepRecord):
+                continue
             ends.append(clock())
-        steps = len(ends) - COLD_STEPS
-        is_enough = steps >= MIN_STEPS and ends[-1] - ends[COLD_STEPS - 1] >= seconds
-        if is_enough and not training.ranks.rank:
-            training.stop()  # on all ranks, before the next step
-    return (ends[-1] - ends[COLD_STEPS - 1]) / (len(ends) - COLD_STEPS)
+            steps = len(ends) - COLD_STEPS
+            if steps < MIN_STEPS:
+                continue
+            spent = ends[-1] - ends[COLD_STEPS - 1]
+            # As rank 0 says. `Training.stop` would also stop what is timed next.
+            if training.ranks.share(spent >= seconds)[0]:
+                return spent / steps
+    return None
 
 
 @contextmanager

@@ -97,6 +97,7 @@ class Run:
         self.ranks: Ranks = ALONE  # that train it; this one is rank 0
         self.final: Evaluation | None = None
         self.sample: str | None = None
+        self.pace: pace.Pace | None = None  # as `fit_steps` has measured it
         self.passed_over: list[str] = []  # newer runs, and why `unfinished` did not choose them
         self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
         self._config = config
@@ -128,6 +129,8 @@ class Run:
         """How far the run is, from what is on disk, in a few words."""
         if self._config.imported:
             return f"imported from {self._config.imported}"
+        if self.awaits_timing:
+            return f"not timed yet, to train for {self.settings.run.minutes:g} minutes"
         steps, saved = self.settings.training.steps, checkpoint.peek(self.path)
         if saved is None:
             return f"no checkpoint yet, {steps:,} steps to train"
@@ -201,7 +204,12 @@ class Run:
         if literal is not None:
             settings = settings.replace(text=str(path / TEXT))
         settings = assembly.absolute_paths(settings.replace(out=str(path)))
-        config = SavedConfig(settings, source.sha256, initial_sha256=initial_sha256)
+        config = SavedConfig(
+            settings,
+            source.sha256,
+            initial_sha256=initial_sha256,
+            awaits_timing=bool(settings.run.minutes),
+        )
         directory = RunDirectory.create(path, literal)
         try:
             if data.tokenizer:
@@ -361,14 +369,19 @@ class Run:
         if self._config.imported:
             return True
         newest = self.newest()
+        return newest is not None and self.has_ended and self._is_complete(newest.step)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no step is left to train; what comes after the last one may be missing."""
+        newest = self.newest()
         if newest is None:
             return False
         progress = newest.state.get("progress")
         if not isinstance(progress, dict):
             raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
         stopped_early = bool(progress.get("ended")) and newest.step > self._config.extended_after
-        ended = stopped_early or newest.step >= self.settings.training.steps
-        return ended and self._is_complete(newest.step)
+        return stopped_early or newest.step >= self.settings.training.steps
 
     def _is_complete(self, step: int) -> bool:
         """Whether all is saved that comes after the last step."""
@@ -396,24 +409,34 @@ class Run:
             self._check_teacher(training.distillation.digest)
         return training
 
-    def fit_steps(self, end: float) -> tuple[pace.Pace, float]:
+    @property
+    def awaits_timing(self) -> bool:
+        """Whether the number of steps is still to follow from the setting `minutes`."""
+        return self._config.awaits_timing
+
+    def fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
         """Sets the number of steps so that the run ends at `end`, in activity.clock's seconds.
 
         It ends sooner than that after MAX_PASSES over the text. Times a few steps, which have no
-        effect -> the pace measured, and the seconds that were left then. InputError if not even one
-        step fits.
+        effect -> the pace measured, and the seconds that were left then. None if it was stopped:
+        then the run still awaits timing. InputError if not even one step fits.
         """
+        self._stopping = False
+        return self._fit_steps(end)
+
+    def _fit_steps(self, end: float) -> tuple[pace.Pace, float] | None:
         training = self._fresh_training()
         config, now = self.settings.training, clock()
         measured = pace.measure(training, config, end - now, self.path, SAMPLE_TOKENS)
         self._is_used = False  # measuring has restored it
+        if measured is None or self._stopping:
+            return None
         left = end - clock()
-        data = training.data
-        tokens = config.grad_accum_steps * data.batch_size * data.block_size
-        most = max(1, pace.MAX_PASSES * len(data.train) // tokens)
-        fitted = pace.fit_steps(config, measured, left, most)
+        fitted = pace.fit_steps(config, measured, left, pace.most_steps(config, training.data))
         self.settings = dataclasses.replace(self.settings, training=fitted)
+        self._config = self._config._replace(awaits_timing=False)
         self._save_config()
+        self.pace = measured
         return measured, left
 
     @suggesting()
@@ -427,7 +450,8 @@ class Run:
 
         Ctrl-C ends training after the current batch and saves everything, for `resume`. Before the
         first step has ended, or a second time, it raises KeyboardInterrupt, and the run resumes
-        from its last checkpoint. With the setting `minutes`, a few steps are timed first.
+        from its last checkpoint. With the setting `minutes`, a few steps are timed first; a run
+        that is ended before that is timed when it resumes.
         InputError if the run has been trained already, or another process is training it; OSError
         if the last checkpoint cannot be saved; FloatingPointError if the loss diverges and rolling
         back does not help.
@@ -440,8 +464,6 @@ class Run:
                     f"{self.path} has been trained to step {newest.step} already: resume it"
                 )
             with showing_progress(progress) as line:
-                if self.settings.run.minutes:
-                    self.fit_steps(clock() + 60 * self.settings.run.minutes)
                 return self._train(on_record, line)
         finally:
             self.unlock()
@@ -517,7 +539,9 @@ class Run:
             raise InputError(f"{shown}: the run has trained {reached} steps already; give more")
         self.settings = changed
         self._config = self._config._replace(
-            settings=self._config.settings.replace(**length), extended_after=reached
+            settings=self._config.settings.replace(**length),
+            extended_after=reached,
+            awaits_timing=False,
         )
         self._is_extended = True
 
@@ -531,12 +555,18 @@ class Run:
         """Trains from the newest checkpoint, or the start, and yields each record.
 
         Logs records, saves checkpoints in the background, and at the end the model, the loss on
-        the whole held-out part and a sample, all with the directory locked. After `stop`, or when
-        the caller leaves the loop, everything is saved as it is then. Errors as in `train`.
+        the whole held-out part and a sample, all with the directory locked. With the setting
+        `minutes`, a few steps are timed first. After `stop`, or when the caller leaves the loop,
+        everything is saved as it is then. Errors as in `train`.
         """
         self._stopping = False
+        return self._steps()
+
+    def _steps(self) -> Generator[Record, None, None]:
         self.lock()
         try:
+            if not self._time_steps():
+                return
             self.final = self.sample = None
             training, config = self._fresh_training(), self.settings.training
             assembly.use_threads(self.settings.run)
@@ -735,9 +765,19 @@ class Run:
             raise KeyboardInterrupt
         self.stop()
 
+    def _time_steps(self) -> bool:
+        """Times a few steps if the run awaits that -> False if it was stopped meanwhile."""
+        minutes = self.settings.run.minutes
+        if not (self.awaits_timing and minutes):
+            return True
+        return self._fit_steps(clock() + 60 * minutes) is not None
+
     def _train(self, on_record: OnRecord | None, line: ProgressLine | None) -> list[Record]:
+        records = self.steps()
+        if not self._time_steps():
+            return []
         steps = self.settings.training.steps
-        with stopping_on_interrupt(self._interrupt), closing(self.steps()) as records:
+        with stopping_on_interrupt(self._interrupt), closing(records):
             return follow(records, self.training, line, steps, on_record)
 
     def _check_teacher(self, digest: str) -> None:

@@ -320,11 +320,22 @@ def test_a_rank_without_the_tokens_gets_them(tmp_path, whole, fault):
     assert losses[0] == losses[1]
 
 
+MINUTES = ["--minutes", "10", "--n-embd", "16", "--block-size", "16", "--n-layer", "1"]
+MINUTES += ["--n-head", "2", *ONE_THREAD]
+
+
+def test_a_rank_that_is_told_to_stop_while_steps_are_timed_ends_all(tmp_path):
+    flags = [write_text(tmp_path), *MINUTES, "--out", tmp_path / "run"]
+    program = train_words(*flags, fault=("terminate", 1, 3))
+    code, printed, errors = run(LAUNCHERS[0].command((2, program)))
+    assert code == 128 + signal.SIGTERM and not errors
+    assert "Interrupted while its steps were timed; nothing has been trained." in printed
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_by_minutes_ends_on_ranks(tmp_path):
     """Sooner than after the minutes, which would memorise so short a text: on any machine."""
-    text = write_text(tmp_path)
-    flags = ["--minutes", "10", "--n-embd", "16", "--block-size", "16", "--n-layer", "1"]
-    program = train_words(text, *flags, "--n-head", "2", *ONE_THREAD, "--out", tmp_path / "run")
+    program = train_words(write_text(tmp_path), *MINUTES, "--out", tmp_path / "run")
     code, printed, errors = run(LAUNCHERS[0].command((2, program)))
     assert code == 0, errors
     assert re.search(r"[\d,]+ steps of", printed)

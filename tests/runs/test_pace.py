@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +24,7 @@ from smallmind.runs import pace
 from smallmind.runs.pace import Pace, fit_steps, measure, rough_pace
 from smallmind.training import rehearsal
 from smallmind.training.rehearsal import rehearse
+from tests.programs import last_of_each
 from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
 
@@ -43,7 +46,7 @@ def test_as_many_steps_fit_as_evaluations_and_saves_allow(val_every):
     more = dataclasses.replace(result, steps=steps + 1)
     assert measured.total(result) <= 60 * 0.98 < measured.total(more)
     saves = 1 + steps // 50 + (steps // val_every if val_every else 0)
-    evaluations = steps // val_every + 1 if val_every else 0
+    evaluations = -(-steps // val_every) if val_every else 0
     total = 0.01 * steps + 0.2 * evaluations + 0.05 * saves + 2
     assert measured.total(result) == pytest.approx(total)
     assert result == dataclasses.replace(config, steps=steps, warmup_steps=min(100, steps // 10))
@@ -173,7 +176,7 @@ def clocked(monkeypatch, training, seconds):
 
     monkeypatch.setattr(model, "losses", timed("losses", model.losses))
     monkeypatch.setattr(model, "loss_and_gradients", timed("learning", model.loss_and_gradients))
-    monkeypatch.setattr(AdamW, "step", timed("update", lambda *_: 1.0))
+    monkeypatch.setattr(AdamW, "step", timed("update", AdamW.step))
     monkeypatch.setattr(pace, "clock", lambda: now[0])
 
 
@@ -184,6 +187,39 @@ def test_kernels_that_are_loaded_and_a_slow_try_are_left_out(monkeypatch, slow):
     found = rough_pace(training, TrainingConfig(val_batches=4, micro_batch_size=3))
     assert found.step == 2.0 + 2.0 and found.evaluation == 2 * 4 * 2.0
     assert found.spread == 1.0
+
+
+@pytest.mark.parametrize("val_every", [0, 10])
+def test_evaluations_are_measured_too(monkeypatch, val_every):
+    training = small_training()
+    clocked(monkeypatch, training, lambda _: 2.0)
+    config = TrainingConfig(val_every=val_every, val_batches=3, micro_batch_size=3)
+    found = measure(training, config, 60)
+    assert found.step == 2.0 + 2.0
+    assert found.evaluation == (2 * 3 * 2.0 if val_every else 0.0)
+    assert found.end == 2 * 2.0 * training.data.held_out_batches > 0
+
+
+@pytest.mark.parametrize("stopped_in", ["loss_and_gradients", "losses"])
+def test_a_measurement_that_is_stopped_counts_for_nothing(monkeypatch, stopped_in):
+    training = small_training()
+    before = digest(training)
+    stop_in_second(monkeypatch, training.model, stopped_in, training.stop)
+    assert measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2) is None
+    assert digest(training) == before
+
+
+def stop_in_second(monkeypatch, model, name, stop):
+    """Calls stop within the second call of a method of the model."""
+    original, counts = getattr(model, name), collections.Counter()
+
+    def method(*arguments):
+        counts[name] += 1
+        if counts[name] == 2:
+            stop()
+        return original(*arguments)
+
+    monkeypatch.setattr(model, name, method)
 
 
 def test_tries_that_differ_give_a_range(monkeypatch):
@@ -199,10 +235,33 @@ def test_only_what_remains_of_a_run_counts():
     config = TrainingConfig(steps=100, val_every=10, save_every=0, sample_every=25)
     measured = Pace(step=1.0, evaluation=3.0, save=0.0, end=20.0, sample=7.0)
     whole = measured.total(config)
-    assert whole == 100 + 11 * 3 + 3 * 7 + 20 == measured.total(config, 0)
-    assert measured.total(config, 60) == 40 + 5 * 3 + 1 * 7 + 20
+    assert whole == 100 + 10 * 3 + 3 * 7 + 20 == measured.total(config, 0)
+    assert measured.total(dataclasses.replace(config, steps=101)) == whole + 1 + 3 + 7
+    assert measured.total(config, 60) == 40 + 4 * 3 + 1 * 7 + 20
     assert measured.total(config, 100) == 20  # only the end is missing
     assert measured.total(dataclasses.replace(config, steps=0)) == 20
+
+
+def test_looks_at_a_target_take_a_tenth_of_the_training():
+    config = TrainingConfig(steps=100, val_every=1000, save_every=0, target_loss=1.5)
+    measured = Pace(step=1.0, evaluation=0.0, save=0.0, end=20.0)
+    assert measured.total(config) == pytest.approx(110 + 20)
+    assert measured.total(config, 60) == pytest.approx(44 + 20)
+    assert measured.total(config, 100) == 20
+
+
+def test_the_sample_at_the_end_counts_and_is_timed_warm(monkeypatch):
+    training, now = small_training(), [0.0]
+    calls = []
+
+    def generate(*_, max_tokens):
+        calls.append(max_tokens)
+        now[0] += 1000.0 if len(calls) == 1 else 0.5 * max_tokens  # the first one loads kernels
+
+    monkeypatch.setattr(pace, "generate", generate)
+    monkeypatch.setattr(pace, "clock", lambda: now[0])
+    found = rough_pace(training, TrainingConfig(sample_every=0))
+    assert found.end == found.sample == 0.5 * pace.SAMPLE_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -232,6 +291,80 @@ def test_the_time_is_shown_before_the_run_and_by_estimate(tmp_path, monkeypatch,
     assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 0
     rows = [line.strip("│ ").split("│") for line in capsys.readouterr().out.splitlines()]
     assert ["time", "about 2 min"] in [[cell.strip() for cell in row] for row in rows]
+
+
+FLAGS = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+FLAGS += ["--batch-size", "4", "--val-every", "0", "--save-every", "10", "--warmup-steps", "2"]
+
+
+def time_in(printed):
+    """The row of the table at a run's start."""
+    rows = [line.strip("│ ").split("│") for line in printed.splitlines()]
+    return next(row[1].strip() for row in rows if row[0].strip() == "time")
+
+
+@pytest.fixture
+def cats(tmp_path):
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    return str(text)
+
+
+def test_a_resumed_run_shows_what_is_left(cats, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 0.0, 0.0, 7.0))
+    out = str(tmp_path / "run")
+    assert main(["train", cats, *FLAGS, "--steps", "20", "--out", out]) == 0
+    assert time_in(capsys.readouterr().out) == "about 2 min"  # 127 seconds
+    (tmp_path / "run" / "samples.txt").unlink()
+    assert main(["train", "--resume", out]) == 0
+    assert time_in(capsys.readouterr().out) == "about 7 s"  # only the end
+    assert main(["train", "--resume", out]) == 0  # finished
+    assert "time" not in capsys.readouterr().out
+    assert main(["train", "--resume", out, "--steps", "28"]) == 0
+    assert time_in(capsys.readouterr().out) == "about 55 s"
+
+
+def test_no_steps_take_the_time_of_the_end(cats, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 5.0, 0.0, 7.0))
+    flags = ["--steps", "0", "--val-every", "4"]
+    assert main(["train", cats, *last_of_each(*FLAGS, *flags), "--out", str(tmp_path / "r")]) == 0
+    assert time_in(capsys.readouterr().out) == "about 7 s"
+
+
+def test_a_run_that_has_ended_early_shows_only_its_end(cats, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 0.0, 0.0, 7.0))
+    out = str(tmp_path / "run")
+    flags = last_of_each(*FLAGS, "--val-every", "2", "--target-loss", "9", "--steps", "20")
+    assert main(["train", cats, *flags, "--out", out]) == 0
+    assert time_in(capsys.readouterr().out) == "at most about 2 min"
+    assert not (tmp_path / "run" / "checkpoints" / "step-20.safetensors").exists()
+    (tmp_path / "run" / "samples.txt").unlink()
+    assert main(["train", "--resume", out]) == 0
+    assert time_in(capsys.readouterr().out) == "about 7 s"
+
+
+def test_minutes_that_would_memorise_the_text_are_not_all_taken(
+    cats, tmp_path, monkeypatch, capsys
+):
+    """One pass over 2592 tokens, 64 of them per step: 40 steps."""
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(0.02, 0.0, 0.0, 5.0, spread=9.0))
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(0.02, 0.0, 0.0, 5.0))
+    monkeypatch.setattr(pace, "MAX_PASSES", 1)
+    flags = ["--minutes", "10"]
+    assert main(["estimate", cats, *FLAGS, *flags]) == 0
+    assert "Time on this machine: about 6 to 55 s." in capsys.readouterr().out
+    assert main(["train", cats, *FLAGS, *flags, "--out", str(tmp_path / "run")]) == 0
+    assert time_in(capsys.readouterr().out) == "about 6 s"
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(20.0, 0.0, 0.0, 5.0, spread=9.0))
+    assert main(["estimate", cats, *FLAGS, *flags]) == 0
+    assert "Time on this machine: about 10 min." in capsys.readouterr().out
+
+
+def test_an_estimate_says_that_a_run_may_end_early(cats, monkeypatch, capsys):
+    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(10.0, 0.0, 0.0, 0.0))
+    flags = last_of_each(*FLAGS, "--val-every", "50", "--steps", "30", "--target-loss", "1.5")
+    assert main(["estimate", cats, *flags]) == 0
+    assert "Time on this machine: at most about 6 min, 30 steps" in capsys.readouterr().out
 
 
 def test_measuring_does_not_change_the_temperature(tmp_path):
@@ -270,6 +403,35 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
         json.loads((tmp_path / "again" / "config.json").read_text())["training"]
         == (config["training"])
     )
+
+
+KILLED = """
+import os, signal, sys
+from smallmind.cli import main
+from smallmind.runs import pace
+pace.save = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_that_was_killed_while_timed_still_ends_after_its_minutes(
+    tmp_path, monkeypatch, capsys
+):
+    text = tmp_path / "cats.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    out = tmp_path / "run"
+    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
+    flags += ["--val-every", "0", "--minutes", "1", "--out", str(out)]
+    command = [sys.executable, "-c", KILLED, "train", str(text), *flags]
+    assert subprocess.run(command, check=False).returncode == -9
+    assert list(out.glob(".timing-*"))
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    assert main(["train", "--resume", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "steps of 6000.0 ms" in printed and "Starting over: no checkpoint yet" in printed
+    steps = json.loads((out / "config.json").read_text())["training"]["steps"]
+    assert steps < 10 and f"step {steps}/{steps}" in printed
+    assert not list(out.glob(".timing-*"))
 
 
 def test_too_few_minutes_leave_nothing_behind(tmp_path, monkeypatch, capsys):

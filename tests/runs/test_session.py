@@ -355,6 +355,56 @@ def test_minutes_choose_the_number_of_steps(tmp_path, monkeypatch):
     assert Run.open(run.path).settings.training.steps == steps
 
 
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_run_that_was_interrupted_while_timed_still_ends_after_its_minutes(
+    tmp_path, monkeypatch, reopened
+):
+    monkeypatch.setattr(pace, "measure", interrupted)
+    run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert run.awaits_timing and "not timed yet, to train for 3 minutes" in repr(run)
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    run = Run.open(run.path) if reopened else run
+    run.resume()
+    steps = run.settings.training.steps
+    assert run.is_finished and 25 <= steps <= 29 and not run.awaits_timing
+    assert Run.open(run.path).settings.training.steps == steps
+    monkeypatch.setattr(pace, "measure", None)  # only once
+    assert Run.open(run.path).resume() == []
+
+
+@pytest.mark.parametrize("start", [Run.train, Run.resume, lambda run: list(run.steps())])
+def test_a_run_that_is_stopped_while_timed_has_not_begun(tmp_path, monkeypatch, start):
+    run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
+    measure = pace.measure
+
+    def measure_and_stop(training, *arguments):
+        losses = training.model.loss_and_gradients
+        with monkeypatch.context() as patch:
+            patch.setattr(training.model, "loss_and_gradients", lambda *a: run.stop() or losses(*a))
+            return measure(training, *arguments)
+
+    monkeypatch.setattr(pace, "measure", measure_and_stop)
+    assert start(run) == [] and run.awaits_timing
+    monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
+    assert 25 <= start(run)[-1].step <= 29
+
+
+def test_a_run_that_awaits_timing_gets_its_length_from_whoever_resumes_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "measure", interrupted)
+    run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
+    run.unlock()
+    run = Run.open(run.path)
+    run.resume(steps=10)
+    assert run.is_finished and run.settings.training.steps == 10
+    assert not Run.open(run.path).awaits_timing
+
+
 def test_a_run_of_minutes_ends_after_so_many_passes(tmp_path, monkeypatch):
     monkeypatch.setattr(pace, "measure", lambda *_: Pace(1e-6, 0.0, 0.0, 0.0))
     run = Run.create(text=TEXT, out=tmp_path / "run", minutes=3.0, **FIELDS)
