@@ -126,5 +126,5 @@ def train_words(*flags, fault=()):
         "tests.parallel.disturbed",
         *fault,
         "--",
-        *last_of_each("train", *map(str, flags)),
+        *last_of_each("train", *flags),
     ]
