@@ -29,6 +29,7 @@ from smallmind.runs.files import (
     MODEL,
     PROFILE,
     PUBLISHED,
+    SAMPLE,
     SAMPLES,
     TEXT,
     TIMING,
@@ -50,7 +51,6 @@ ENDING = {  # fields of the records that end a run
 }
 OPTIONAL = ("teacher_sha256", "initial_sha256", "imported")  # texts in config.json
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 2,000
-SAMPLE = re.compile(rb"^--- step (\d+)$", re.MULTILINE)
 SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
 

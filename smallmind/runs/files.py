@@ -1,6 +1,7 @@
 """Names: of the files of a run, of runs, of their texts. Needs no NumPy."""
 
 import datetime
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from os import PathLike
@@ -13,6 +14,7 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 SAMPLES = "samples.txt"
+SAMPLE = re.compile(rb"^--- step (\d{1,18})$", re.MULTILINE)  # the line before each
 PROFILE = "profile.json"  # of a run with enable_diagnostics
 TOKENIZER = "tokenizer.json"
 TIMING = ".timing-"  # how a directory begins that is there while a save is timed

@@ -238,6 +238,7 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
         epochs=0,
         schedule="constant",
         val_every=0,
+        target_loss=None,
         save_every=0,
         log_every=1,
         enable_diagnostics=False,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from smallmind import safetensors
-from smallmind.checks import InputError
+from smallmind.checks import InputError, number
 from smallmind.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
@@ -147,7 +147,8 @@ class LiveState:
         if self.scaler:
             self.scaler.load_state(state.state["scaler"])
         progress = RunProgress(**state.state["progress"])
-        seconds = {**RunProgress().seconds, **progress.seconds}
+        saved = {name: max(0.0, number(value)) for name, value in progress.seconds.items()}
+        seconds = {**RunProgress().seconds, **saved}
         self.progress = dataclasses.replace(progress, seconds=seconds)
 
     def resume(self, state: RunState) -> None:

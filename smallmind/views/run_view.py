@@ -3,7 +3,6 @@
 import enum
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,14 +14,13 @@ from smallmind import durable
 from smallmind.charts.curve import Curve
 from smallmind.checks import InputError, from_json, number, shown_value, whole
 from smallmind.lock import is_held
-from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLES, name_of
+from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLE, SAMPLES, name_of
 from smallmind.runs.metrics_file import MetricsFile
 from smallmind.safetensors_header import read_header
 from smallmind.settings import Settings
 from smallmind.training.checkpoint_names import CHECKPOINTS, saved_steps
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000
-SAMPLE = re.compile(rb"^--- step (\d{1,18})$", re.MULTILINE)
 NOTES = 1000  # kept: the last ones
 LONGEST = 1e10  # seconds of training: three centuries
 RECENT = 600.0  # seconds: a run on another host that wrote something since is running

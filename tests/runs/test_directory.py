@@ -110,7 +110,7 @@ def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text
     leave_a_start(out)
     (out / ".lock").write_text("999999999 " + socket.gethostname())
     assert main(["runs", str(out.parent)]) == 0
-    assert "run " not in capsys.readouterr().out.replace("No run ", "")
+    assert f"{out.parent} holds no run yet" in " ".join(capsys.readouterr().out.split())
     assert main(["train", "--resume", str(out)]) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert f"{out} is not a run: cannot read its config.json; its start was cut" in message

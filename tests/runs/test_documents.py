@@ -13,6 +13,7 @@ from smallmind.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.training.distillation import model_digest
 from smallmind.training.records import StepRecord
+from tests.programs import last_of_each
 from tests.runs.small import FIELDS, TEXT, create
 
 DOCUMENTS = ["the cat sat.", "a dog saw the cat on the mat.", "no cat. the dog ate the hat."] * 30
@@ -77,7 +78,8 @@ def test_the_command_line_trains_saves_and_resumes_bit_for_bit(texts, tmp_path, 
 
 
 def test_the_checks_and_the_estimate_take_the_flag(texts, capsys):
-    assert main(["check", texts, *FLAGS, *BPE, "--steps", "100", "--mask-documents"]) == 0
+    flags = last_of_each(*FLAGS, *BPE, "--steps", "100", "--mask-documents")
+    assert main(["check", texts, *flags]) == 0
     assert main(["estimate", texts, *FLAGS, *BPE, "--mask-documents"]) == 0
     assert main(["estimate", *FLAGS, "--vocab-size", "70", "--mask-documents"]) == 0
     assert "All 6 checks passed" in capsys.readouterr().out

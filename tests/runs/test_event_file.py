@@ -12,6 +12,7 @@ from smallmind.cli import main
 from smallmind.runs.event_file import EventFile, crc32c, frame, scalars_of
 from smallmind.training.records import EarlyStopRecord, FinalRecord, HealthRecord, OverflowRecord
 from tests.cli.test_cli import SMALL, TEXT
+from tests.programs import last_of_each
 from tests.runs.small import create
 from tests.views.written import evaluation, rollback, step
 
@@ -264,7 +265,8 @@ def test_a_run_that_could_not_start_leaves_no_event_file(tmp_path):
 def test_the_flag_can_be_given_when_a_run_resumes(tmp_path, capsys):
     (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
     text, out = str(tmp_path / "cats.txt"), tmp_path / "runs" / "run"
-    assert main(["train", text, *SMALL, "--steps", "3", "--tensorboard", "--out", str(out)]) == 0
+    flags = last_of_each(*SMALL, "--steps", "3", "--tensorboard", "--out", str(out))
+    assert main(["train", text, *flags]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Watch it with: tensorboard --logdir {tmp_path / 'runs'}" in printed.replace("\\ ", "")
     assert main(["train", "--resume", str(out), "--steps", "6"]) == 0

@@ -253,12 +253,12 @@ def test_a_large_teacher_counts_while_its_logits_are_cached():
 
 
 def test_a_program_is_measured_and_no_estimate_is_below_what_it_has_taken():
-    block = np.ones(20_000_000, np.uint8)
+    block = np.ones(80_000_000, np.uint8)  # which malloc gives back to the system at once
     larger = Program.measured()
     del block
     smaller = Program.measured(TextSize(10_000_000, 0))
     assert (
-        larger.resident - smaller.resident >= 25_000_000 and smaller.peak > 0.99 * larger.resident
+        larger.resident - smaller.resident >= 80_000_000 and smaller.peak > 0.99 * larger.resident
     )
     model, config = ModelConfig(), TrainingConfig()
     totals = [
