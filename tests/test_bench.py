@@ -294,7 +294,7 @@ def test_memory_is_measured_by_precision_and_strategy(monkeypatch, capsys):
     monkeypatch.setattr(memory, "PRECISIONS", ("float32", "float16"))
     monkeypatch.setattr(memory, "LONG", 64)
     monkeypatch.setattr(memory, "LIMIT", 180 * 10**6)
-    options = parse(["memory", "--steps", "1"])
+    options = parse(["memory", "--steps", "1", "--only", "example,layers,limit,long"])
     records = memory.run(options, {"threads": 1})
     assert list(records) == ["example", "layers", "limit", "long"]
     held = {

@@ -285,10 +285,11 @@ def test_only_a_ctrl_c_after_a_second_quits(monkeypatch, clock, seconds, quits):
 LONG_STEP = """
 import signal
 import time
+import pytest
 from smallmind.nn.transformer import TransformerModel
-from smallmind.runs import pace
+from tests.programs import start_untimed
 
-pace.rough_pace = lambda *_: pace.Pace(0.01, 0.01, 0.0, 0.01)  # its passes would count as steps
+start_untimed(pytest.MonkeyPatch())  # passes before the first step would count as steps
 original, calls, ended = TransformerModel.loss_and_gradients, [], []
 
 def long_step(self, *arguments):
