@@ -319,7 +319,7 @@ class TrainingConfig:
     )
     target_loss: float | None = setting(
         None,
-        "end the run once the loss on the whole held-out text is about this; it looks more often "
+        "stop once the loss on the whole held-out text reaches this; it is estimated more often "
         "as it comes close",
         low=0.0,
     )

@@ -208,7 +208,8 @@ def show_costs(console: Console, training: "Training") -> None:
     """
     progress, config = training.progress, training.config
     seconds, evaluating = progress.seconds["total"], progress.seconds["evaluations"]
-    seconds -= progress.seconds.get("last evaluation", 0.0)
+    for kind in ("last evaluation", "final evaluation"):
+        seconds -= progress.seconds.get(kind, 0.0)
     if evaluating > 0 and seconds > 0:  # the clock may have been set
         share = evaluating / seconds
         text = f"Evaluations took {evaluating:.1f} of {seconds:.1f} seconds ({share:.0%})"
@@ -243,7 +244,7 @@ def show_looks(console: Console, training: "Training") -> None:
         share = f" ({looking / seconds:.0%})" if seconds > 0 else ""
         text = (
             f"Looks at the held-out loss: {progress.looks}, after steps {progress.first_look:,} to "
-            f"{progress.looked:,}, in {looking:.1f} of {seconds:.1f} seconds{share}"
+            f"{progress.looked:,}; they took {looking:.1f} of {seconds:.1f} seconds{share}"
         )
     if not progress.ended and progress.look_loss is not None:
         text += f"; the last one found {progress.look_loss:.4f}"

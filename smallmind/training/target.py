@@ -21,12 +21,12 @@ from smallmind.training.spikes import DECAY
 
 LOOKING = 0.1  # share of the time of a run, its final evaluation included, at most
 PER_PASS = 3  # batches of an evaluation that cost as much as a training pass of one
-TOKENS = 4096  # of a look far from the target
+TOKENS = 2048  # that a look predicts far from the target
 SPREAD = 2.0  # variance of the loss of a token, over its mean, in nats: measured on two texts
 DRIFT = 0.6  # standard deviation of what training and held-out loss fall by, over its mean
 # Shares of the target: the first look comes when a loss is above it by at most FIRST.
-FIRST, CLOSE = 0.35, 0.04
-SURE = 2.0  # standard deviations above the target at which the next look comes
+FIRST, CLOSE = 0.5, 0.04
+SURE = 1.0  # standard deviations above the target at which the next look comes
 EARLIEST, LATEST = 1.02, 1.4  # steps from the start to a look, as a multiple of those to the last
 # As many batches of windows from all over the held-out text -> the loss; None if it was stopped.
 HeldOutLoss = Callable[[int], float | None]

@@ -73,6 +73,9 @@ FEW = {
         shards=6,
     ),
     "on disk": configuration("--precision float32 --grad-accum-steps 2"),
+    "target": configuration(
+        "--precision float32 --epochs 8 --batch-size 30 --val-every 20 --target-loss 1.0"
+    ),
 }
 LENGTHS = (
     "--dropout 0.1 --grad-accum-steps 2",
