@@ -26,31 +26,31 @@
 # %%
 import numpy as np
 
+from smallmind.nn.layer import Layer
 from smallmind.nn.parameters import Normal, Role
 
 
-class Product:
+class Product(Layer):
     """y = x weight."""
 
     def __init__(self, scope, shape):
-        self.workspace = scope.workspace
+        super().__init__(scope)  # keeps the workspace and the name
         self.weight = scope.declare("weight", shape, Normal(0.02), Role.MATRIX)
 
     def forward(self, x):
         """x (R, in) -> y (R, out); keeps x."""
         self.x = x
         y = self.workspace.rent(len(x), self.weight.compute.shape[1])
-        self.workspace.kernels.matmul(y, x, self.weight.compute)
+        self.kernels.matmul(y, x, self.weight.compute)
         return y
 
     def backward(self, dy):
-        """dy (R, out) -> dx (R, in); adds to the gradient of weight; releases x."""
+        """dy (R, out) -> dx (R, in); adds to the gradient of weight."""
         # forward: y = x weight
-        kernels, x = self.workspace.kernels, self.x
+        kernels, x = self.kernels, self.x
         dx = self.workspace.rent(*x.shape)
         kernels.matmul_transpose_b(dx, dy, self.weight.compute)
         kernels.matmul_transpose_a(self.weight.grad, x, dy, self.weight.grad)
-        self.workspace.release(x)
         return dx
 
 
@@ -78,8 +78,8 @@ from smallmind.config import ModelConfig
 from smallmind.kernels import reference
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
+from smallmind.nn.layer import Scope
 from smallmind.nn.parameters import Parameters
-from smallmind.nn.scope import Scope
 from smallmind.nn.workspace import Workspace
 
 
@@ -102,7 +102,7 @@ for number in (1, 2):
     x[...], dy[...] = random.standard_normal(x.shape), random.standard_normal(dy.shape)
     y = product.forward(x)
     dx = product.backward(dy)
-    workspace.release(y, dy, dx)
+    workspace.release(x, y, dy, dx)
     statistics = workspace.pool.statistics()
     print(f"after pass {number}: {statistics.rents} arrays rented, {statistics.misses} allocated")
 
@@ -118,7 +118,8 @@ print(smallmind.gradient_check(lambda scope: Product(scope, (scope.config.n_embd
 # *buckets*, and every array begins at a multiple of 64 bytes, a cache line.
 #
 # The contents of a rented array are undefined, so whoever rents it must write all of it. And every
-# array must be released exactly once; the docstrings in `smallmind/nn` say by whom.
+# array must be released exactly once: what a layer returns by its caller, what it keeps for its
+# backward pass by itself.
 #
 # ## 3. A block
 #
@@ -173,23 +174,24 @@ x = workspace.rent(R, C)
 x[...] = random.standard_normal(x.shape)
 print(f"{'':22} {'formula':>8} {'measured':>9}")
 print(f"{'input':22} {C:8} {rented():9.2f}")
-normed = block.attention_norm.forward(x)
+workspace.T = T
+block.normed = block.attention_norm.forward(x)
 print(f"{'+ norm':22} {2 * C + 2:8} {rented():9.2f}")
-middle = block.attention.forward(normed, x, T)
+block.middle = block.attention.forward(block.normed, addend=x)
 print(f"{'+ attention, middle':22} {7 * C + H + 2:8} {rented():9.2f}")
-normed = block.mlp_norm.forward(middle)
+block.normed_middle = block.mlp_norm.forward(block.middle)
 print(f"{'+ norm':22} {8 * C + H + 4:8} {rented():9.2f}")
-y = block.mlp.forward(normed, middle)
+y = block.mlp.forward(block.normed_middle, addend=block.middle)
 K = 12 * C + H + 4
 print(f"{'+ mlp, output':22} {K + C:8} {rented():9.2f}")
 assert abs(rented() - (K + C)) < 1
 block.backward(y)  # with any gradient of y: y itself will do
-print(f"{'after backward':22} {C:8} {rented():9.2f}")
+print(f"{'after backward':22} {2 * C:8} {rented():9.2f}")
 
 # %% [markdown]
 # The measured figures are slightly higher, by 64 bytes for each array, which leave room to align it
-# with a cache line. After the backward pass, only the gradient of the input is left, in the array
-# that was the gradient of the output.
+# with a cache line. After the backward pass only what belongs to the caller is left: the input, and
+# its gradient in the array that was the gradient of the output.
 #
 # ## 4. A model
 #
@@ -406,7 +408,8 @@ def measured_keeps(C, H, G, W, R=2048):
     scope = Scope(Workspace(dry_run_backend(), np.float32, 0.0, 0), Parameters(), config)
     block = Block(scope.inner("block"), Documents(scope.inner("documents")), None, None, 0)
     scope.parameters.allocate()
-    block.forward(scope.workspace.rent(R, C), R)
+    scope.workspace.T = R
+    block.forward(scope.workspace.rent(R, C))
     return round(scope.workspace.pool.statistics().bytes_rented / 4 / R) - C  # less the output
 
 
@@ -470,7 +473,7 @@ print("Exercise 2:", judge(lambda: check_best_segment(best_segment)))
 # %% [markdown]
 # **3. A layer of your own.** Write a layer that multiplies each channel by a gain of its own:
 # `y = x * gain`, with `gain` (C,), which starts at 1 and has the role `Role.GAIN`. Use NumPy, but
-# rent every array of R rows. `backward` releases what `forward` kept, `x` included.
+# rent every array of R rows. `x` and `dy` belong to the caller, as does what you return.
 
 
 # %%
@@ -485,7 +488,7 @@ class Scale:
         raise NotImplementedError
 
     def backward(self, dy):
-        """dy (R, C) -> dx (R, C), rented; adds to the gradient of gain; releases x."""
+        """dy (R, C) -> dx (R, C), rented; adds to the gradient of gain."""
         raise NotImplementedError
 
 
@@ -518,9 +521,9 @@ def check_scale(candidate):
         )
         rented = workspace.rented()
         assert id(dx) in rented, "rent dx from the workspace, and write into it"
-        assert {id(y), id(dy)} <= rented, "y and dy belong to the caller: do not release them"
-        assert id(x) not in rented, "backward must release x"
-        workspace.release(*{id(array): array for array in (y, dy, dx)}.values())
+        given = {id(array): array for array in (x, y, dy)}
+        assert given.keys() <= rented, "x, y and dy belong to the caller: do not release them"
+        workspace.release(*(given | {id(dx): dx}).values())
         assert not workspace.rented(), "something is still rented after the backward pass"
 
 

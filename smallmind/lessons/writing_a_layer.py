@@ -21,6 +21,7 @@ from smallmind.kernels.codegen.scratch import scratch
 from smallmind.kernels.codegen.simd import LANES, broadcast, fma, load_up_to, sigmoid, store_up_to
 from smallmind.kernels.reduce import CHUNK, add_column_sums
 from smallmind.nn.backend import add_kernel
+from smallmind.nn.layer import Norm
 from smallmind.nn.parameters import Constant, Role
 
 # %% [markdown]
@@ -42,43 +43,43 @@ from smallmind.nn.parameters import Constant, Role
 # - `declare` gives a name, a shape, initial values and a role. The role says which optimizer and
 #   which weight decay a parameter gets. Memory comes later, when the whole model is declared.
 # - A parameter has `compute`, the values to read, and `grad`, the gradient to **add** to.
-# - `workspace.rent` gives an array whose contents are undefined. Whoever is the last to need an
-#   array releases it, here in the backward pass.
+# - `workspace.rent` gives an array whose contents are undefined. What a layer returns belongs to
+#   the caller; `x` stays as it is until the backward pass.
 # - Rows are tokens, columns channels: `x` is (R, C).
 #
-# Every norm of this package has these two methods. `backward` writes `dx`; `residual` is the
-# gradient that bypasses the norm, to be added, and may be the same array as `dx`. Norms also take
-# the value that their gain starts at.
+# All layers have these two methods. A norm begins a branch of the residual stream, so its
+# `backward` also takes an `addend`, the gradient that bypasses the branch, and adds to it in place.
+# Norms also take the value that their gain starts at.
 
 
 # %%
-class TanhNorm:
+class TanhNorm(Norm):
     """y = weight tanh(slope x), channel by channel."""
 
     def __init__(self, scope, gain=1.0):
         shape = (scope.config.n_embd,)
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.slope = scope.declare("slope", shape, Constant(0.5), Role.GAIN)
         self.weight = scope.declare("weight", shape, Constant(gain), Role.GAIN)
 
     def forward(self, x):
-        """x (R, C) -> y (R, C); keeps x and y."""
+        """x (R, C) -> y (R, C); keeps x."""
         self.x = x
-        self.y = self.workspace.rent(*x.shape)
-        self.y[...] = np.tanh(x * self.slope.compute) * self.weight.compute
-        return self.y
+        y = self.workspace.rent(*x.shape)
+        y[...] = np.tanh(x * self.slope.compute) * self.weight.compute
+        return y
 
-    def backward(self, dy, dx, residual):
-        """dy (R, C) -> dx (R, C) [+ residual]. Writes dx, adds to gradients, releases x and y."""
+    def backward(self, dy, addend=None):
+        """dy (R, C) -> dx (R, C) or, in place of addend, addend + dx; adds to gradients."""
         # forward: y = weight tanh(slope x)
         x, slope = self.x, self.slope.compute
         t = np.tanh(x * slope)
         du = dy * self.weight.compute * (1 - t * t)
         self.slope.grad += (du * x).sum(axis=0)
         self.weight.grad += (dy * t).sum(axis=0)
-        dx[...] = du * slope if residual is None else du * slope + residual
-        self.workspace.release(self.x, self.y)
+        dx = self.gradient_of(x, addend)
+        dx[...] = du * slope if addend is None else du * slope + addend
+        return dx
 
 
 # %% [markdown]
@@ -96,9 +97,8 @@ print(gradient_check(TanhNorm))
 
 # %%
 class WithoutSlope(TanhNorm):
-    def backward(self, dy, dx, residual):
-        super().backward(dy, dx, residual)
-        dx /= self.slope.compute
+    def backward(self, dy, addend=None):
+        return super().backward(dy, addend) / self.slope.compute
 
 
 print(gradient_check(WithoutSlope))
@@ -245,8 +245,7 @@ add_kernel("tanh_norm", tanh_norm, fast_tanh_norm)
 add_kernel("tanh_norm_backward", tanh_norm_backward, fast_tanh_norm_backward)
 
 # %% [markdown]
-# The layer now only calls them. `kernels_for` returns those of the model's back end, and tells
-# whoever watches which layer is running.
+# The layer now only calls them. `self.kernels` are those of the model's back end.
 
 
 # %%
@@ -254,20 +253,19 @@ class FastTanhNorm(TanhNorm):
     """The same with kernels."""
 
     def forward(self, x):
-        """x (R, C) -> y (R, C); keeps x and y."""
+        """x (R, C) -> y (R, C); keeps x."""
         self.x = x
-        self.y = self.workspace.rent(*x.shape)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.tanh_norm(self.y, x, self.slope.compute, self.weight.compute)
-        return self.y
+        y = self.workspace.rent(*x.shape)
+        self.kernels.tanh_norm(y, x, self.slope.compute, self.weight.compute)
+        return y
 
-    def backward(self, dy, dx, residual):
-        """dy (R, C) -> dx (R, C) [+ residual]. Writes dx, adds to gradients, releases x and y."""
+    def backward(self, dy, addend=None):
+        """dy (R, C) -> dx (R, C) or, in place of addend, addend + dx; adds to gradients."""
         slope, weight = self.slope, self.weight
-        given = dy, self.x, slope.compute, weight.compute, residual
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.tanh_norm_backward(dx, slope.grad, weight.grad, *given)
-        self.workspace.release(self.x, self.y)
+        dx = self.gradient_of(self.x, addend)
+        given = dy, self.x, slope.compute, weight.compute, addend
+        self.kernels.tanh_norm_backward(dx, slope.grad, weight.grad, *given)
+        return dx
 
 
 parts.NORMS["tanh"] = f"{__name__}:FastTanhNorm"
@@ -295,10 +293,9 @@ print(f"Loss {first:.3f}, after 40 steps in bfloat16 {last:.3f}")
 # its name to `parts.py`. Then `--norm tanh`, the memory estimate, `smallmind check` and the file
 # formats know it, and kernels are compiled once instead of at every start.
 #
-# A perceptron (`parts.MLPS`) has `forward(x, residual)`, `recompute(x)` and `backward(dy)`: see
-# `nn/mlp.py`, and `nn/layers.py` for what each kind of part must do. A layer that fits none of the
-# kinds is checked in the same way, with the arguments of its `forward`: `gradient_check(make, x)`,
-# where `make(scope)` returns the layer.
+# A perceptron (`parts.MLPS`) ends a branch: its `forward(x, addend=None)` adds. See `nn/mlp.py`,
+# and `nn/layer.py` for what layers share. Any layer is checked in the same way:
+# `gradient_check(make, x)`, where `make(scope)` returns the layer.
 #
 # ## Read on
 #

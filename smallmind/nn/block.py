@@ -4,12 +4,12 @@ import numpy as np
 
 from smallmind.nn.attention import Attention
 from smallmind.nn.documents import Documents
+from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.layers import build_mlp, build_norm
 from smallmind.nn.residuals import EmbeddingResidual, Source
-from smallmind.nn.scope import Scope
 
 
-class Block:
+class Block(Layer):
     """[x = a x + b embedding;] x = x + attention(norm(x)); x = x + mlp(norm(x)).
 
     Attention stays inside `documents`. `embedding` and `first_values` are what it mixes in from the
@@ -24,7 +24,7 @@ class Block:
         first_values: Source | None,
         layer: int,
     ) -> None:
-        self.workspace = scope.workspace
+        super().__init__(scope)
         self.residual = (
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
@@ -33,31 +33,37 @@ class Block:
         self.mlp_norm = build_norm(scope.inner("mlp_norm"))
         self.mlp = build_mlp(scope.inner("mlp"))
 
-    def forward(self, x: np.ndarray, T: int) -> np.ndarray:
+    def forward(self, x: np.ndarray) -> np.ndarray:
         """x (B T, C) -> y (B T, C)."""
-        x = self._attend(x, T)
-        return self.mlp.forward(self.mlp_norm.forward(x), x)
+        self._attend(x)
+        return self.mlp.forward(self.normed_middle, addend=self.middle)
 
-    def recompute(self, x: np.ndarray, T: int) -> None:
+    def recompute(self, x: np.ndarray) -> None:
         """x (B T, C), as in forward; keeps what forward keeps, but does not compute y."""
-        self.mlp.recompute(self.mlp_norm.forward(self._attend(x, T)))
+        self._attend(x)
+        self.mlp.recompute(self.normed_middle)
 
-    def _attend(self, x: np.ndarray, T: int) -> np.ndarray:
-        """x (B T, C) -> what the MLP adds to."""
+    def _attend(self, x: np.ndarray) -> None:
+        """x (B T, C) -> keeps what the MLP takes and what it adds to."""
         if self.residual:
-            x = self.residual.forward(x)
-        return self.attention.forward(self.attention_norm.forward(x), x, T)
+            x = self.mixture = self.residual.forward(x)
+        self.normed = self.attention_norm.forward(x)
+        self.middle = self.attention.forward(self.normed, addend=x)
+        self.normed_middle = self.mlp_norm.forward(self.middle)
 
-    def backward(self, dx: np.ndarray) -> None:
-        """dx (B T, C), the gradient of y -> the gradient of x, in place."""
-        # forward: y = x + mlp(norm(x))
-        dnormed = self.mlp.backward(dx)
-        self.mlp_norm.backward(dnormed, dx, residual=dx)
-        self.workspace.release(dnormed)
-        # forward: x = x + attention(norm(x))
-        dnormed = self.attention.backward(dx)
-        self.attention_norm.backward(dnormed, dx, residual=dx)
-        self.workspace.release(dnormed)
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (B T, C) -> dx (B T, C), in place."""
+        release = self.workspace.release
+        # forward: y = middle + mlp(norm(middle))
+        dnormed = self.mlp.backward(dy)
+        dmiddle = self.mlp_norm.backward(dnormed, addend=dy)
+        release(dnormed, self.normed_middle, self.middle)
+        # forward: middle = x + attention(norm(x))
+        dnormed = self.attention.backward(dmiddle)
+        dx = self.attention_norm.backward(dnormed, addend=dmiddle)
+        release(dnormed, self.normed)
         # forward: x = a x + b embedding
         if self.residual:
-            self.residual.backward(dx)
+            dx = self.residual.backward(dx)
+            release(self.mixture)
+        return dx

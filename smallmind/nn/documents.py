@@ -2,18 +2,17 @@
 
 import numpy as np
 
-from smallmind.nn.scope import Scope
+from smallmind.nn.layer import Layer, Scope
 
 
-class Documents:
+class Documents(Layer):
     """The first key that each query of this pass sees: where its document begins in the window.
 
     A document begins at `document_token`. Without one, a window is a single document.
     """
 
     def __init__(self, scope: Scope) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.token = scope.config.document_token
 
     def find(self, ids: np.ndarray) -> None:
@@ -21,9 +20,9 @@ class Documents:
         if self.token is None:
             return
         self.workspace.carried[self.name] = firsts = self.workspace.rent_ids(*ids.shape)
-        kernels, cache = self.workspace.kernels_for(self.name), self.workspace.cache
+        cache = self.workspace.cache
         continued = (cache.documents, cache.position) if cache else ()
-        kernels.document_starts(firsts, ids, self.token, *continued)
+        self.kernels.document_starts(firsts, ids, self.token, *continued)
 
     @property
     def firsts(self) -> np.ndarray | None:

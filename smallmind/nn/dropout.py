@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from smallmind.nn.scope import Scope
+from smallmind.nn.layer import Layer, Scope
 
 
-class Dropout:
+class Dropout(Layer):
     """One place in the model where activations are dropped, named after the layer it is in."""
 
     def __init__(self, scope: Scope) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.site = scope.workspace.new_dropout_site()
 
     @property
@@ -23,13 +22,7 @@ class Dropout:
         workspace = self.workspace
         return workspace.dropout_key(self.site), workspace.drop_probability, workspace.first_row
 
-    def forward(self, y: np.ndarray, x: np.ndarray, residual: np.ndarray | None = None) -> None:
-        """x (R, C) -> y (R, C) = x mask [+ residual (R, C)]. Writes y, which may be x."""
-        kernels = self.workspace.kernels_for(self.name)
+    def drop(self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None) -> None:
+        """x (R, C) -> y (R, C) = x mask [+ addend (R, C)], or its gradient. Writes y, may be x."""
         key, probability, first_row = self.mask()
-        kernels.dropout(y, x, key, probability, residual, first_row)
-
-    def backward(self, dx: np.ndarray, dy: np.ndarray) -> None:
-        """dy (R, C) -> dx (R, C). Writes dx, which may be dy."""
-        # forward: y = x mask + residual
-        self.forward(dx, dy)
+        self.kernels.dropout(y, x, key, probability, addend, first_row)

@@ -4,18 +4,17 @@ import numpy as np
 
 from smallmind.nn.bigram import BigramEmbedding
 from smallmind.nn.dropout import Dropout
+from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.parameters import Normal, Parameter, Role
-from smallmind.nn.scope import Scope
 
 
-class Embedding:
+class Embedding(Layer):
     """A matrix with a row per token (V, C) and, if the model has one, a table of pairs."""
 
     def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
         config = scope.config
-        self.workspace = scope.workspace
-        self.name = scope.name
         self.channels = config.n_embd
         self.token = self.declare(scope, "token_embedding.weight", config.vocab_size)
         self.declare_position(scope)
@@ -38,32 +37,31 @@ class Embedding:
         x = rent(ids.size, self.channels)
         self.look_up(x, ids)
         if self.bigram:
-            self.bigram.forward(x, ids)
+            x = self.bigram.forward(ids, addend=x)
         if not drops:
             return x
         dropped = self.workspace.rent(*x.shape)
-        self.dropout.forward(dropped, x)
+        self.dropout.drop(dropped, x)
         self.workspace.release(x)
         return dropped
 
     def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
         """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
-        self.workspace.kernels_for(self.name).embedding(x, self.token.compute, ids)
+        self.kernels.embedding(x, self.token.compute, ids)
 
-    def backward(self, dx: np.ndarray) -> None:
-        """dx (B T, C) -> adds to the gradients of all matrices. Overwrites dx."""
+    def backward(self, dy: np.ndarray) -> None:
+        """dy (B T, C) -> adds to gradients. Overwrites dy, and returns nothing: ids have none."""
         # forward: x = dropout(token[ids] + bigram[pairs])
         if self.dropout.on:
-            self.dropout.backward(dx, dx)
+            self.dropout.drop(dy, dy)
         if self.bigram:
-            self.bigram.backward(dx)
-        self.look_up_backward(dx)
+            self.bigram.backward(dy)
+        self.look_up_backward(dy)
 
     def look_up_backward(self, dx: np.ndarray) -> None:
         """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""
         # forward: x = token[ids]
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.embedding_backward(self.token.grad, None, dx, self.ids)
+        self.kernels.embedding_backward(self.token.grad, None, dx, self.ids)
 
 
 class PositionEmbedding(Embedding):
@@ -76,13 +74,11 @@ class PositionEmbedding(Embedding):
 
     def look_up(self, x: np.ndarray, ids: np.ndarray) -> None:
         """ids (B, T) -> x (B T, C), without pairs and dropout. Writes x."""
-        kernels = self.workspace.kernels_for(self.name)
         positions = self.position.compute, self.workspace.start
-        kernels.embedding(x, self.token.compute, ids, *positions)
+        self.kernels.embedding(x, self.token.compute, ids, *positions)
 
     def look_up_backward(self, dx: np.ndarray) -> None:
         """dx (B T, C), the gradient of what look_up wrote -> adds to gradients."""
         # forward: x = token[ids] + position
-        kernels = self.workspace.kernels_for(self.name)
         position = self.position.grad[: self.ids.shape[1]]
-        kernels.embedding_backward(self.token.grad, position, dx, self.ids)
+        self.kernels.embedding_backward(self.token.grad, position, dx, self.ids)

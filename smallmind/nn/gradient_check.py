@@ -17,7 +17,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.config import ModelConfig
 from smallmind.nn.differentiable import Differentiable, of_function, of_model
-from smallmind.nn.single_layer import build_layer, config_for, of_layer, random_inputs
+from smallmind.nn.single_layer import ROWS, build_layer, config_for, of_layer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.table import Table, Tabular
 
@@ -99,9 +99,9 @@ def gradient_check(
       one's own. A float32 model is compared with a copy in float64 and plain NumPy;
     - the class of a layer, or any function of a Scope that returns a layer: `gradient_check(MLP)`
       builds it in float64, or with backend="numba" in float32, for a small ModelConfig, or for
-      `config`, with random parameters. `inputs` are the arguments of its `forward`, by default
-      random numbers for x and residual;
-    - a layer of a model, with inputs for its `forward`;
+      `config`, with random parameters. The input is x (B, T, C) or (T, C) or ids (B, T), by
+      default random numbers;
+    - a layer of a model, with an input;
     - a function: `gradient_check(forward, x, weight, backward=backward)`. forward returns y, and
       backward(dy, x, weight) a gradient for each array of floats. If forward returns y and more in
       a tuple, backward gets that instead of the inputs: backward(dy, *more).
@@ -128,7 +128,7 @@ def gradient_check(
             if config is None:
                 config = config_for(inputs)
             subject = build_layer(subject, config, backend, random)
-            inputs = inputs or random_inputs(subject, config, random)
+            inputs = inputs or (random.standard_normal((ROWS, config.n_embd)),)
         checked = of_layer(subject, inputs)
     if tolerance is None:
         tolerance = TOLERANCES[np.dtype(checked.dtype)]

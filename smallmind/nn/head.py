@@ -6,54 +6,44 @@ import numpy as np
 
 from smallmind.config import ModelConfig
 from smallmind.nn.embedding import Embedding
+from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.linear import INITIAL_DEVIATION, Linear
 from smallmind.nn.parameters import Role
-from smallmind.nn.scope import Scope
 
 
-class TiedHead:
+class TiedHead(Layer):
     """logits = x token_embedding^T (Press & Wolf 2017). Declares no parameters of its own."""
 
     def __init__(self, scope: Scope, embedding: Embedding) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
-        self.vocab_size = scope.config.vocab_size
+        super().__init__(scope)
         self.token = embedding.token
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
-        self.x = x
-        logits = self.workspace.rent_full_precision(len(x), self.vocab_size)
-        self.workspace.kernels_for(self.name).matmul_transpose_b(logits, x, self.token.compute)
+        self.x, token = x, self.token.compute
+        logits = self.workspace.rent_full_precision(len(x), len(token))
+        self.kernels.matmul_transpose_b(logits, x, token)
         return logits
 
-    def backward(self, dlogits: np.ndarray) -> np.ndarray:
-        """dlogits (R, V) -> dx (R, C); adds to the gradient of the token embedding."""
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, V) -> dx (R, C); adds to the gradient of the token embedding."""
         # forward: logits = x token_embedding^T
-        dx = self.workspace.rent(*self.x.shape)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.matmul(dx, dlogits, self.token.compute)
-        kernels.matmul_transpose_a(self.token.grad, dlogits, self.x, self.token.grad)
+        dx, kernels, token = self.workspace.rent(*self.x.shape), self.kernels, self.token
+        kernels.matmul(dx, dy, token.compute)
+        kernels.matmul_transpose_a(token.grad, dy, self.x, token.grad)
         return dx
 
 
-class UntiedHead:
+class UntiedHead(Linear):
     """logits = x weight; no bias even if the model has biases."""
 
     def __init__(self, scope: Scope) -> None:
         shape = scope.config.n_embd, scope.config.vocab_size
-        self.linear = Linear(scope, shape, role=Role.HEAD, bias=False)
+        super().__init__(scope, shape, role=Role.HEAD, bias=False)
 
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
-        self.x = x
-        return self.linear.forward_full_precision(x)
-
-    def backward(self, dlogits: np.ndarray) -> np.ndarray:
-        """dlogits (R, V) -> dx (R, C); adds to the gradient of weight."""
-        # forward: logits = x weight
-        self.linear.backward_weight(self.x, dlogits)
-        return self.linear.backward_input(dlogits)
+    def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
+        """x (R, C) -> logits (R, V) [+ addend], never rounded to 16 bits; keeps x."""
+        return self.multiply(self.workspace.rent_full_precision(len(x), self.shape[1]), x, addend)
 
 
 Head = TiedHead | UntiedHead

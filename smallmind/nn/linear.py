@@ -2,14 +2,14 @@
 
 import numpy as np
 
+from smallmind.nn.layer import Branch, Scope
 from smallmind.nn.parameters import NO_PARAMETER, ZEROS, Normal, Role
-from smallmind.nn.scope import Scope
 
 INITIAL_DEVIATION = 0.02  # GPT-2's
 
 
-class Linear:
-    """A matrix (in, out) and, if the model has biases, a vector (out,). Keeps no activations.
+class Linear(Branch):
+    """A matrix (in, out) and, if the model has biases, a vector (out,).
 
     widths: the columns of each matrix, if several stand side by side in this one.
     """
@@ -23,45 +23,50 @@ class Linear:
         bias: bool = True,
         widths: tuple[int, ...] = (),
     ) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.shape = shape
         initialisation = Normal(deviation) if deviation else ZEROS
         self.weight = scope.declare("weight", shape, initialisation, role, widths)
         self.bias = scope.declare_bias(shape[1]) if bias else NO_PARAMETER
 
-    def forward(self, x: np.ndarray, residual: np.ndarray | None = None) -> np.ndarray:
-        """x (R, in) -> y (R, out) [+ residual]."""
-        return self._forward(self.workspace.rent(len(x), self.shape[1]), x, residual)
+    def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x."""
+        return self.multiply(self.workspace.rent(len(x), self.shape[1]), x, addend)
 
-    def forward_full_precision(self, x: np.ndarray) -> np.ndarray:
-        """x (R, in) -> y (R, out), never rounded to 16 bits."""
-        return self._forward(self.workspace.rent_full_precision(len(x), self.shape[1]), x, None)
-
-    def _forward(self, y: np.ndarray, x: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.matmul(y, x, self.weight.compute, self.bias.compute, residual)
+    def multiply(
+        self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None
+    ) -> np.ndarray:
+        """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
+        self.x = x
+        self.kernels.matmul(y, x, self.weight.compute, self.bias.compute, addend)
         return y
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """x (R, in) -> gelu(y), y (R, out), in one pass."""
+        """x (R, in) -> gelu(y), y (R, out), in one pass; keeps x."""
+        self.x = x
         y = self.workspace.rent(len(x), self.shape[1])
         activation = self.workspace.rent(*y.shape)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.matmul_gelu(activation, y, x, self.weight.compute, self.bias.compute)
+        self.kernels.matmul_gelu(activation, y, x, self.weight.compute, self.bias.compute)
         return activation, y
 
-    def backward_input(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, out) -> dx (R, in)."""
-        # forward: y = x weight + bias
-        dx = self.workspace.rent(len(dy), self.shape[0])
-        self.workspace.kernels_for(self.name).matmul_transpose_b(dx, dy, self.weight.compute)
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""
+        dx = self.backward_input(dy)
+        self.backward_weight(self.x)
         return dx
 
-    def backward_weight(self, x: np.ndarray, dy: np.ndarray) -> None:
-        """x (R, in), dy (R, out) -> adds to the gradients of weight and bias."""
+    def backward_input(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, out) -> dx (R, in); keeps dy for `backward_weight`."""
         # forward: y = x weight + bias
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.matmul_transpose_a(self.weight.grad, x, dy, self.weight.grad)
+        self.dy = dy
+        dx = self.workspace.rent(len(dy), self.shape[0])
+        self.kernels.matmul_transpose_b(dx, dy, self.weight.compute)
+        return dx
+
+    def backward_weight(self, x: np.ndarray) -> None:
+        """x (R, in), as in forward -> adds to the gradients of weight and bias."""
+        # forward: y = x weight + bias
+        kernels = self.kernels
+        kernels.matmul_transpose_a(self.weight.grad, x, self.dy, self.weight.grad)
         if self.bias.grad is not None:
-            kernels.column_sum(self.bias.grad, dy)
+            kernels.column_sum(self.bias.grad, self.dy)

@@ -2,80 +2,74 @@
 
 import numpy as np
 
+from smallmind.nn.layer import Branch, Scope
 from smallmind.nn.linear import Linear
 from smallmind.nn.projection import Projection
-from smallmind.nn.scope import Scope
 
 
-class MLP:
-    """y = residual + projection(gelu(expansion(x))). Other activations are subclasses."""
+class MLP(Branch):
+    """y = projection(gelu(expansion(x))). Other activations are subclasses."""
 
     activation = "gelu"  # the name of its kernel
     inputs = 1  # columns of the expansion per hidden channel
 
     def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
         C, W = scope.config.n_embd, scope.config.hidden_size
-        self.workspace = scope.workspace
-        self.name = scope.name
         self.width = W
         shape, widths = (C, self.inputs * W), (W,) * self.inputs
         self.expansion = Linear(scope.inner("expansion"), shape, widths=widths)
         self.projection = Projection(scope.inner("projection"), W)
 
-    def forward(self, x: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """x, residual (R, C) -> residual + mlp(x); keeps x and the preactivation."""
-        self.x = x
+    def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
+        """x (R, C) -> y (R, C) [+ addend (R, C)]; keeps x and the preactivation."""
         activation = self.expand(x)
-        y = self.projection.forward(activation, residual)
+        y = self.projection.forward(activation, addend)
         self.workspace.release(activation)
         return y
 
     def expand(self, x: np.ndarray) -> np.ndarray:
-        """x (R, C) -> the activation (R, W); keeps the preactivation."""
+        """x (R, C) -> the activation (R, W); keeps x and the preactivation."""
         activation, self.preactivation = self.expansion.forward_gelu(x)
         return activation
 
     def recompute(self, x: np.ndarray) -> None:
         """x (R, C); keeps what forward keeps."""
-        self.x = x
         self.preactivation = self.expansion.forward(x)
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, C) -> dx (R, C)."""
+        """dy (R, C) -> dx (R, C); adds to gradients."""
         # forward: y = projection(activation)
         dactivation = self.projection.backward_input(dy)
         # forward: activation = gelu(preactivation)
         # In place: recomputes the activation into dactivation's buffer, and writes the gradient of
         # the preactivation over the preactivation.
         activation, dpreactivation = dactivation, self.preactivation
-        kernels = self.workspace.kernels_for(self.name)
-        backward = getattr(kernels, f"{self.activation}_backward")
+        backward = getattr(self.kernels, f"{self.activation}_backward")
         backward(dpreactivation, activation, dactivation, self.preactivation)
         self.projection.backward_weight(activation)
         self.workspace.release(activation)
         # forward: preactivation = expansion(x)
-        self.expansion.backward_weight(self.x, dpreactivation)
-        dx = self.expansion.backward_input(dpreactivation)
+        dx = self.expansion.backward(dpreactivation)
         self.workspace.release(dpreactivation)
         return dx
 
 
 class SquaredReLU(MLP):
-    """y = residual + projection(max(expansion(x), 0)^2) (So et al. 2021)."""
+    """y = projection(max(expansion(x), 0)^2) (So et al. 2021)."""
 
     activation = "relu2"
 
     def expand(self, x: np.ndarray) -> np.ndarray:
-        """x (R, C) -> the activation (R, W); keeps the preactivation."""
+        """x (R, C) -> the activation (R, W); keeps x and the preactivation."""
         self.preactivation = self.expansion.forward(x)
         activation = self.workspace.rent(len(x), self.width)
-        kernels = self.workspace.kernels_for(self.name)
-        getattr(kernels, self.activation)(activation, self.preactivation)
+        getattr(self.kernels, self.activation)(activation, self.preactivation)
         return activation
 
 
 class SwiGLU(SquaredReLU):
-    """y = residual + projection(silu(gate) up); the expansion gives both (Shazeer 2020)."""
+    """y = projection(silu(gate) up); the expansion gives both (Shazeer 2020)."""
 
     activation = "swiglu"
     inputs = 2

@@ -10,11 +10,11 @@ from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
 from smallmind.nn.head import initial_gain
+from smallmind.nn.layer import Scope
 from smallmind.nn.layers import build_embedding, build_head, build_norm
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Source
-from smallmind.nn.scope import Scope
 from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
 
@@ -76,41 +76,48 @@ class Network:
 
     def _hidden(self, ids: np.ndarray) -> np.ndarray:
         """ids (B, T) -> the residual stream after the last block (B T, C)."""
-        self.workspace.direction = "forward"
+        self.workspace.direction, self.workspace.T = "forward", ids.shape[1]
         self.documents.find(ids)
         x = self.embedding.forward(ids)
         if self.x0:
             self.x0.keep(x, 0, x.shape[1])
-        for segment in self.segments:
-            x = segment.forward(x, ids.shape[1])
+        if self.workspace.training:
+            self.inputs = [x]  # of the segments
+            for segment in self.segments:
+                x = segment.forward(x)
+                self.inputs.append(x)
+            return x
+        kept = self.workspace.rented() - {id(x)}
+        for block in self.blocks:
+            x = block.forward(x)
+            self.workspace.release_all_but(kept | {id(x)})
         return x
 
     def _logits(self, x: np.ndarray) -> np.ndarray:
         """x (R, C), the residual stream -> logits (R, V)."""
-        logits = self.head.forward(self.final_norm.forward(x))
-        if self.softcap:
-            self.softcap.forward(logits)
-        return logits
+        self.normed = self.final_norm.forward(x)
+        logits = self.head.forward(self.normed)
+        return self.softcap.forward(logits) if self.softcap else logits
 
     def backward(self, dlogits: np.ndarray) -> None:
         """dlogits (B T, V), which is released -> adds to all gradients."""
-        workspace = self.workspace
+        workspace, release = self.workspace, self.workspace.release
         workspace.direction = "backward"
         # forward: logits = softcap(head(norm(x)))
         if self.softcap:
-            self.softcap.backward(dlogits)
+            dlogits = self.softcap.backward(dlogits)
         dnormed = self.head.backward(dlogits)
-        workspace.release(dlogits)
-        dx = workspace.rent(*dnormed.shape)
-        self.final_norm.backward(dnormed, dx, residual=None)
-        workspace.release(dnormed)
+        release(dlogits)
+        dx = self.final_norm.backward(dnormed)
+        release(dnormed, self.normed, self.inputs.pop())
         # forward: x = blocks(embedding(ids))
         for segment in reversed(self.segments):
-            segment.backward(dx, self.after_block)
+            dx = segment.backward(dx, self.after_block)
+            release(self.inputs.pop())
         if self.x0:
             self.x0.add_gradient(dx, 0)
         self.embedding.backward(dx)
-        workspace.release(dx)
+        release(dx)
 
 
 def declare_parameters(config: ModelConfig) -> Parameters:

@@ -63,32 +63,32 @@ class Segment:
         self.blocks = blocks
         self.last = last
 
-    def forward(self, x: np.ndarray, T: int) -> np.ndarray:
+    def forward(self, x: np.ndarray) -> np.ndarray:
         """x (B T, C) -> y (B T, C); keeps x and, in the last segment, all that backward needs."""
-        workspace = self.workspace
-        self.x, self.T = x, T
-        if self.last and workspace.training:
-            for block in self.blocks:
-                x = block.forward(x, T)
-            return x
-        rented = workspace.rented() if workspace.training else workspace.rented() - {id(x)}
+        self.inputs = [x]  # of the blocks
+        kept = self.workspace.rented()
         for block in self.blocks:
-            x = block.forward(x, T)
-            workspace.release_all_but(rented | {id(x)})
+            x = block.forward(x)
+            if self.last:
+                self.inputs.append(x)
+            else:
+                self.workspace.release_all_but(kept | {id(x)})
         return x
 
-    def backward(self, dx: np.ndarray, after_block: Callable[[], object] | None = None) -> None:
-        """dx (B T, C), the gradient of y -> the gradient of x, in place.
-
-        Calls after_block after each block.
-        """
+    def backward(
+        self, dy: np.ndarray, after_block: Callable[[], object] | None = None
+    ) -> np.ndarray:
+        """dy (B T, C) -> dx (B T, C), in place. Calls after_block after each block."""
         if not self.last:
             with self.workspace.profile("Recompute"):
-                x = self.x
                 for block in self.blocks[:-1]:
-                    x = block.forward(x, self.T)
-                self.blocks[-1].recompute(x, self.T)
-        for block in reversed(self.blocks):
-            block.backward(dx)
+                    self.inputs.append(block.forward(self.inputs[-1]))
+                self.blocks[-1].recompute(self.inputs[-1])
+        dx = dy
+        for i in reversed(range(len(self.blocks))):
+            dx = self.blocks[i].backward(dx)
+            if i:
+                self.workspace.release(self.inputs[i])
             if after_block:
                 after_block()
+        return dx

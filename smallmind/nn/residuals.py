@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.parameters import Constant, Role
-from smallmind.nn.scope import Scope
 from smallmind.nn.workspace import Workspace
 
 _BOTH = np.ones(2, np.float32)  # the weights of a plain sum
@@ -51,12 +51,11 @@ class Source:
         self.workspace.release(part)
 
 
-class EmbeddingResidual:
+class EmbeddingResidual(Layer):
     """y = a x + b x0, where x0 is the embedding; a starts at 1 and b at 0 (modded-nanogpt)."""
 
     def __init__(self, scope: Scope, source: Source) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.source = source
         self.weights = scope.declare("weight", (2,), Constant((1.0, 0.0)), Role.SCALAR)
 
@@ -64,22 +63,19 @@ class EmbeddingResidual:
         """x (R, C) -> y (R, C); keeps x."""
         self.x = x
         y = self.workspace.rent(*x.shape)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.mix(y, x, self.source.value, self.weights.compute)
+        self.kernels.mix(y, x, self.source.value, self.weights.compute)
         return y
 
-    def backward(self, dx: np.ndarray) -> None:
-        """dx (R, C), the gradient of y -> that of x, in place. Releases x."""
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, C) -> dx (R, C), in place; adds to gradients."""
         # forward: y = a x + b x0
         source, weights = self.source, self.weights
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.mix_backward(
-            dx, source.gradient, weights.grad, self.x, source.value, weights.compute
-        )
-        self.workspace.release(self.x)
+        given = self.x, source.value, weights.compute
+        self.kernels.mix_backward(dy, source.gradient, weights.grad, *given)
+        return dy
 
 
-class ValueResidual:
+class ValueResidual(Layer):
     """v = a v + b v0, where v0 are the first block's values (Zhou et al. 2024).
 
     a and b start at 1/2. The values are the columns from `first` on of a matrix that has others
@@ -87,8 +83,7 @@ class ValueResidual:
     """
 
     def __init__(self, scope: Scope, source: Source, first: int, is_first_block: bool) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.source = source
         self.first = first
         self.columns = scope.config.kv_heads * scope.config.head_channels
@@ -96,24 +91,26 @@ class ValueResidual:
         if self.mixes:
             self.weights = scope.declare("weight", (2,), Constant(0.5), Role.SCALAR)
 
-    def forward(self, x: np.ndarray) -> None:
-        """x (R, W) -> the same with its values mixed; keeps them as they were. Writes x."""
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, W) -> the same with its values mixed, in place; keeps them as they were."""
         if not self.mixes:
             self.source.keep(x, self.first, self.columns)
-            return
+            return x
         self.kept = self.workspace.rent(len(x), self.columns)
-        kernels = self.workspace.kernels_for(self.name)
+        kernels = self.kernels
         kernels.copy_columns(self.kept, x, self.first)
         kernels.mix(x, self.kept, self.source.value, self.weights.compute, self.first)
+        return x
 
-    def backward(self, dx: np.ndarray) -> None:
-        """dx (R, W), the gradient of the mixed values -> that of the values. Writes dx."""
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, W), the gradient of the mixed values -> that of the values, in place."""
         # forward: v = a v + b v0
+        source = self.source
         if not self.mixes:
-            self.source.add_gradient(dx, self.first)
-            return
-        source, weights = self.source, self.weights
-        arguments = self.kept, source.value, weights.compute, self.first
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.mix_backward(dx, source.gradient, weights.grad, *arguments)
+            source.add_gradient(dy, self.first)
+            return dy
+        weights = self.weights
+        given = self.kept, source.value, weights.compute, self.first
+        self.kernels.mix_backward(dy, source.gradient, weights.grad, *given)
         self.workspace.release(self.kept)
+        return dy

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smallmind.nn.scope import Scope
+from smallmind.nn.layer import Layer, Scope
 
 
 def table_bytes(T: int, D: int) -> int:
@@ -11,27 +11,28 @@ def table_bytes(T: int, D: int) -> int:
     return 2 * 4 * positions * (D // 2)
 
 
-class RotaryEmbedding:
+class RotaryEmbedding(Layer):
     """Rotates the first `heads` heads of each row by an angle that grows with its position."""
 
     def __init__(self, scope: Scope, heads: int) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.theta = scope.config.rope_theta
         self.heads, self.D = heads, scope.config.head_channels
 
-    def forward(self, x: np.ndarray, T: int) -> None:
-        """x (B T, W) -> the same with its heads rotated. Writes x; keeps nothing."""
-        kernels, (theta, *places) = self.workspace.kernels_for(self.name), self.angles(T)
-        kernels.rope(x, theta, T, self.heads, self.D, *places)
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (B T, W) -> the same with its heads rotated, in place; keeps nothing."""
+        theta, *places = self.angles()
+        self.kernels.rope(x, theta, self.workspace.T, self.heads, self.D, *places)
+        return x
 
-    def angles(self, T: int) -> tuple[float, np.ndarray | None, int]:
-        """What they follow from in windows of T tokens: theta, the first position, how many."""
-        cache = self.workspace.cache
-        return self.theta, self.workspace.start, cache.positions if cache else T
+    def angles(self) -> tuple[float, np.ndarray | None, int]:
+        """What the angles of this pass follow from: theta, the first position, how many."""
+        workspace = self.workspace
+        positions = workspace.cache.positions if workspace.cache else workspace.T
+        return self.theta, workspace.start, positions
 
-    def backward(self, dx: np.ndarray, T: int) -> None:
-        """dx (B T, W), the gradient of the rotated heads -> that of the heads. Writes dx."""
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (B T, W), the gradient of the rotated heads -> that of the heads, in place."""
         # forward: heads = rotation heads
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.rope(dx, self.theta, T, self.heads, self.D, inverse=True)
+        self.kernels.rope(dy, self.theta, self.workspace.T, self.heads, self.D, inverse=True)
+        return dy

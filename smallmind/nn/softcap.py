@@ -2,28 +2,28 @@
 
 import numpy as np
 
-from smallmind.nn.scope import Scope
+from smallmind.nn.layer import Layer, Scope
 
 
-class SoftCap:
+class SoftCap(Layer):
     """logits = cap tanh(logits / cap)."""
 
     def __init__(self, scope: Scope) -> None:
-        self.workspace = scope.workspace
-        self.name = scope.name
+        super().__init__(scope)
         self.cap = scope.config.logit_softcap
 
-    def forward(self, logits: np.ndarray) -> None:
-        """logits (R, V) -> the capped ones, in place; keeps a copy, as the loss overwrites them."""
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.softcap(logits, logits, self.cap)
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, V), logits -> the capped ones, in place; keeps a copy: the loss overwrites them."""
+        kernels = self.kernels
+        kernels.softcap(x, x, self.cap)
         if self.workspace.training:
-            self.kept = self.workspace.rent_full_precision(*logits.shape)
-            kernels.copy_columns(self.kept, logits, 0)
+            self.kept = self.workspace.rent_full_precision(*x.shape)
+            kernels.copy_columns(self.kept, x, 0)
+        return x
 
-    def backward(self, dlogits: np.ndarray) -> None:
-        """dlogits (R, V), the gradient of the capped logits -> that of the logits, in place."""
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, V), the gradient of the capped logits -> that of the logits, in place."""
         # forward: capped = cap tanh(logits / cap)
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.softcap_backward(dlogits, dlogits, self.kept, self.cap)
+        self.kernels.softcap_backward(dy, dy, self.kept, self.cap)
         self.workspace.release(self.kept)
+        return dy

@@ -50,6 +50,7 @@ class Workspace:
         self.direction = "forward"
         self.pass_number: int | None = None  # None: evaluating, nothing is dropped
         self.first_row = 0  # of this pass, among the rows of the whole batch
+        self.T = 0  # tokens of each window of this pass
         self._sites = 0
         self._drops = True
         self.poll: Callable[[], object] = nothing  # called every now and then during a pass

@@ -179,7 +179,9 @@ def test_an_interrupt_while_recording_leaves_the_earlier_recording_whole(monkeyp
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_layers_that_compute_without_kernels_are_not_skipped(part, repeats, monkeypatch):
     forward = part.forward
-    monkeypatch.setattr(part, "forward", lambda self, *given: forward(self, *given) * 1.5)
+    monkeypatch.setattr(
+        part, "forward", lambda self, *given, **more: forward(self, *given, **more) * 1.5
+    )
     model = new_model("llama", "numba", tie_weights=False)
     ids = tokens(2, 8).repeat(repeats, axis=1)[:, :T]
     recorded, plain = KeyValueCache(model, 2), KeyValueCache(model, 2)

@@ -10,10 +10,12 @@ from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
 from smallmind.nn.embedding import Embedding, PositionEmbedding
 from smallmind.nn.head import TiedHead, UntiedHead
+from smallmind.nn.layer import Norm
 from smallmind.nn.layernorm import LayerNorm
 from smallmind.nn.linear import Linear
 from smallmind.nn.mlp import MLP, SquaredReLU, SwiGLU
 from smallmind.nn.parameters import ONES, Role
+from smallmind.nn.projection import Projection
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.nn.softcap import SoftCap
 
@@ -181,8 +183,10 @@ LAYERS = {
     "gelu": (MLP, ()),
     "relu2": (SquaredReLU, ()),
     "swiglu": (SwiGLU, ()),
-    "attention": (attention, (ROWS, ROWS, 4)),
-    "block": (block, (ROWS, 4)),
+    "linear": (lambda scope: Linear(scope, (12, 3)), ()),
+    "projection": (lambda scope: Projection(scope, 12), (ROWS,)),
+    "attention": (attention, (ROWS.reshape(2, 4, -1),)),
+    "block": (block, (ROWS.reshape(2, 4, -1),)),
     "embedding": (PositionEmbedding, (IDS,)),
     "tied head": (lambda scope: TiedHead(scope, Embedding(scope)), (ROWS,)),
     "head": (UntiedHead, (ROWS,)),
@@ -209,7 +213,7 @@ def test_every_layer_of_the_package_passes(name, backend, dropout):
 def test_inputs_and_parameters_are_named():
     assert list(gradient_check(LayerNorm).errors) == ["x", "weight", "bias"]
     found = gradient_check(SwiGLU, config=config(mlp="swiglu", bias=False))
-    names = ["residual", "expansion.weight", "projection.linear.weight", "x"]
+    names = ["expansion.weight", "projection.weight", "x"]
     assert sorted(found.errors) == sorted(names)
     assert list(gradient_check(LayerNorm, X).errors) == ["x", "weight", "bias"]
 
@@ -220,71 +224,78 @@ def test_a_layer_of_a_model_is_checked_and_left_as_it_was(backend):
     model.loss_and_gradients(IDS, IDS)
     values, gradients = model.flat.data.copy(), model.flat.grad.copy()
     rented = model.workspace.pool.statistics().bytes_rented
-    found = gradient_check(model.blocks[0].mlp, ROWS, ROWS)
+    found = gradient_check(model.blocks[0].mlp, ROWS)
     assert found.ok and "expansion.bias" in found.errors
     np.testing.assert_array_equal(model.flat.data, values)
     np.testing.assert_array_equal(model.flat.grad, gradients)
     assert model.workspace.pool.statistics().bytes_rented == rented
 
 
-class Scale:
+class Scale(Norm):
     """y = x gain, for planting mistakes."""
 
     def __init__(self, scope):
-        self.workspace = scope.workspace
+        super().__init__(scope)
         self.gain = scope.declare("gain", (scope.config.n_embd,), ONES, Role.GAIN)
 
     def forward(self, x):
         self.x = x
-        self.y = self.workspace.rent(*x.shape)
-        self.y[...] = x * self.gain.compute
-        return self.y
+        y = self.workspace.rent(*x.shape)
+        y[...] = x * self.gain.compute
+        return y
 
-    def backward(self, dy, dx, residual):
+    def backward(self, dy, addend=None):
         self.gain.grad += (dy * self.x).sum(axis=0)
-        dx[...] = dy * self.gain.compute + (0 if residual is None else residual)
-        self.workspace.release(self.x, self.y)
+        dx = self.gradient_of(self.x, addend)
+        dx[...] = dy * self.gain.compute + (0 if addend is None else addend)
+        return dx
 
 
 class ForgetsFactor(Scale):
-    def backward(self, dy, dx, residual):
-        super().backward(dy, dx, residual)
-        dx[...] = dy + (0 if residual is None else residual)
+    def backward(self, dy, addend=None):
+        dx = super().backward(dy, addend)
+        dx[...] = dy + (0 if addend is None else addend)
+        return dx
 
 
 class Overwrites(Scale):
-    def backward(self, dy, dx, residual):
+    def backward(self, dy, addend=None):
         self.gain.grad[...] = 0
-        super().backward(dy, dx, residual)
+        return super().backward(dy, addend)
 
 
-class DropsResidual(Scale):
-    def backward(self, dy, dx, residual):
-        super().backward(dy, dx, None)
+class DropsAddend(Scale):
+    def backward(self, dy, addend=None):
+        return super().backward(dy)
 
 
 class ReadsLate(Scale):
-    """The residual may be dx itself, so it has to be read first."""
+    """The addend is the array to write to, so it has to be read first."""
 
-    def backward(self, dy, dx, residual):
-        super().backward(dy, dx, None)
-        if residual is not None:
-            dx += residual
+    def backward(self, dy, addend=None):
+        dx = self.gradient_of(self.x, addend)
+        dx[...] = super().backward(dy)
+        if addend is not None:
+            dx += addend
+        return dx
 
 
 class AddsToNothing(Scale):
-    """What dx holds is undefined."""
+    """What is rented is undefined."""
 
-    def backward(self, dy, dx, residual):
+    def backward(self, dy, addend=None):
         self.gain.grad += (dy * self.x).sum(axis=0)
+        dx = self.gradient_of(self.x, addend)
         dx += dy * self.gain.compute
+        return dx
 
 
 class NoGradient(Scale):
-    def backward(self, dy, dx, residual):
+    def backward(self, dy, addend=None):
         before = self.gain.grad.copy()
-        super().backward(dy, dx, residual)
+        dx = super().backward(dy, addend)
         self.gain.grad[...] = before
+        return dx
 
 
 @pytest.mark.parametrize(
@@ -293,8 +304,8 @@ class NoGradient(Scale):
         (Scale, [], ""),
         (ForgetsFactor, ["x"], ""),
         (Overwrites, ["gain"], "must add to the gradient"),
-        (DropsResidual, ["x"], "does not add residual"),
-        (ReadsLate, ["x"], "does not add residual"),
+        (DropsAddend, ["x"], "backward does not add addend"),
+        (ReadsLate, ["x"], "backward does not add addend"),
         (AddsToNothing, ["x"], ""),
         (NoGradient, ["gain"], ""),
     ],
@@ -308,12 +319,20 @@ def test_a_mistake_in_a_layer_is_named(layer, wrong, note):
 def test_a_layer_that_recomputes_something_else_is_noticed():
     class Forgets(MLP):
         def recompute(self, x):
-            self.x = x
             self.preactivation = self.expansion.forward(x)
             self.preactivation += 0.1
 
     found = gradient_check(Forgets)
     assert found.wrong == ["x"] and "differs after recompute" in repr(found)
+
+
+def test_a_branch_that_does_not_add_is_noticed():
+    class Drops(MLP):
+        def forward(self, x, addend=None):
+            return super().forward(x)
+
+    found = gradient_check(Drops)
+    assert found.wrong == ["x"] and "forward does not add addend" in repr(found)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -339,6 +358,15 @@ def test_a_wrong_kernel_of_a_float32_model_is_noticed(monkeypatch):
     assert found.wrong and all(name.endswith(".bias") for name in found.wrong)
 
 
+class Plain:
+    """Has a layer's methods, but is none."""
+
+    forward = backward = None
+
+    def __init__(self, scope):
+        pass
+
+
 def test_what_cannot_be_checked_is_refused_with_a_reason():
     model = TransformerModel(config())
     with pytest.raises(InputError, match="ids and targets, or neither"):
@@ -349,9 +377,9 @@ def test_what_cannot_be_checked_is_refused_with_a_reason():
             gradient_check(subject)
     with pytest.raises(InputError, match="nothing to check"):
         gradient_check(lambda n: n, 3, backward=lambda *_: 1)
-    with pytest.raises(InputError, match=r"gradient_check\(layer, x, residual, T\)"):
-        gradient_check(attention)
-    with pytest.raises(InputError, match="must have workspace, forward and backward"):
-        gradient_check(lambda scope: Linear(scope, (12, 3)), ROWS)
+    with pytest.raises(InputError, match=r"one input, x or ids: gradient_check\(layer, x\)"):
+        gradient_check(MLP, ROWS, ROWS)
+    with pytest.raises(InputError, match=r"Plain is not a smallmind\.nn\.layer\.Layer"):
+        gradient_check(Plain)
     with pytest.raises(InputError, match="str cannot be checked"):
         gradient_check("model")

@@ -209,13 +209,13 @@ def test_layers_that_compute_without_kernels_are_not_skipped(part, method, same,
 def test_a_layer_that_computes_from_the_weights_is_not_skipped(monkeypatch):
     """It fits as long as they are those of the recording."""
 
-    def changed(self, y, x, residual):
+    def changed(self, y, x, addend=None):
+        self.x = x
         weight = self.weight.compute / np.abs(self.weight.compute).max()
-        kernels = self.workspace.kernels_for(self.name)
-        kernels.matmul(y, x, weight, self.bias.compute, residual)
+        self.kernels.matmul(y, x, weight, self.bias.compute, addend)
         return y
 
-    monkeypatch.setattr(Linear, "_forward", changed)
+    monkeypatch.setattr(Linear, "multiply", changed)
     pair = Pair("gpt2")
     for number in range(2 * ENOUGH):
         ids, targets = batch(number)

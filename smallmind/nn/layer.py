@@ -1,0 +1,115 @@
+"""The protocol of all layers, and what they are built from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smallmind.config import ModelConfig
+from smallmind.nn.parameters import (
+    NO_PARAMETER,
+    ZEROS,
+    Constant,
+    Normal,
+    Parameter,
+    Parameters,
+    Role,
+)
+from smallmind.nn.workspace import Workspace
+
+
+class Scope(NamedTuple):
+    """What the constructor of every layer takes. Names are dotted: blocks.0.mlp.expansion."""
+
+    workspace: Workspace
+    parameters: Parameters
+    config: ModelConfig
+    name: str = ""
+
+    def inner(self, name: str) -> "Scope":
+        """The scope of a layer within this one."""
+        return self._replace(name=f"{self.name}.{name}" if self.name else name)
+
+    def declare(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initialisation: Normal | Constant,
+        role: Role,
+        widths: tuple[int, ...] = (),
+    ) -> Parameter:
+        """Declares a parameter of this layer."""
+        return self.parameters.declare(self.inner(name).name, shape, initialisation, role, widths)
+
+    def declare_bias(self, size: int) -> Parameter:
+        """Declares a bias, initially zero -> NO_PARAMETER in a model without biases."""
+        if not self.config.bias:
+            return NO_PARAMETER
+        return self.declare("bias", (size,), ZEROS, Role.BIAS)
+
+
+class Layer(ABC):
+    """A part of a model with a forward and a backward pass over rows, one per token.
+
+    `forward(x) -> y` keeps what `backward(dy) -> dx` needs, x included, which therefore stays as it
+    is until then. `backward` adds to the gradients of parameters. The caller owns x and dy, and
+    what both calls return: it is rented, and the caller releases it. A layer releases nothing but
+    what it has rented to keep. Layers that work in place say so, and return what they were given.
+
+    Layers of the residual stream also take an `addend` and add it in the same pass over memory: in
+    `forward` those that end a branch, in `backward` those that begin one.
+    """
+
+    forward: Any
+    backward: Any
+
+    def __init__(self, scope: Scope) -> None:
+        self.workspace = scope.workspace
+        self.name = scope.name
+
+    @property
+    def kernels(self) -> Any:
+        """The kernels. Tells whoever watches them that this layer is running."""
+        return self.workspace.kernels_for(self.name)
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """The parameters of this layer and of those within it, by the names of their attributes."""
+        for attribute, value in vars(self).items():
+            if isinstance(value, Parameter) and value is not NO_PARAMETER:
+                yield prefix + attribute, value
+            for layer in value if isinstance(value, list) else [value]:
+                if isinstance(layer, Layer):
+                    yield from layer.named_parameters(f"{prefix}{attribute}.")
+
+
+class Norm(Layer):
+    """Begins a branch of the residual stream: normalises each row of x (R, C)."""
+
+    @abstractmethod
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        """x (R, C) -> y (R, C); keeps x."""
+
+    @abstractmethod
+    def backward(self, dy: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
+        """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
+
+    def gradient_of(self, x: np.ndarray, addend: np.ndarray | None) -> np.ndarray:
+        """Where backward writes: to addend or, without one, to a new array."""
+        return self.workspace.rent(*x.shape) if addend is None else addend
+
+
+class Branch(Layer):
+    """Ends a branch of the residual stream: what forward computes is added to it."""
+
+    @abstractmethod
+    def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
+        """x (R, C) -> y (R, C) [+ addend (R, C)]; keeps x."""
+
+    def recompute(self, x: np.ndarray) -> None:
+        """x (R, C), as in forward; keeps what forward keeps, and may leave out what it returns."""
+        self.workspace.release(self.forward(x))
+
+    @abstractmethod
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (R, C) -> dx (R, C); adds to gradients. The gradient of addend is dy."""
