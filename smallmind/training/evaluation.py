@@ -22,6 +22,7 @@ from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunPro
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
 
 
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
 MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
 
 
@@ -119,18 +120,20 @@ def evaluate(
     before_batch: Callable[[], object] = _continue,
     most: int | None = None,
     ranks: Ranks = ALONE,
+    shift: float = 0.0,
 ) -> Evaluation:
     """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
 
     Windows overlap by half: every token is predicted from at least block_size / 2 tokens before
-    it, except at the very start. With `most`, about as many predictions at most, spread evenly.
+    it, except at the very start. With `most`, about as many predictions at most, spread evenly;
+    `shift`, below 1, chooses other windows, by as much of the space between two.
     InputError for fewer than two tokens.
     """
     n = len(tokens) - 1
     if n < 1:
         raise InputError(f"an evaluation needs at least 2 tokens; the text has {len(tokens)}")
     T = min(model.config.block_size, n)
-    batches = list(_overlapping(n, T, batch_size, most))
+    batches = list(_overlapping(n, T, batch_size, most, shift))
 
     def compute(windows: list[tuple[int, slice]]) -> _Counts:
         before_batch()
@@ -159,19 +162,20 @@ def count_overlapping(n: int, T: int, most: int | None = None) -> int:
 
 
 def _overlapping(
-    n: int, T: int, batch_size: int, most: int | None
+    n: int, T: int, batch_size: int, most: int | None, shift: float
 ) -> Iterator[list[tuple[int, slice]]]:
     """Batches of windows of T of n tokens: where each begins, and its targets that are new."""
     stride = max(1, T // 2)
     windows_in_all = math.ceil((n - T) / stride) + 1
     count = count_overlapping(n, T, most)
+    skipped = int(shift * (windows_in_all // count))
     scored = 0
     for first in range(0, count, batch_size):
         # The last batch is as large as the others: arrays of its own size would take more memory.
         first = max(0, min(first, count - batch_size))
         windows = []
         for i in range(first, min(first + batch_size, count)):
-            start = min(i * windows_in_all // count * stride, n - T)
+            start = min((i * windows_in_all // count + skipped) * stride, n - T)
             windows.append((start, slice(max(scored - start, T - stride) if scored else 0, None)))
             scored = max(scored, start + T)
         yield windows
@@ -196,15 +200,20 @@ def held_out_loss(
     model: TransformerModel,
     dataset: Dataset,
     batches: int,
+    number: int,
     before_batch: Callable[[], object] = _continue,
     ranks: Ranks = ALONE,
 ) -> float:
-    """The loss of `evaluate_held_out`, estimated on this many batches of its windows."""
+    """The loss of `evaluate_held_out`, estimated on this many batches of its windows.
+
+    Estimates of different numbers take different windows.
+    """
     B, T = dataset.batch_size, min(dataset.block_size, len(dataset.held_out) - 1)
     most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
-    return evaluate(
-        model, dataset.held_out, batch_size=B, before_batch=before_batch, most=most, ranks=ranks
-    ).loss
+    shift = number * GOLDEN % 1.0
+    held_out = dataset.held_out
+    found = evaluate(model, held_out, Spelled.as_bytes, B, before_batch, most, ranks, shift)
+    return found.loss
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:

@@ -303,7 +303,10 @@ class Training:
         profile = self.model.workspace.profile
         phrase = f"Looking at the held-out loss after step {self.progress.step}"
         with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
-            return held_out_loss(self.model, self.data, batches, self.check_stop, self.ranks)
+            number = self.progress.looks
+            return held_out_loss(
+                self.model, self.data, batches, number, self.check_stop, self.ranks
+            )
         return None
 
     def evaluate_held_out(self) -> Evaluation | None:

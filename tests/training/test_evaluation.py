@@ -127,8 +127,8 @@ def test_an_evaluation_of_enough_tokens_is_that_of_all(T, n, batch_size):
 
 @pytest.mark.parametrize("T", [2, 7, 8])
 @pytest.mark.parametrize("most", [1, 8, 50, 200, 333, 480, 500, 900])
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_an_evaluation_of_some_tokens_spreads_them_over_the_text(T, most, batch_size):
+@pytest.mark.parametrize(("batch_size", "shift"), [(1, 0.0), (4, 0.0), (4, 0.62), (1, 0.99)])
+def test_an_evaluation_of_some_tokens_spreads_them_over_the_text(T, most, batch_size, shift):
     n, counted = 1000, []
 
     def spells(ids):
@@ -136,7 +136,8 @@ def test_an_evaluation_of_some_tokens_spreads_them_over_the_text(T, most, batch_
         return Spelled.as_bytes(ids)
 
     model = Counting(T)
-    found = evaluate(model, np.arange(n, dtype=np.int32), spells, batch_size, most=most)
+    tokens = np.arange(n, dtype=np.int32)
+    found = evaluate(model, tokens, spells, batch_size, most=most, shift=shift)
     scored = np.concatenate(counted)
     assert found.tokens == len(scored) == len(set(scored.tolist()))
     assert found.loss == pytest.approx(scored.mean())
@@ -148,6 +149,15 @@ def test_an_evaluation_of_some_tokens_spreads_them_over_the_text(T, most, batch_
         assert T // 2 <= token - start <= T
     gaps = np.diff(np.concatenate([[0], np.sort(scored), [n]]))
     assert gaps.max() <= n / max(1, most // (T // 2)) + 2 * T
+
+
+def test_estimates_of_different_numbers_take_different_windows():
+    tokens, starts = np.arange(1000, dtype=np.int32), []
+    for shift in (0.0, 0.4, 0.8):
+        model = Counting(8)
+        evaluate(model, tokens, most=100, shift=shift)
+        starts.append(set(model.seen))
+    assert not (starts[0] & starts[1] or starts[0] & starts[2] or starts[1] & starts[2])
 
 
 def test_the_held_out_part_of_a_long_text_is_sampled(monkeypatch):

@@ -45,8 +45,8 @@ class Curves:
             self.take(step)
             now = Target(config, self.data, self.progress, self.smoothed)
             if now.is_due():
-                found = now.look(lambda n: self.scattered(self.held_out(step), n * B * T / 2))
-                looks.append(found)
+                loss = self.held_out(step)
+                looks.append(now.look(lambda n, loss=loss: self.scattered(loss, n * B * T / 2)))
             if self.progress.ended:
                 break
         return looks
