@@ -176,7 +176,7 @@ def _overlapping(
         windows = []
         for i in range(first, min(first + batch_size, count)):
             start = min((i * windows_in_all // count + skipped) * stride, n - T)
-            windows.append((start, slice(max(scored - start, T - stride) if scored else 0, None)))
+            windows.append((start, slice(max(scored - start, T - stride) if start else 0, None)))
             scored = max(scored, start + T)
         yield windows
 
