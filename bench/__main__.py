@@ -78,7 +78,7 @@ def _step_shapes(text: str) -> list[tuple[int, ...]]:
 
 
 def _sizes(text: str) -> list[str]:
-    from smallmind.presets import SIZES
+    from smallmind.settings.presets import SIZES
 
     sizes = text.split(",")
     for size in sizes:

@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tabulate import tabulate
 
-from smallmind import InputError, durable
+from smallmind import InputError
+from smallmind.files import durable
 from smallmind.training.checkpoint import load, save
 from tests.faults import (
     cache_damage,

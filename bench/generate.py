@@ -23,7 +23,7 @@ from tabulate import tabulate
 from bench.ceilings import Copy
 from smallmind import KeyValueCache, Tokenizer, TransformerModel, export
 from smallmind.kernels.codegen.threads import threads
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 
 SHAPES = {"4 x 128": (256, 128, 4, 4), "6 x 384": (1024, 384, 6, 6), "8 x 768": (1024, 768, 8, 12)}
 PROMPT, TOKENS = 100, 100

@@ -21,7 +21,7 @@ from tabulate import tabulate
 
 from bench.step import ROOT, environment
 from bench.trial import ALPHABET
-from smallmind.config import ModelConfig, TrainingConfig
+from smallmind.settings.config import ModelConfig, TrainingConfig
 from smallmind.training.memory_estimate import MemoryEstimate, estimate, largest_batch
 
 Settings = dict[str, Any]

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel, box
+from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.console import box
 from smallmind.corpus.mapped_tokens import open_tokens
 from smallmind.corpus.token_files import UINT16, encode_header
 from smallmind.text.dataset import Dataset, Tokens

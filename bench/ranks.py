@@ -20,7 +20,7 @@ import psutil
 from tabulate import tabulate
 
 from bench.peers.ranks import Case
-from smallmind.presets import SIZES
+from smallmind.settings.presets import SIZES
 
 ROOT = Path(__file__).parent.parent
 TURN, WARMUP = 5, 12  # steps

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 import smallmind
-from smallmind.activity import clock
+from smallmind.console.activity import clock
 from smallmind.kernels.codegen.scratch import scratch_bytes
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.memory.tracker import peak_resident_bytes

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from smallmind.checks import InputError
-    from smallmind.config import (
-        CheckpointStrategy,
-        GenerationConfig,
-        ModelConfig,
-        Precision,
-        RunConfig,
-        TrainingConfig,
-        __version__,
-    )
     from smallmind.exchange.format import export
     from smallmind.generation import generate, generate_samples
     from smallmind.linalg import matmul, matmul_transpose_a, matmul_transpose_b
@@ -48,7 +39,16 @@ if TYPE_CHECKING:
     from smallmind.runs.loading import load
     from smallmind.runs.session import Run
     from smallmind.runs.threads import set_threads
-    from smallmind.settings import Settings
+    from smallmind.settings.config import (
+        CheckpointStrategy,
+        GenerationConfig,
+        ModelConfig,
+        Precision,
+        RunConfig,
+        TrainingConfig,
+        __version__,
+    )
+    from smallmind.settings.settings import Settings
     from smallmind.text.tokenizer import Tokenizer
     from smallmind.training.distillation import Distillation
     from smallmind.training.health import GradientDiagnostics
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "AdamW": "smallmind.optim.adamw",
     "CheckpointManager": "smallmind.nn.recompute",
-    "CheckpointStrategy": "smallmind.config",
+    "CheckpointStrategy": "smallmind.settings.config",
     "Distillation": "smallmind.training.distillation",
-    "GenerationConfig": "smallmind.config",
+    "GenerationConfig": "smallmind.settings.config",
     "GradientCheck": "smallmind.nn.gradient_check",
     "GradientDiagnostics": "smallmind.training.health",
     "InputError": "smallmind.checks",
@@ -69,19 +69,19 @@ _EXPORTS = {
     "MemoryTracker": "smallmind.memory.tracker",
     "KeyValueCache": "smallmind.nn.cache",
     "LossScaler": "smallmind.optim.loss_scaler",
-    "ModelConfig": "smallmind.config",
+    "ModelConfig": "smallmind.settings.config",
     "Muon": "smallmind.optim.muon",
-    "Precision": "smallmind.config",
+    "Precision": "smallmind.settings.config",
     "Run": "smallmind.runs.session",
-    "RunConfig": "smallmind.config",
-    "Settings": "smallmind.settings",
+    "RunConfig": "smallmind.settings.config",
+    "Settings": "smallmind.settings.settings",
     "TensorPool": "smallmind.memory.tensor_pool",
     "Tokenizer": "smallmind.text.tokenizer",
     "Training": "smallmind.training.training",
-    "TrainingConfig": "smallmind.config",
+    "TrainingConfig": "smallmind.settings.config",
     "TrainingProfiler": "smallmind.training.profiler",
     "TransformerModel": "smallmind.nn.transformer",
-    "__version__": "smallmind.config",
+    "__version__": "smallmind.settings.config",
     "export": "smallmind.exchange.format",
     "generate": "smallmind.generation",
     "generate_samples": "smallmind.generation",

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.config import GenerationConfig
+from smallmind.console import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.transformer import TransformerModel
 from smallmind.randomness import hash64
 from smallmind.sampling import Seen, choose
+from smallmind.settings.config import GenerationConfig
 from smallmind.text.tokenizer import Tokenizer
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.config import GenerationConfig
+from smallmind.settings.config import GenerationConfig
 
 LOWEST = 1e-30  # the temperature from which on only the likeliest token is left, in float32
 

@@ -10,18 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from smallmind import (
-    Distillation,
-    Tokenizer,
-    Training,
-    TrainingConfig,
-    TransformerModel,
-    activity,
-    durable,
-    safetensors,
-)
+from smallmind import Distillation, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.cli import main
 from smallmind.cli.console import Console
+from smallmind.console import activity
+from smallmind.files import durable, safetensors
 from smallmind.runs import source
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.ending import save_ending

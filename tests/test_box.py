@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smallmind import box
+from smallmind.console import box
 
 CELLS = st.text(st.characters(codec="ascii", categories=["L", "N"]), max_size=40)
 

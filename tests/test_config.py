@@ -4,17 +4,10 @@ import dataclasses
 
 import pytest
 
-from smallmind import (
-    GenerationConfig,
-    InputError,
-    ModelConfig,
-    RunConfig,
-    Settings,
-    TrainingConfig,
-)
+from smallmind import GenerationConfig, InputError, ModelConfig, RunConfig, Settings, TrainingConfig
 from smallmind.checks import setting
 from smallmind.cli import main
-from smallmind.settings import from_saved
+from smallmind.settings.settings import from_saved
 
 
 @pytest.mark.parametrize("config", [ModelConfig, TrainingConfig, RunConfig, GenerationConfig])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import durable
+from smallmind.files import durable
 from tests.programs import started
 
 
@@ -117,7 +117,7 @@ def test_writers_with_the_same_process_number_do_not_disturb_each_other(
 WRITER = """
 import os, sys
 os.getpid = lambda: int(sys.argv[2])
-from smallmind import durable
+from smallmind.files import durable
 
 def chunks():
     print("writing", flush=True)

@@ -5,8 +5,8 @@ import pytest
 
 from smallmind import Run
 from smallmind.cli import main
-from smallmind.presets import ARCHITECTURES
 from smallmind.runs.threads import set_threads
+from smallmind.settings.presets import ARCHITECTURES
 from smallmind.training.records import HealthRecord
 from tests.runs.small import TEXT, create
 

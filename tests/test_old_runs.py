@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import safetensors
 from smallmind.cli import main
+from smallmind.files import safetensors
 from smallmind.text.stories import built_in_text
 
 OLD_RUNS = Path(__file__).parent / "old_runs"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig
-from smallmind.config import SCHEDULES
 from smallmind.nn.network import declare_parameters
-from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
-from smallmind.settings import SECTIONS
-from smallmind.sources import FIELDS, read_settings, resolve, with_recipe
+from smallmind.settings.config import SCHEDULES
+from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
+from smallmind.settings.settings import SECTIONS
+from smallmind.settings.sources import FIELDS, read_settings, resolve, with_recipe
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from smallmind import InputError, safetensors
+from smallmind import InputError
+from smallmind.files import safetensors
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from smallmind.table import Table, Tabular, format_bytes
+from smallmind.console.table import Table, Tabular, format_bytes
 
 TABLE = Table("A title", [("one", "1", "x"), ("  twelve", "12", "")], ("name", "count", ""), "<><")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.peers.job import Job, Step
 from bench.timing import wait_for_idle_threads
-from smallmind.config import Precision
 from smallmind.memory.tracker import peak_resident_bytes
+from smallmind.settings.config import Precision
 
 
 def _build(name: str, work: Job) -> Step:

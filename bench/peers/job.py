@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smallmind.config import ModelConfig
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.config import ModelConfig
+from smallmind.settings.presets import ARCHITECTURES
 
 LEARNING_RATE = 1e-3
 BETAS = (0.9, 0.99)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from smallmind.config import ModelConfig
+from smallmind.settings.config import ModelConfig
 
 
 class Rotary(nn.Module):

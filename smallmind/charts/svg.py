@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from smallmind.charts.axis import format_tick, ticks, worth_seeing
 from smallmind.charts.curve import Curve
-from smallmind.table import escape
+from smallmind.console.table import escape
 
 WIDTH, HEIGHT = 720, 270
 LEFT, RIGHT, TOP, BOTTOM = 90, 26, 32, 46  # with room for the larger letters of a phone

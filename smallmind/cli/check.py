@@ -2,10 +2,10 @@
 
 import argparse
 
-from smallmind import activity
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, settings_of
 from smallmind.cli.timing import without_new_cache
+from smallmind.console import activity
 
 INDENT = " " * 8  # of the second line of a check
 

@@ -5,12 +5,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from smallmind.activity import duration
 from smallmind.checks import InputError
 from smallmind.cli.console import GAP, Console, full_width, shorten
 from smallmind.cli.flags import add_runs, runs_of
 from smallmind.cli.plot import LABELS, check_count
 from smallmind.cli.runs import UNKNOWN, show_rows
+from smallmind.console.activity import duration
 
 if TYPE_CHECKING:
     from smallmind.views.comparison import Losses

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from smallmind import activity
-from smallmind.box import can_print
-from smallmind.live_line import LiveLine, fit, printable
+from smallmind.console import activity
+from smallmind.console.box import can_print
+from smallmind.console.live_line import LiveLine, fit, printable
 
 WIDTH = 80
 GAP = "  "  # between columns

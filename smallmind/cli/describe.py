@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import time_of_run
-from smallmind.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
 from smallmind.nn.sizes import size_rows
-from smallmind.settings import Settings
+from smallmind.settings.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.corpus.reading import Report

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
-from smallmind.box import can_print
 from smallmind.cli.console import GAP, INDENT, Console, line_width
 from smallmind.cli.text_plot import BLOCKS, sparkline
-from smallmind.config import TrainingConfig
-from smallmind.presets import PRESETS
+from smallmind.console.box import can_print
+from smallmind.settings.config import TrainingConfig
+from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
 from smallmind.training.progress import Progress
 from smallmind.training.records import (

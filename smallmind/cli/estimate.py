@@ -4,10 +4,10 @@ import argparse
 import dataclasses
 import re
 
-from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_training_flags, given_of, settings_of
+from smallmind.console import activity
 
 DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

@@ -4,10 +4,10 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.flags import add_checkpoint, add_run, run_of
+from smallmind.console import activity
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

@@ -4,10 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from smallmind import activity, parts
+from smallmind import parts
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_checkpoint, add_run, run_of
-from smallmind.table import format_bytes
+from smallmind.console import activity
+from smallmind.console.table import format_bytes
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
 

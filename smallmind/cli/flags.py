@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.checks import InputError
-from smallmind.config import NEUTRAL, GenerationConfig
-from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
-from smallmind.settings import RENAMED, SECTIONS, Settings
-from smallmind.sources import (
+from smallmind.settings.config import NEUTRAL, GenerationConfig
+from smallmind.settings.presets import (
+    ARCHITECTURES,
+    DEFAULT_RECIPE,
+    PRESETS,
+    RECIPES,
+    SIZES,
+    Fields,
+)
+from smallmind.settings.settings import RENAMED, SECTIONS, Settings
+from smallmind.settings.sources import (
     FIELDS,
     FROM_TEXT,
     MODEL_FIELDS,

@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import (
@@ -19,7 +18,8 @@ from smallmind.cli.flags import (
     generation_of,
     run_of,
 )
-from smallmind.config import GenerationConfig, Precision
+from smallmind.console import activity
+from smallmind.settings.config import GenerationConfig, Precision
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

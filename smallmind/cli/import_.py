@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from smallmind import activity
 from smallmind.cli.console import Console
+from smallmind.console import activity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -63,7 +63,7 @@ def _page(name: str) -> Path:
 
 def _copy(path: Path, directory: Path, as_notebook: bool) -> Path:
     """Writes a copy -> its place. InputError if something is there already."""
-    from smallmind import durable
+    from smallmind.files import durable
 
     if directory.exists() and not directory.is_dir():
         raise InputError(f"--out: {directory} is not a directory; name another one")

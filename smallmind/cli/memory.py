@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
-from smallmind.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.table import format_bytes
+from smallmind.console.table import format_bytes
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

@@ -3,12 +3,12 @@
 import argparse
 from pathlib import Path
 
-from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_config_flags, add_text
-from smallmind.config import SHARD_TOKENS, RunConfig
-from smallmind.table import format_bytes
+from smallmind.console import activity
+from smallmind.console.table import format_bytes
+from smallmind.settings.config import SHARD_TOKENS, RunConfig
 
 SETTINGS = (
     "text_field",

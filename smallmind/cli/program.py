@@ -164,7 +164,7 @@ class _Version(argparse.Action):
     """Unlike argparse's own action, imports the version only when asked for it."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from smallmind.config import __version__
+        from smallmind.settings.config import __version__
 
         print(f"smallmind {__version__}")
         parser.exit()

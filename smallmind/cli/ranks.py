@@ -12,13 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from smallmind import activity
 from smallmind.checks import InputError
 from smallmind.cli.console import error_line
 from smallmind.cli.errors import EXPECTED, message_of, status_of
 from smallmind.cli.signals import ENDING
-from smallmind.config import TrainingConfig, __version__
+from smallmind.console import activity
 from smallmind.parallel.environment import rank
+from smallmind.settings.config import TrainingConfig, __version__
 from smallmind.signals import handling
 
 if sys.platform != "win32":

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from smallmind import durable
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, check_writable, run_of
+from smallmind.files import durable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from smallmind.activity import duration
 from smallmind.cli.console import GAP, Console, full_width, shorten
+from smallmind.console.activity import duration
 from smallmind.runs.files import RUNS
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smallmind.box import can_print, draw
 from smallmind.checks import InputError
 from smallmind.cli.console import WIDTH, Console
 from smallmind.cli.flags import (
@@ -15,8 +14,9 @@ from smallmind.cli.flags import (
     fields_of,
     given_of,
 )
-from smallmind.config import SCHEDULES, TrainingConfig
-from smallmind.settings import Settings
+from smallmind.console.box import can_print, draw
+from smallmind.settings.config import SCHEDULES, TrainingConfig
+from smallmind.settings.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.optim.schedule import Schedule

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smallmind.config import DistillationConfig, TrainingConfig
-from smallmind.settings import Settings
+from smallmind.settings.config import DistillationConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

@@ -9,8 +9,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smallmind import activity
-from smallmind.box import can_print
 from smallmind.checks import InputError
 from smallmind.cli import check
 from smallmind.cli.console import Console
@@ -22,9 +20,11 @@ from smallmind.cli.flags import (
     settings_of,
 )
 from smallmind.cli.ranks import on_ranks
-from smallmind.config import NEUTRAL
+from smallmind.console import activity
+from smallmind.console.box import can_print
 from smallmind.parallel.environment import launched
-from smallmind.sources import FIELDS
+from smallmind.settings.config import NEUTRAL
+from smallmind.settings.sources import FIELDS
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.

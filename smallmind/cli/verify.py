@@ -6,9 +6,9 @@ Of a directory that `smallmind prepare` wrote, all files are read and compared w
 import argparse
 from typing import Any
 
-from smallmind import activity
 from smallmind.cli.console import Console
 from smallmind.cli.flags import add_run, run_of
+from smallmind.console import activity
 
 INDENT = " " * 8  # of the second line of a verdict
 

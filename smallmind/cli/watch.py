@@ -5,14 +5,14 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from smallmind.activity import duration
-from smallmind.box import can_print
 from smallmind.charts.axis import worth_seeing
 from smallmind.cli.console import GAP, INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
 from smallmind.cli.text_plot import SAMPLES, Series, plot
-from smallmind.live_line import fit, knows_escapes
-from smallmind.table import format_bytes
+from smallmind.console.activity import duration
+from smallmind.console.box import can_print
+from smallmind.console.live_line import fit, knows_escapes
+from smallmind.console.table import format_bytes
 from smallmind.training.progress import draw_bar
 
 if TYPE_CHECKING:

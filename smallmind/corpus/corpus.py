@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 
-from smallmind import activity
 from smallmind.checks import InputError, check_type
+from smallmind.console import activity
 from smallmind.corpus.cleaning import Cleaner
 from smallmind.corpus.decoding import check_encoding
 from smallmind.corpus.files import FileStream

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from encodings.aliases import aliases
 
-from smallmind import activity
 from smallmind.checks import InputError, nearest
+from smallmind.console import activity
 from smallmind.corpus.reading import Unusable, shown
 from smallmind.corpus.source import Piece, Source, Stream, document
 from smallmind.text.encoding import MARKS, advice, likely_encoding, unmarked_utf16

@@ -4,9 +4,9 @@ import io
 import os
 from pathlib import Path
 
-from smallmind import durable
 from smallmind.checks import InputError
 from smallmind.corpus.reading import Progress, shown
+from smallmind.files import durable
 
 
 class FileStream(io.RawIOBase):

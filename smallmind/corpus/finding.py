@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.corpus.files import not_regular
 from smallmind.corpus.reading import Skipped, shown
 from smallmind.corpus.shard_index import holds_tokens

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
 from smallmind.corpus.reading import shown
 from smallmind.corpus.records import TextField, lines, record

@@ -9,8 +9,8 @@ from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.corpus.token_files import TokenFile
 
 CHUNK = 2**20  # tokens that are checked at once

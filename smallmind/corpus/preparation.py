@@ -15,16 +15,18 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smallmind import activity, durable, parts, safetensors
+from smallmind import parts
 from smallmind.checks import InputError, check_type
-from smallmind.config import SHARD_TOKENS
+from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
 from smallmind.corpus.shard_parts import check_own, described, remove_leftovers, written
 from smallmind.corpus.shard_writer import ShardWriter, check_shard_tokens
 from smallmind.corpus.shards import Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
-from smallmind.lock import RunLock
+from smallmind.files import durable, safetensors
+from smallmind.files.lock import RunLock
+from smallmind.settings.config import SHARD_TOKENS
 from smallmind.text.bpe_tokenizer import DEFAULT_SIZE, BPETokenizer
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer

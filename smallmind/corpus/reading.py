@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 
 STEP = 2**16  # bytes between two changes of the share that has been read
 

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError, shown_value, whole
+from smallmind.console import activity
 from smallmind.corpus.token_files import dtype_for
+from smallmind.files import durable, safetensors
 
 FORMAT = 1
 INDEX, PROGRESS = "index.json", "progress.json"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind import activity, durable
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.corpus.shard_index import (
     INDEX,
     PIECE,
@@ -28,6 +28,7 @@ from smallmind.corpus.shard_index import (
     shard_name,
 )
 from smallmind.corpus.token_files import dtype_for, encode_header
+from smallmind.files import durable
 
 CHUNK = 2**20  # tokens that are written at once
 OURS = re.compile(r"(?:train|held_out)_[0-9]{6,}\.(?:bin|partial)", re.ASCII)

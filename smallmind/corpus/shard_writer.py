@@ -16,9 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from smallmind import durable, safetensors
 from smallmind.checks import InputError, check_type
-from smallmind.config import SHARD_TOKENS
 from smallmind.corpus.shard_index import (
     INDEX,
     PARTS,
@@ -29,7 +27,9 @@ from smallmind.corpus.shard_index import (
     verify,
 )
 from smallmind.corpus.shard_parts import PartWriter, check_own, described, remove_leftovers
-from smallmind.lock import RunLock
+from smallmind.files import durable, safetensors
+from smallmind.files.lock import RunLock
+from smallmind.settings.config import SHARD_TOKENS
 from smallmind.text.ids import check_ids
 
 MAX_SHARD_TOKENS = 2**31 - 1  # the header has 32 bits for it

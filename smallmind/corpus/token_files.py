@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import durable, safetensors
 from smallmind.checks import InputError, shown_value
+from smallmind.files import durable, safetensors
 
 HEADER_BYTES = 1024
 EVALUATION_MAGIC = 20240522  # llm.c's multiple-choice questions, such as HellaSwag

@@ -8,8 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from smallmind import activity
 from smallmind.checks import InputError, whole
+from smallmind.console import activity
 from smallmind.corpus.finding import WILDCARDS, expand
 from smallmind.corpus.mapped_tokens import CHUNK, MappedTokens, check_vocabulary
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer

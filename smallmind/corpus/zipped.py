@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import IO, cast
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.corpus.compressed import DAMAGED, Expansion, UnpackedStream, damaged
 from smallmind.corpus.files import FileStream
 from smallmind.corpus.reading import Skipped, shown

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
-from smallmind.config import ModelConfig
+from smallmind.settings.config import ModelConfig
 
 
 @dataclass(frozen=True)

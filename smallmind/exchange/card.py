@@ -3,8 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from smallmind.config import __version__
 from smallmind.exchange.format import Exported
+from smallmind.settings.config import __version__
 
 
 def model_card(exported: Exported, architecture: str, model_class: str) -> str:

@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.config import ModelConfig
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import ModelConfig
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.tokenizer import Tokenizer
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import durable
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig
 from smallmind.exchange import gguf_file, published
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
@@ -24,7 +22,9 @@ from smallmind.exchange.format import Exported, Foreign, Format, padded
 from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
 from smallmind.exchange.tensors import Tensor, read_model, written_tensors
+from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
 SUFFIX = ".gguf"

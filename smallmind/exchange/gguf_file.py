@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from smallmind import durable
 from smallmind.checks import InputError
 from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+from smallmind.files import durable
 
 MAGIC = b"GGUF"
 VERSION = 3

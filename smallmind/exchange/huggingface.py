@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import durable, safetensors
 from smallmind.checks import InputError, shown_value
-from smallmind.config import ModelConfig
 from smallmind.exchange import published
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
@@ -30,8 +28,10 @@ from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
 from smallmind.exchange.number_types import NUMBER_TYPES
 from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
+from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, to_float32
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import ModelConfig
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import durable, safetensors
 from smallmind.checks import InputError, shown_value
+from smallmind.files import durable, safetensors
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
 

@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig
+from smallmind.console import activity
 from smallmind.exchange.architectures import Architecture, Layout
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import ModelConfig
 
 
 class Tensor(NamedTuple):

@@ -74,13 +74,13 @@ class Product(Layer):
 
 # %%
 import smallmind
-from smallmind.config import ModelConfig
 from smallmind.kernels import reference
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import Backend
 from smallmind.nn.layer import Scope
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.workspace import Workspace
+from smallmind.settings.config import ModelConfig
 
 
 def new_scope(config):

@@ -452,5 +452,5 @@ print("Exercise 3:", judge(lambda: check_paired_difference(paired_difference)))
 # - Henry et al., *Query-Key Normalization for Transformers* (2020).
 # - Jordan et al., *Muon: An optimizer for hidden layers in neural networks* (2024), a web page;
 #   Bernstein & Newhouse, *Old Optimizer, New Norm: An Anthology* (2024), on its derivation.
-# - In this package: `smallmind/presets.py` is the recipe, `smallmind/optim/muon.py` and
+# - In this package: `smallmind/settings/presets.py` is the recipe, `smallmind/optim/muon.py` and
 #   `schedule.py` its optimizer and schedules, `smallmind/nn/rope.py` and `rmsnorm.py` its parts.

@@ -94,7 +94,7 @@ print(f"{len(content)} bytes are left, of 1000; {content.count(b'1')} of them fr
 # 3. rename it over the target;
 # 4. `fsync` the directory, which holds the names: only then is the new file certain to survive.
 #
-# `smallmind.durable.write` does exactly this, for every file that matters. You can write it
+# `smallmind.files.durable.write` does exactly this, for every file that matters. You can write it
 # yourself in exercise 1, on a simulated disk that fails at every possible moment.
 #
 # ## 3. What must be in it
@@ -323,7 +323,7 @@ print(whole)
 VICTIM = """
 import json, sys, time
 import smallmind
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.kernels.codegen.threads import max_threads
 
 class Slow(durable.Files):

@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 import smallmind
-from smallmind import safetensors
 from smallmind.exchange.number_types import quantise
+from smallmind.files import safetensors
 from smallmind.lessons import judge
 
 smallmind.set_threads(1)

@@ -7,7 +7,7 @@ from typing import TextIO
 
 import psutil
 
-from smallmind import box
+from smallmind.console import box
 from smallmind.memory.tensor_pool import TensorPool
 
 MIB = 1024 * 1024

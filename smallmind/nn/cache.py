@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from smallmind.checks import InputError, check_type
-from smallmind.config import ModelConfig
 from smallmind.kernels.reference import PANEL
 from smallmind.nn.recorded_pass import RecordedPass
+from smallmind.settings.config import ModelConfig
 
 REFED = 4  # a full cache with learned positions drops one in so many tokens
 

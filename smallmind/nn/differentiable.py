@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.config import Precision
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import Precision
 
 FLOATS = (np.float64, np.float32)  # what can be checked: 16 bits are too coarse
 TOO_COARSE = "16 bits are too coarse for this check: call model.use_precision('float32') first"

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.config import ModelConfig
+from smallmind.console.table import Table, Tabular
 from smallmind.nn.differentiable import Differentiable, of_function, of_model
 from smallmind.nn.single_layer import ROWS, build_layer, config_for, of_layer
 from smallmind.nn.transformer import TransformerModel
-from smallmind.table import Table, Tabular
+from smallmind.settings.config import ModelConfig
 
 # Relative errors above these are wrong, by the precision that the gradients were computed in.
 TOLERANCES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from smallmind.config import ModelConfig
 from smallmind.nn.embedding import Embedding
 from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.linear import INITIAL_DEVIATION, Linear
 from smallmind.nn.parameters import Role
+from smallmind.settings.config import ModelConfig
 
 
 class TiedHead(Layer):

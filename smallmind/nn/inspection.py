@@ -12,10 +12,10 @@ import numpy as np
 
 from smallmind.charts.svg import Svg
 from smallmind.checks import InputError, check_type
+from smallmind.console.table import Table, Tabular, escape
 from smallmind.kernels.half import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
 from smallmind.nn.workspace import Kernel, Workspace
-from smallmind.table import Table, Tabular, escape
 
 NOT_ACTIVATIONS = ("bigrams", "copy_columns", "document_starts")  # numbers of rows, and copies
 PRODUCTS = ("matmul", "matmul_transpose_b")  # in a backward pass they get dy as a

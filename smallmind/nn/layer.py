@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind.config import ModelConfig
 from smallmind.nn.parameters import (
     NO_PARAMETER,
     ZEROS,
@@ -17,6 +16,7 @@ from smallmind.nn.parameters import (
     Role,
 )
 from smallmind.nn.workspace import Workspace
+from smallmind.settings.config import ModelConfig
 
 
 class Scope(NamedTuple):

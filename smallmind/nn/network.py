@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from smallmind.config import ModelConfig
 from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
@@ -17,6 +16,7 @@ from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Source
 from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
+from smallmind.settings.config import ModelConfig
 
 
 class Network:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.kernels.alignment import ALIGNMENT, aligned_zeros
 from smallmind.kernels.half import round_to
 

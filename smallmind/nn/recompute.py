@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.config import CheckpointStrategy, segment_length
 from smallmind.nn.block import Block
 from smallmind.nn.workspace import Workspace
+from smallmind.settings.config import CheckpointStrategy, segment_length
 
 
 class RecomputePlan:

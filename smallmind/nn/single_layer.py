@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.backend import open_backend
@@ -15,6 +14,7 @@ from smallmind.nn.differentiable import TOO_COARSE, Differentiable, is_float
 from smallmind.nn.layer import Branch, Layer, Norm, Scope
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.workspace import Workspace
+from smallmind.settings.config import ModelConfig
 
 NOISE = 0.3  # deviation by which new parameters are moved: gains leave 1, biases 0
 SMALL = ModelConfig(vocab_size=11, block_size=8, n_embd=12, n_layer=1, n_head=3)

@@ -1,7 +1,7 @@
 """The parameters of a model as a table."""
 
-from smallmind.config import ModelConfig
 from smallmind.nn.parameters import Parameters
+from smallmind.settings.config import ModelConfig
 
 
 def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:

@@ -13,9 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from smallmind import activity, safetensors
 from smallmind.checks import InputError, check_type, from_json, shown_value, suggesting
-from smallmind.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
+from smallmind.console import activity
+from smallmind.console.table import Table, Tabular
+from smallmind.files import safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
@@ -27,8 +28,8 @@ from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_gradients import RecordedGradients
 from smallmind.nn.sizes import size_rows
 from smallmind.nn.workspace import Kernel, Result, Workspace
-from smallmind.settings import from_saved
-from smallmind.table import Table, Tabular
+from smallmind.settings.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
+from smallmind.settings.settings import from_saved
 from smallmind.text.ids import check_ids
 from smallmind.text.tokenizer import Tokenizer
 

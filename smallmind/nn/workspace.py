@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.kernels.alignment import aligned_zeros
 from smallmind.memory.tensor_pool import Reservation, TensorPool
 from smallmind.nn.backend import Backend

@@ -7,13 +7,13 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError, check_field, check_type, suggesting
-from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping
 from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
 from smallmind.parallel.ranks import ALONE, Ranks, bounds
+from smallmind.settings.config import TrainingConfig
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 

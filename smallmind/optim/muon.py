@@ -5,7 +5,6 @@ from typing import ClassVar
 import numpy as np
 
 from smallmind.checks import InputError, check_field, suggesting
-from smallmind.config import TrainingConfig
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients
 from smallmind.nn.parameters import Parameters, ParameterSpec, Role
 from smallmind.nn.transformer import TransformerModel
@@ -13,6 +12,7 @@ from smallmind.optim.adamw import AdamW
 from smallmind.optim.clipping import Clipping
 from smallmind.optim.optimizer import Optimizer, UpdateSize, share_parameters
 from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.settings.config import TrainingConfig
 
 # The momentum rises to its final value: while the weights change fast, old gradients mislead. Start
 # and length are those of modded-nanogpt and nanochat.

@@ -9,11 +9,11 @@ import numpy as np
 
 from smallmind import parts
 from smallmind.checks import check_field, check_type
-from smallmind.config import TrainingConfig
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping, clip
 from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.settings.config import TrainingConfig
 
 
 class UpdateSize(NamedTuple):

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from smallmind import parts
-from smallmind.config import TrainingConfig
+from smallmind.settings.config import TrainingConfig
 
 ONE_CYCLE_START = 1 / 25  # of the peak
 WARMUP_SHARE = 10  # a warmup of a tenth of the steps suits most runs

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.kernels.half import BFLOAT16
 from smallmind.parallel.ranks import ENDED, Ranks
 

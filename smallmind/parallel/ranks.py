@@ -5,8 +5,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind import parts, safetensors
+from smallmind import parts
 from smallmind.checks import InputError
-from smallmind.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.corpus.preparation import Encoding
+from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
 from smallmind.parallel.ranks import ALONE, Ranks
@@ -18,7 +18,8 @@ from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
 from smallmind.runs.threads import choose_threads, use_threads
-from smallmind.settings import Settings, from_saved
+from smallmind.settings.config import DistillationConfig, ModelConfig, Precision, RunConfig
+from smallmind.settings.settings import Settings, from_saved
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import Epochs

@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import activity
-from smallmind.activity import clock
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig
+from smallmind.console import activity
+from smallmind.console.activity import clock
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel, resolve_precision
-from smallmind.presets import DEFAULT_RECIPE, RECIPES, Fields
 from smallmind.runs.threads import use_threads
-from smallmind.settings import Settings
-from smallmind.sources import with_recipe
+from smallmind.settings.config import ModelConfig
+from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES, Fields
+from smallmind.settings.settings import Settings
+from smallmind.settings.sources import with_recipe
 
 OPERATIONS = 6  # per parameter and token of a training pass
 PASSES = 5  # that are timed, after one that waits for kernels and memory

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError, check_type, from_json, whole
-from smallmind.config import __version__
-from smallmind.lock import NAME as LOCK
-from smallmind.lock import RunLock, is_held
+from smallmind.console import activity
+from smallmind.files import durable, safetensors
+from smallmind.files.lock import NAME as LOCK
+from smallmind.files.lock import RunLock, is_held
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs.event_file import PATTERN, EventFile
@@ -36,7 +36,8 @@ from smallmind.runs.files import (
     TOKENIZER,
 )
 from smallmind.runs.metrics_file import record_of
-from smallmind.settings import Settings
+from smallmind.settings.config import __version__
+from smallmind.settings.settings import Settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.text.tokenizer_json import encoded
 from smallmind.training import checkpoint

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from smallmind import durable
 from smallmind.checks import number
+from smallmind.files import durable
 
 PATTERN = "events.out.tfevents.*"
 NAME = "events.out.tfevents.{seconds:010d}.smallmind"

@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 
 from smallmind.checks import InputError, check_field
-from smallmind.config import ModelConfig, RunConfig
 from smallmind.exchange.format import find_foreign
 from smallmind.runs.directory import RunDirectory, SavedConfig
 from smallmind.runs.files import default_directory
-from smallmind.settings import Settings
+from smallmind.settings.config import ModelConfig, RunConfig
+from smallmind.settings.settings import Settings
 
 
 def import_model(

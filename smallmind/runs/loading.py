@@ -6,13 +6,13 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from smallmind import safetensors
 from smallmind.checks import InputError, check_type, from_json, suggesting, whole
-from smallmind.config import ModelConfig
 from smallmind.exchange.format import Foreign, find_foreign
+from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel, weights
 from smallmind.runs.files import MODEL
-from smallmind.settings import from_saved
+from smallmind.settings.config import ModelConfig
+from smallmind.settings.settings import from_saved
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.training.checkpoint import BEST, CHECKPOINTS

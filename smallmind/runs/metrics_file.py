@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from smallmind import durable
 from smallmind.checks import from_json, whole
+from smallmind.files import durable
 
 # The record of a step; those of steps in a row only differ in their numbers.
 STEP = re.compile(rb'\{"step": \d+, (?:"kind": "step", )?"loss": [^,\n]+, "lr": [^\n]*\n')

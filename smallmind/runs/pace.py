@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind import activity
-from smallmind.activity import clock
 from smallmind.checks import InputError
-from smallmind.config import TrainingConfig, micro_batch_sizes
+from smallmind.console import activity
+from smallmind.console.activity import clock
 from smallmind.generation import generate
 from smallmind.nn.recorded_gradients import AFTER, CHECKED
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
 from smallmind.runs.files import TIMING
+from smallmind.settings.config import TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig, TrainingConfig
+from smallmind.console import activity
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
@@ -22,7 +21,8 @@ from smallmind.parallel.shards import check_size
 from smallmind.runs import pace
 from smallmind.runs.source import Source, TokenSource
 from smallmind.runs.threads import use_threads
-from smallmind.settings import Settings
+from smallmind.settings.config import ModelConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation

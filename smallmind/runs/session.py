@@ -18,9 +18,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smallmind.activity import clock
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.config import NEUTRAL, RunConfig
+from smallmind.console.activity import clock
 from smallmind.corpus.preparation import Encoding
 from smallmind.exchange.format import check_export, export
 from smallmind.nn.transformer import TransformerModel
@@ -52,8 +51,9 @@ from smallmind.runs.source import (
 )
 from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
-from smallmind.settings import Settings
-from smallmind.sources import with_recipe
+from smallmind.settings.config import NEUTRAL, RunConfig
+from smallmind.settings.settings import Settings
+from smallmind.settings.sources import with_recipe
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer

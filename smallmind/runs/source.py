@@ -9,9 +9,8 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
-from smallmind import activity, durable
 from smallmind.checks import InputError
-from smallmind.config import RunConfig
+from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
@@ -19,8 +18,10 @@ from smallmind.corpus.shard_index import INDEX, Index
 from smallmind.corpus.source import is_compressed
 from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
+from smallmind.files import durable
 from smallmind.memory.available import available_bytes
 from smallmind.runs.files import Text, is_literal, name_of, paths_of
+from smallmind.settings.config import RunConfig
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.encoding import encoded
 from smallmind.text.stories import CHARACTERS, built_in_text

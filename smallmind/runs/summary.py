@@ -2,13 +2,13 @@
 
 import base64
 
-from smallmind.activity import duration
 from smallmind.charts.svg import Svg
+from smallmind.console.activity import duration
+from smallmind.console.table import Table
 from smallmind.nn.network import declare_parameters
 from smallmind.runs.files import name_of
 from smallmind.runs.metrics import MetricsTable
-from smallmind.settings import Settings
-from smallmind.table import Table
+from smallmind.settings.settings import Settings
 
 
 def table_of(title: str, settings: Settings, has_text: bool, metrics: MetricsTable | None) -> Table:

@@ -6,8 +6,8 @@ Numba is only imported in the functions that need it: the command line's help do
 import math
 
 from smallmind.checks import InputError
-from smallmind.config import ModelConfig, RunConfig, TrainingConfig
-from smallmind.settings import Settings
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 
 # Operations that a thread computes in the time by which one more of them makes each parallel region
 # longer: a microsecond or less, `python -m bench threads` measures it.

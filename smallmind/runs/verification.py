@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind import safetensors
 from smallmind.checks import InputError
-from smallmind.config import TrainingConfig
+from smallmind.files import safetensors
+from smallmind.settings.config import TrainingConfig
 from smallmind.training.checkpoint import load, verify
 from smallmind.training.checkpoint_names import NAME
 from smallmind.training.records import Record

@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.kernels.bpe import encode, merges, words
 from smallmind.kernels.bpe.characters import character_classes
 from smallmind.kernels.bpe.encode import Chain, Memory, Merges, Whole

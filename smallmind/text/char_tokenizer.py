@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError, check_type, suggesting
+from smallmind.console import activity
 from smallmind.text import tokenizer_json
 from smallmind.text.ids import total
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, distinct

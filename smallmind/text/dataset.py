@@ -5,11 +5,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type
-from smallmind.config import ModelConfig, RunConfig
+from smallmind.console import activity
 from smallmind.memory.lru import LRU
 from smallmind.randomness import hash64_each
+from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.tokenizer import Spelled, Tokenizer
 
 COPIED = 64  # windows at a time: copies take memory

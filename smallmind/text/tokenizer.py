@@ -10,8 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smallmind import activity, parts, safetensors
+from smallmind import parts
 from smallmind.checks import InputError, check_type
+from smallmind.console import activity
+from smallmind.files import safetensors
 from smallmind.text.ids import check_ids
 from smallmind.text.tokenizer_json import kind_of, read, write
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any, NamedTuple
 
-from smallmind import durable
 from smallmind.checks import InputError, shown_value
+from smallmind.files import durable
 
 MAX_BYTES = 100_000_000
 BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import Precision
 from smallmind.kernels.half import to_float32
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
+from smallmind.settings.config import Precision
 
 OPTIMIZER_KERNELS = ("adamw", "muon", "sum_of_squares")  # no layer calls these kernels
 

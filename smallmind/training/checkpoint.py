@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from smallmind import activity, durable, safetensors
 from smallmind.checks import InputError, from_json, whole
+from smallmind.console import activity
+from smallmind.files import durable, safetensors
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from smallmind.activity import clock
+from smallmind.console.activity import clock
 from smallmind.training.records import RunProgress
 
 

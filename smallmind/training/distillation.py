@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import activity, safetensors
 from smallmind.checks import InputError, check_type, suggesting
-from smallmind.config import DistillationConfig, ModelConfig, Precision
+from smallmind.console import activity
+from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import DistillationConfig, ModelConfig, Precision
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache
 from smallmind.training.temperature import Temperature

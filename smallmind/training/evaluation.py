@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind import activity
 from smallmind.checks import InputError
-from smallmind.config import TrainingConfig
+from smallmind.console import activity
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ALONE, Ranks, divided
+from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord

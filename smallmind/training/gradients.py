@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from smallmind.config import micro_batch_sizes
 from smallmind.nn.workspace import nothing
 from smallmind.parallel.gradient_sum import GradientSum, adding
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
 from smallmind.parallel.shards import ShardSampler, own_shards
+from smallmind.settings.config import micro_batch_sizes
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import TrainingConfig
 from smallmind.kernels.half import to_float32
 from smallmind.kernels.reference_optimizers import sum_of_squares
 from smallmind.nn.parameters import ZEROS, Role
@@ -19,6 +18,7 @@ from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, UpdateSize
 from smallmind.parallel.ranks import ALONE, Ranks, together
+from smallmind.settings.config import TrainingConfig
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import Finding, HealthRecord

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import safetensors
 from smallmind.checks import InputError, number
-from smallmind.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
+from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
 from smallmind.parallel.ranks import ALONE, Ranks
-from smallmind.settings import from_saved
+from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
+from smallmind.settings.settings import from_saved
 from smallmind.text.dataset import Dataset
 from smallmind.training.distillation import Distillation
 from smallmind.training.records import RunProgress

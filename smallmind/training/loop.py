@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
 from smallmind.parallel.ranks import Stopped

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from smallmind.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
+from smallmind.console.table import Table, Tabular, format_bytes
+from smallmind.files.safetensors import StoredTensor
 from smallmind.memory.tensor_pool import unbacked
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
@@ -21,8 +22,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
 from smallmind.parallel.ranks import ALONE, bounds
-from smallmind.safetensors import StoredTensor
-from smallmind.table import Table, Tabular, format_bytes
+from smallmind.settings.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.training.distillation import Distillation, check_teacher

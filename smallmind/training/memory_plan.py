@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smallmind.config import CheckpointStrategy, ModelConfig, Precision, RunConfig, TrainingConfig
+from smallmind.settings.config import (
+    CheckpointStrategy,
+    ModelConfig,
+    Precision,
+    RunConfig,
+    TrainingConfig,
+)
 from smallmind.training.memory_estimate import (
     MemoryEstimate,
     Program,

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler, draw

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.console.table import Table, Tabular
 from smallmind.nn.gradient_check import gradient_check
 from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.adamw import AdamW
 from smallmind.optim.optimizer import make_optimizer, rate_settings
 from smallmind.optim.schedule import schedule
-from smallmind.table import Table, Tabular
+from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model

@@ -15,12 +15,12 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from smallmind import box
-from smallmind.activity import clock_ns
-from smallmind.config import __version__
+from smallmind.console import box
+from smallmind.console.activity import clock_ns
+from smallmind.console.table import Table, Tabular
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
-from smallmind.table import Table, Tabular
+from smallmind.settings.config import __version__
 
 TITLE = "TRAINING PERFORMANCE REPORT"
 WIDTHS = [22, 10, 9, 6, 7, 6]  # of the columns

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from smallmind.activity import QUIET, duration, showing_on
-from smallmind.box import can_print
-from smallmind.live_line import LiveLine
+from smallmind.console.activity import QUIET, duration, showing_on
+from smallmind.console.box import can_print
+from smallmind.console.live_line import LiveLine
 from smallmind.training.records import EvaluationRecord, Record, StepRecord
 
 BAR_WIDTH = 10

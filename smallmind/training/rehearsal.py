@@ -10,14 +10,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from smallmind import activity
-from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.console import activity
 from smallmind.generation import generate
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
 from smallmind.nn.recorded_gradients import AFTER, CHECKED
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
+from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.distillation import Distillation
 from smallmind.training.training import Training

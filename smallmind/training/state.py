@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from smallmind import safetensors
 from smallmind.checks import InputError
+from smallmind.files import safetensors
 from smallmind.parallel.ranks import Ranks
 
 TOKENIZER = "tokenizer"  # the part of a state that is long and never changes: a text

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from smallmind import activity
-from smallmind.config import Precision, TrainingConfig
+from smallmind.console import activity
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.config import Precision, TrainingConfig
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.distillation import Distillation

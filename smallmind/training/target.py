@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from smallmind.config import TrainingConfig
+from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Dataset
 from smallmind.training.evaluation import MOST_HELD_OUT, count_overlapping
 from smallmind.training.records import LookRecord, RunProgress, TargetRecord

@@ -18,8 +18,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from smallmind import activity, safetensors
 from smallmind.checks import InputError
+from smallmind.console import activity
+from smallmind.files import safetensors
 from smallmind.kernels.half import FLOAT16
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Workspace

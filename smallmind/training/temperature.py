@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.config import LEARNT_TEMPERATURES
 from smallmind.kernels import reference
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
+from smallmind.settings.config import LEARNT_TEMPERATURES
 
 BETA1, BETA2, EPSILON = 0.9, 0.99, 1e-8  # of Adam
 

@@ -8,17 +8,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smallmind import activity
 from smallmind.checks import InputError, check_field, check_type, suggesting
-from smallmind.config import ModelConfig, Precision, TrainingConfig
+from smallmind.console import activity
+from smallmind.files.lock import RunLock
 from smallmind.generation import generate
-from smallmind.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
 from smallmind.parallel.ranks import ALONE, Ranks, Stopped, together
 from smallmind.parallel.shards import check_size
+from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer

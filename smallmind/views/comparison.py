@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from smallmind.charts.curve import Curve
-from smallmind.config import NEUTRAL
-from smallmind.settings import SECTIONS, current_names
+from smallmind.settings.config import NEUTRAL
+from smallmind.settings.settings import SECTIONS, current_names
 from smallmind.views.run_view import PLOTTED, RunView
 
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from smallmind.charts.axis import worth_seeing
 from smallmind.charts.curve import Curve
-from smallmind.live_line import printable
+from smallmind.console.live_line import printable
 from smallmind.views.run_view import RunView
 
 # Above how many seconds a time axis has another unit, and its seconds.

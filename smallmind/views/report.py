@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from smallmind import durable
-from smallmind.activity import duration
 from smallmind.charts import losses, svg
 from smallmind.charts.curve import Curve
 from smallmind.checks import InputError, from_json, number, whole
+from smallmind.console.activity import duration
+from smallmind.console.table import Table, escape
+from smallmind.files import durable
 from smallmind.runs.files import PROFILE
-from smallmind.settings import SECTIONS
-from smallmind.table import Table, escape
+from smallmind.settings.settings import SECTIONS
 from smallmind.views.run_view import PLOTTED, RunView, open_view
 
 FIELDS = (*PLOTTED, "tokens_per_second", "memory", "peak_memory")

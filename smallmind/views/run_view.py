@@ -10,14 +10,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from smallmind import durable
 from smallmind.charts.curve import Curve
 from smallmind.checks import InputError, from_json, number, shown_value, whole
-from smallmind.lock import is_held
+from smallmind.files import durable
+from smallmind.files.lock import is_held
+from smallmind.files.safetensors_header import read_header
 from smallmind.runs.files import CONFIG, METRICS, MODEL, SAMPLE, SAMPLES, name_of
 from smallmind.runs.metrics_file import MetricsFile
-from smallmind.safetensors_header import read_header
-from smallmind.settings import Settings
+from smallmind.settings.settings import Settings
 from smallmind.training.checkpoint_names import CHECKPOINTS, saved_steps
 
 MAX_CONFIG_BYTES = 1_000_000  # a real one has 3,000

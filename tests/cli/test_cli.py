@@ -14,15 +14,16 @@ import types
 
 import pytest
 
-from smallmind import Run, Tokenizer, TrainingConfig, safetensors
+from smallmind import Run, Tokenizer, TrainingConfig
 from smallmind.cli import describe, main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_costs
 from smallmind.cli.estimate import parse_size
-from smallmind.config import SCHEDULES
+from smallmind.files import safetensors
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
-from smallmind.sources import resolve
+from smallmind.settings.config import SCHEDULES
+from smallmind.settings.sources import resolve
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
 from tests.programs import last_of_each, started

@@ -7,8 +7,9 @@ import shutil
 
 import pytest
 
-from smallmind import TransformerModel, safetensors
+from smallmind import TransformerModel
 from smallmind.cli import main
+from smallmind.files import safetensors
 from tests.programs import last_of_each
 from tests.training.test_resume import TEXT, losses, tensors_of
 

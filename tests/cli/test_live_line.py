@@ -8,10 +8,10 @@ import numpy as np
 import pyte
 import pytest
 
-from smallmind import activity
 from smallmind.cli.console import Console
 from smallmind.cli.display import ProgressDisplay
-from smallmind.live_line import REWRAPPING, fit
+from smallmind.console import activity
+from smallmind.console.live_line import REWRAPPING, fit
 from smallmind.training.progress import ProgressLine
 from smallmind.training.records import EvaluationRecord, StepRecord
 

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from smallmind import Tokenizer, durable
+from smallmind import Tokenizer
 from smallmind.cli import main
 from smallmind.corpus import preparation
 from smallmind.corpus.shards import open_shards
+from smallmind.files import durable
 from smallmind.runs import source
 from tests.cli.test_cli import TEXT, flat
 from tests.corpus.files import header
@@ -196,7 +197,7 @@ def test_ctrl_c_leaves_what_the_same_command_continues(text, tmp_path, capsys, m
 
 KILLED = """
 import os, sys
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.corpus import preparation
 number, place, *arguments = sys.argv[1:]
 owner = preparation if place == "survey" else preparation.ShardWriter

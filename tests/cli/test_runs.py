@@ -7,7 +7,7 @@ import pytest
 
 from smallmind.cli import main
 from smallmind.cli.runs import COLUMNS, format_count
-from smallmind.lock import RunLock
+from smallmind.files.lock import RunLock
 from tests.cli.test_cli import assert_refused, flat
 from tests.faults.test_consoles import Recorded
 from tests.test_old_runs import OLD_RUNS

@@ -9,7 +9,7 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, TransformerModel
 from smallmind.cli import main
-from smallmind.lock import RunLock
+from smallmind.files.lock import RunLock
 from tests.runs.small import create
 
 

@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from smallmind import durable
 from smallmind.corpus.shards import open_shards
+from smallmind.files import durable
 from tests.corpus.texts import prepare_texts
 from tests.corpus.writing import contents, prepare
 from tests.faults.disk import Faulty, Quick, kill

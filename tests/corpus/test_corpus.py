@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.reading import Skipped
 from tests.corpus.reading import corpus, documents, refused, written

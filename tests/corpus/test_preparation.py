@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from smallmind import InputError, Tokenizer, durable
+from smallmind import InputError, Tokenizer
 from smallmind.corpus import preparation, shard_index, survey
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import prepare
@@ -18,9 +18,10 @@ from smallmind.corpus.reading import Limits
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.survey import DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk
-from smallmind.lock import RunLock
+from smallmind.files import durable
+from smallmind.files.lock import RunLock
 from smallmind.runs import assembly, source
-from smallmind.settings import Settings
+from smallmind.settings.settings import Settings
 from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer, tokenizer_json
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from tests.corpus.reading import written

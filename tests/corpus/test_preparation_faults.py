@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from smallmind import durable
 from smallmind.corpus.shards import open_shards
+from smallmind.files import durable
 from smallmind.text import bpe
 from tests.corpus.test_shard_faults import each_operation, interrupt, kills, needs_fork, refuse
 from tests.corpus.texts import prepare_texts

@@ -10,7 +10,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from smallmind import durable
+from smallmind.files import durable
 from tests.corpus.writing import contents, prepare, writer
 from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
 

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind import InputError, activity, durable
+from smallmind import InputError
+from smallmind.console import activity
 from smallmind.corpus.mapped_tokens import open_tokens
 from smallmind.corpus.shards import open_shards
+from smallmind.files import durable
 from tests.corpus import writing
 from tests.corpus.writing import DOCUMENTS, contents, part, prepare, writer
 from tests.faults.disk import Quick

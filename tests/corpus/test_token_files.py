@@ -6,7 +6,8 @@ import pickle
 import numpy as np
 import pytest
 
-from smallmind import InputError, activity
+from smallmind import InputError
+from smallmind.console import activity
 from smallmind.corpus.mapped_tokens import check_vocabulary, open_tokens
 from smallmind.corpus.token_files import TokenFile, dtype_for, encode_header
 from tests.corpus.files import EVALUATION, GPT2, IDS, LLAMA3, header, llm_c, plain

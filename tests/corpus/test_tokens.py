@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smallmind import InputError, Tokenizer, durable
-from smallmind.config import RunConfig
+from smallmind import InputError, Tokenizer
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.shard_writer import ShardWriter
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
+from smallmind.files import durable
 from smallmind.runs.source import approximate_characters, is_large, read_source
+from smallmind.settings.config import RunConfig
 from tests.corpus.files import LLAMA3, header, llm_c, plain
 from tests.corpus.reading import written
 from tests.faults.disk import Quick

@@ -3,7 +3,7 @@
 import numpy as np
 
 from smallmind import Tokenizer, TransformerModel
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 
 TEXT = "The cat sat on the mat, isn't it? A dog's 12 logs: über Äpfel!\n" * 30
 LLAMA = ARCHITECTURES["llama"]

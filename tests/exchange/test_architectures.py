@@ -14,8 +14,8 @@ from smallmind.exchange.architectures import (
     settings_of,
 )
 from smallmind.exchange.tensors import tensors_of
-from smallmind.presets import ARCHITECTURES as PRESETS
-from smallmind.sources import MODEL_FIELDS
+from smallmind.settings.presets import ARCHITECTURES as PRESETS
+from smallmind.settings.sources import MODEL_FIELDS
 from tests.exchange.models import MODELS, SHAPE
 
 

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import smallmind
-from smallmind import InputError, safetensors
+from smallmind import InputError
 from smallmind.cli import main
 from smallmind.exchange import gguf_file
 from smallmind.exchange.format import find_foreign
+from smallmind.files import safetensors
 from tests.exchange.models import model_of, tokenizer_of
 
 # As in the files of Llama 3.2.

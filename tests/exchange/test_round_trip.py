@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Tokenizer, TransformerModel, durable, safetensors
+from smallmind import InputError, Tokenizer, TransformerModel
 from smallmind.exchange.format import find_foreign, padded
+from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 from tests.exchange.models import MODELS, TEXT, ids_for, model_of, tokenizer_of
 from tests.text import published

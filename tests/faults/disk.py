@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.training.state import RunState
 
 

@@ -17,7 +17,8 @@ import traceback
 from contextlib import closing
 from pathlib import Path
 
-from smallmind import InputError, Run, durable
+from smallmind import InputError, Run
+from smallmind.files import durable
 from smallmind.training import training
 from smallmind.training.checkpoint import BackgroundSaver, clear_stale, load, newest, save
 from smallmind.views.listing import find_runs

@@ -5,7 +5,8 @@ import io
 import numpy as np
 import pytest
 
-from smallmind import InputError, durable, safetensors
+from smallmind import InputError
+from smallmind.files import durable, safetensors
 from smallmind.training.checkpoint import load, newest, save, verify
 from tests.faults.disk import Quick, assert_sound, checkpoint
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.training.checkpoint import BackgroundSaver, clear_stale, newest, save
 from tests.faults.disk import Faulty, Quick, assert_sound, checkpoint, names
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.training.checkpoint import newest
 from tests.faults.disk import Quick
 from tests.faults.runs import outcome, status, train

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind import InputError, safetensors
+from smallmind import InputError
+from smallmind.files import safetensors
 from smallmind.training.checkpoint import load, newest, save
 from smallmind.training.state import RunState
 from tests.faults.disk import checkpoint

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from smallmind import safetensors
+from smallmind.files import safetensors
 from tests.faults.runs import status, train
 
 # As JSON: what no field of a run's files means, and no reader may stumble over.

@@ -16,11 +16,11 @@ from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, Transf
 from smallmind.charts.curve import Curve
 from smallmind.charts.svg import Line, picture
 from smallmind.cli.console import SILENT, Console, error_line
+from smallmind.console.table import Table
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.metrics import read_metrics
-from smallmind.settings import SECTIONS
-from smallmind.sources import FIELDS, read_settings
-from smallmind.table import Table
+from smallmind.settings.settings import SECTIONS
+from smallmind.settings.sources import FIELDS, read_settings
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training.checkpoint import newest, save
 from smallmind.training.state import RunState
@@ -286,7 +286,7 @@ def test_a_tokenizer_of_half_characters_is_refused(tmp_path):
     "config", ['{"n_layer": 1000000000000}', "[", "[]", "3", '{"n_layer": "x"}', '{"layers": 1}']
 )
 def test_a_teacher_that_describes_no_model_is_refused(tmp_path, capsys, config):
-    from smallmind import safetensors
+    from smallmind.files import safetensors
 
     path = tmp_path / "teacher.safetensors"
     safetensors.write(path, {}, {"format": "smallmind model 1", "config": config})

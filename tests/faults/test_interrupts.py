@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import Run, durable
-from smallmind.lock import RunLock
+from smallmind import Run
+from smallmind.files import durable
+from smallmind.files.lock import RunLock
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.runs.metrics import read_metrics
 from smallmind.training import checkpoint, training

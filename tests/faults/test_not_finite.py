@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.kernels import compiled
 from smallmind.kernels.half import round_to
 from smallmind.nn.transformer import TransformerModel

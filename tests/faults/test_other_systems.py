@@ -16,10 +16,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from smallmind import durable, live_line, lock
 from smallmind.checks import InputError
 from smallmind.cli import console, ranks, signals
+from smallmind.console import live_line
 from smallmind.corpus import token_files
+from smallmind.files import durable, lock
 from smallmind.kernels import alignment
 from smallmind.kernels.codegen import cache_directory, isa, threads
 from smallmind.memory import tracker

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.training.checkpoint import newest, save
 from tests.faults.disk import PowerCut, Volatile, assert_sound, checkpoint
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import durable, generation
+from smallmind import generation
 from smallmind.cli.signals import STOPPING, ending_on_signals
+from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import interrupt
 from smallmind.runs.session import Run
@@ -190,7 +191,7 @@ def test_a_signal_while_kernels_compile_leaves_nothing(tmp_path):
 
 STUCK = """
 import time
-from smallmind import durable
+from smallmind.files import durable
 
 class Stuck(durable.Files):
     def fsync(self, file):

@@ -10,14 +10,14 @@ import threading
 import pytest
 
 from smallmind import InputError
-from smallmind import lock as run_lock
-from smallmind.lock import RunLock, is_held
+from smallmind.files import lock as run_lock
+from smallmind.files.lock import RunLock, is_held
 from smallmind.runs.directory import RunDirectory
 from tests.programs import started
 
 HOLDER = """
 import os, sys
-from smallmind.lock import RunLock
+from smallmind.files.lock import RunLock
 lock = RunLock(sys.argv[1])
 print(os.getpid(), flush=True)
 sys.stdin.read()

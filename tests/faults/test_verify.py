@@ -9,8 +9,8 @@ import signal
 import numpy as np
 import pytest
 
-from smallmind import durable, safetensors
 from smallmind.cli import main
+from smallmind.files import durable, safetensors
 from smallmind.runs import verification
 from smallmind.training.training import Training
 from tests.faults.disk import Quick

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.training import training
 from tests.faults.disk import Quick
 from tests.faults.killed import quietly, start

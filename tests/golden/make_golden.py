@@ -10,10 +10,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from smallmind import safetensors
-from smallmind.config import ModelConfig
+from smallmind.files import safetensors
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
+from smallmind.settings.config import ModelConfig
 
 B, STEPS = 3, 10
 

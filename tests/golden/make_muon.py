@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from smallmind import safetensors
-from smallmind.config import ModelConfig
+from smallmind.files import safetensors
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
+from smallmind.settings.config import ModelConfig
 
 STEPS, KEPT = 100, (1, 10, 100)
 CONFIG = ModelConfig(vocab_size=7, block_size=5, n_layer=1, n_head=2, n_embd=8, tie_weights=False)

@@ -14,7 +14,7 @@ from tests.programs import started
 
 PROGRAM = """
 import numpy as np
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.kernels.codegen.cache_directory import cache_directory
 one = np.ones((1, 1), np.float32)
 dx, y = np.empty_like(one), np.empty_like(one)
@@ -166,7 +166,7 @@ import signal
 import time
 import numpy as np
 from numba.core import codegen
-from smallmind import activity
+from smallmind.console import activity
 
 callback, interrupts, shown = codegen.JITCodeLibrary._object_compiled_hook, [], []
 

@@ -405,7 +405,9 @@ def test_writing_safetensors(lesson8):
 
     check = lesson8.check_write_safetensors
     assert accepts(check, make())
-    assert accepts(check, lambda path, tensors: smallmind.safetensors.write(path, tensors, {}))
+    assert accepts(
+        check, lambda path, tensors: smallmind.files.safetensors.write(path, tensors, {})
+    )
     assert "they count from the end of the header" in refused(check, make(start=8))
     assert "'a.T' is read with other values" in refused(check, make(in_memory=True))
     assert "are they little-endian?" in refused(check, make(endian="big"))

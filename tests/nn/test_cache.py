@@ -11,7 +11,7 @@ from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import UntiedHead
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.rmsnorm import RMSNorm
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 
 T, V = 24, 31
 VARIANTS = {

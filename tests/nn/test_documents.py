@@ -15,7 +15,7 @@ from smallmind import (
 )
 from smallmind.generation import generate
 from smallmind.kernels import compiled, reference
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.tokenizer import Tokenizer
 
 V, T, DOCUMENT = 11, 24, 3

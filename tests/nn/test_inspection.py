@@ -8,7 +8,7 @@ import pytest
 from smallmind import CheckpointManager, InputError, Precision, TransformerModel, gradient_check
 from smallmind.kernels import reference
 from smallmind.kernels.reference import split_heads
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 from tests.nn.test_parts import EVERYTHING, LLAMA, PARTS, T, V, batch, make
 
 IDS, TARGETS = batch()

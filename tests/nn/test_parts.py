@@ -11,7 +11,7 @@ from smallmind import (
     TransformerModel,
     gradient_check,
 )
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
 EVERYTHING = {

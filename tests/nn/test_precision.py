@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from smallmind import CheckpointManager, InputError, Precision, TransformerModel, safetensors
+from smallmind import CheckpointManager, InputError, Precision, TransformerModel
+from smallmind.files import safetensors
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import round_to, to_float32
 from tests.peaks import rented_at_the_peak

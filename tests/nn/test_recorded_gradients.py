@@ -19,7 +19,7 @@ from smallmind.nn.network import Network
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_gradients import AFTER, CHECKED, KINDS
 from smallmind.nn.rmsnorm import RMSNorm
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 
 T, V = 12, 31
 ENOUGH = AFTER + 2 + CHECKED  # passes after which they are repeated

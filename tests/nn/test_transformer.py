@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import safetensors
-from smallmind.config import ModelConfig
+from smallmind.files import safetensors
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
+from smallmind.settings.config import ModelConfig
 from tests.peaks import rented_at_the_peak
 
 GOLDEN = Path(__file__).parent.parent / "golden"

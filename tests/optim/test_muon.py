@@ -17,8 +17,8 @@ from smallmind import (
     Training,
     TrainingConfig,
     TransformerModel,
-    safetensors,
 )
+from smallmind.files import safetensors
 from smallmind.kernels import reference
 from smallmind.kernels.half import BFLOAT16, round_to
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients, newton_schulz
@@ -385,7 +385,7 @@ def test_ordinary_updates_are_not_reported_and_a_wrong_rate_is():
 
 
 def test_old_runs_had_adamw():
-    from smallmind.settings import from_saved
+    from smallmind.settings.settings import from_saved
 
     assert from_saved(TrainingConfig, {}).optimizer == "adamw"
 

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smallmind import TrainingConfig
-from smallmind.config import SCHEDULES
 from smallmind.optim.schedule import Cosine, schedule, too_short
+from smallmind.settings.config import SCHEDULES
 
 PEAK, MIN_LR = 1e-3, 1e-4
 ROUNDING = 1 + 4e-16  # the last bit of a sum or a power

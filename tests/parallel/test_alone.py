@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.config import ModelConfig
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.config import ModelConfig
+from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.samplers import draw, make_sampler
 from smallmind.training.memory_estimate import TextSize, estimate
 from smallmind.training.records import EvaluationRecord, StepRecord

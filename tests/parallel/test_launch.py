@@ -13,10 +13,10 @@ from smallmind.checks import InputError
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.memory import check_memory, make_plan
-from smallmind.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.memory import available
 from smallmind.parallel import environment, launch
 from smallmind.parallel.ranks import ALONE, Stopped, bounds, divided, together
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 
 NAMES = (*environment.SIZES, *environment.RANKS)
 

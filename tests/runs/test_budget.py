@@ -15,8 +15,8 @@ from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
 from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit_recipe
 from smallmind.runs.pace import Pace
-from smallmind.settings import Settings
-from smallmind.sources import with_recipe
+from smallmind.settings.settings import Settings
+from smallmind.settings.sources import with_recipe
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 BOOK = 1_000_000  # characters

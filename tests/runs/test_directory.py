@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, Run, Tokenizer, Training, TransformerModel, durable
+from smallmind import InputError, Run, Tokenizer, Training, TransformerModel
 from smallmind.cli import main
-from smallmind.lock import RunLock
+from smallmind.files import durable
+from smallmind.files.lock import RunLock
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.metrics import read_metrics

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from smallmind import InputError, Run, Tokenizer, TransformerModel, safetensors
+from smallmind import InputError, Run, Tokenizer, TransformerModel
 from smallmind.cli import main
-from smallmind.sources import read_settings
+from smallmind.files import safetensors
+from smallmind.settings.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.training.distillation import model_digest
 from smallmind.training.records import StepRecord

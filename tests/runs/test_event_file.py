@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import pytest
 
-from smallmind import durable
 from smallmind.cli import main
+from smallmind.files import durable
 from smallmind.runs.event_file import EventFile, crc32c, frame, scalars_of
 from smallmind.training.records import EarlyStopRecord, FinalRecord, HealthRecord, OverflowRecord
 from tests.cli.test_cli import SMALL, TEXT

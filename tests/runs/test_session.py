@@ -15,10 +15,10 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run, Settings
-from smallmind.activity import clock
+from smallmind.console.activity import clock
 from smallmind.runs import assembly, pace
 from smallmind.runs.pace import Pace
-from smallmind.sources import with_recipe
+from smallmind.settings.sources import with_recipe
 from smallmind.training import training
 from smallmind.training.records import SampleRecord, StepRecord
 

@@ -9,7 +9,7 @@ import pytest
 from smallmind import InputError, Run
 from smallmind.cli import main
 from smallmind.corpus.survey import DocumentStarts
-from smallmind.sources import read_settings
+from smallmind.settings.sources import read_settings
 
 FIELDS = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 16, "batch_size": 4, "steps": 2}
 STORIES = [f"story {i}: the cat sat on mat {i}, and the dog ran to hill {i}." for i in range(40)]

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 import smallmind
-from smallmind.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.runs.threads import choose_threads, useful_threads
-from smallmind.settings import Settings
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 
 PIN = """
 import os

@@ -7,13 +7,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from smallmind import InputError, Run, Tokenizer, durable
+from smallmind import InputError, Run, Tokenizer
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import prepare
 from smallmind.corpus.tokens import find_tokens
+from smallmind.files import durable
 from smallmind.runs import assembly, source
 from smallmind.runs.source import TextSource, TokenSource
-from smallmind.settings import Settings
+from smallmind.settings.settings import Settings
 from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw, make_sampler

@@ -7,7 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from smallmind import InputError, durable, safetensors
+from smallmind import InputError
+from smallmind.files import durable, safetensors
 from smallmind.training import checkpoint as module
 from smallmind.training.checkpoint import BackgroundSaver, load, newest, save, verify
 from smallmind.training.state import RunState, Snapshot

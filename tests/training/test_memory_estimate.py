@@ -20,7 +20,6 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.config import CheckpointStrategy
 from smallmind.kernels import rope
 from smallmind.kernels.alignment import ALIGNMENT
 from smallmind.kernels.codegen import scratch
@@ -29,7 +28,8 @@ from smallmind.kernels.gemm import blocked
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn.cache import KeyValueCache
 from smallmind.optim.optimizer import make_optimizer
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.config import CheckpointStrategy
+from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer

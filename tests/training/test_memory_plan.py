@@ -2,7 +2,7 @@
 
 import pytest
 
-from smallmind.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.training.memory_estimate import TYPICAL, estimate
 from smallmind.training.memory_plan import FLOAT16_SETTINGS, RECOMPUTE, Plan
 

@@ -7,7 +7,7 @@ import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.cli import main
-from smallmind.config import Precision
+from smallmind.settings.config import Precision
 from smallmind.training.records import OverflowRecord, StepRecord
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40

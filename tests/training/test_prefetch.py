@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import InputError, TrainingConfig, activity
+from smallmind import InputError, TrainingConfig
 from smallmind.cli import main
+from smallmind.console import activity
 from smallmind.corpus.mapped_tokens import open_tokens
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Dataset

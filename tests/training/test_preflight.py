@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel, gradient_check
-from smallmind.config import ModelConfig
 from smallmind.kernels import compiled, reference
+from smallmind.settings.config import ModelConfig
 from smallmind.training import preflight as module
 from smallmind.training.preflight import (
     backward_pass,

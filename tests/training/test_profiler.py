@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import activity
+from smallmind.console import activity
 from smallmind.training.profiler import TrainingProfiler
 
 

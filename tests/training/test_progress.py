@@ -2,7 +2,8 @@
 
 import time
 
-from smallmind import Run, Tokenizer, Training, TransformerModel, activity
+from smallmind import Run, Tokenizer, Training, TransformerModel
+from smallmind.console import activity
 from tests.cli.test_live_line import Terminal
 
 HOUR = 3600 * 10**9  # nanoseconds

@@ -8,7 +8,7 @@ import pytest
 
 from smallmind import ModelConfig, TrainingConfig
 from smallmind.kernels.codegen import cache_directory
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 from smallmind.training import rehearsal
 from smallmind.training.rehearsal import rehearse  # conftest.py replaces it
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel, safetensors
+from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.cli import main
+from smallmind.files import safetensors
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.checkpoint import BackgroundSaver

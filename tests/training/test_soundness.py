@@ -10,7 +10,7 @@ import pytest
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen.scratch import scratch, scratch_bytes
-from smallmind.presets import ARCHITECTURES
+from smallmind.settings.presets import ARCHITECTURES
 from tests.programs import output_of
 
 KERNELS = Path(compiled.__file__).parent

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from smallmind import Distillation, InputError, safetensors
+from smallmind import Distillation, InputError
+from smallmind.files import safetensors
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training import teacher_cache
 from smallmind.training.distillation import model_digest

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from smallmind import InputError
-from smallmind.lock import RunLock
+from smallmind.files.lock import RunLock
 from smallmind.views.run_view import RunView, State, open_view
 from tests.runs.small import create
 from tests.test_old_runs import OLD_RUNS

@@ -3,7 +3,7 @@
 import json
 import math
 
-from smallmind.settings import Settings
+from smallmind.settings.settings import Settings
 
 STEP = {
     "lr": 1e-3,

@@ -20,7 +20,7 @@ from numba.core.compiler import CompileResult
 from numba.core.runtime import _nrt_python
 from numba.core.serialize import dumps
 
-from smallmind import durable
+from smallmind.files import durable
 from smallmind.kernels.codegen.cache_directory import cache_directory, is_ours, warn
 
 PACKAGE = "smallmind.kernels."

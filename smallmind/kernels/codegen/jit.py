@@ -23,8 +23,8 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.typing.templates import ConcreteTemplate, infer_global
 
-from smallmind import activity
 from smallmind.checks import InputError
+from smallmind.console import activity
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
 from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
 from smallmind.kernels.codegen.recording import active

@@ -19,7 +19,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from smallmind.activity import clock_ns
+from smallmind.console.activity import clock_ns
 from smallmind.kernels.codegen.threads import PARALLEL, one_thread
 from smallmind.signals import deferred
 

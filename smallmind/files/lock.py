@@ -8,8 +8,8 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
-from smallmind import durable
 from smallmind.checks import InputError
+from smallmind.files import durable
 
 try:
     import fcntl

@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.checks import InputError, check, from_json, nearest
-from smallmind.config import ModelConfig
-from smallmind.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES, Fields
-from smallmind.settings import SECTIONS, check_format, current_names, from_saved
+from smallmind.settings.config import ModelConfig
+from smallmind.settings.presets import (
+    ARCHITECTURES,
+    DEFAULT_RECIPE,
+    PRESETS,
+    RECIPES,
+    SIZES,
+    Fields,
+)
+from smallmind.settings.settings import SECTIONS, check_format, current_names, from_saved
 
 FIELDS = {
     field.name: (section, field)
@@ -152,7 +159,7 @@ def _reason(error: Exception, file: Path, content: bytes) -> str:
 
 def _read(file: Path) -> bytes:
     """The start of a file, as long as settings may be and one byte more."""
-    from smallmind import durable  # takes milliseconds to import
+    from smallmind.files import durable  # takes milliseconds to import
 
     try:
         with durable.open_regular(file) as opened:

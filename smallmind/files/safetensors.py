@@ -25,10 +25,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from smallmind import activity, durable
 from smallmind.checks import InputError
 from smallmind.checks import from_json as from_json
-from smallmind.safetensors_header import MAX_HEADER, read_header
+from smallmind.console import activity
+from smallmind.files import durable
+from smallmind.files.safetensors_header import MAX_HEADER, read_header
 
 # NumPy has no bfloat16. Its two bytes get a dtype of their own, so that they are not mistaken for
 # integers: `bits.view(BFLOAT16)` is written as BF16, and a tensor read back has `.view(np.uint16)`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smallmind.checks import InputError, check_type, nearest, shown_value
-from smallmind.config import DistillationConfig, ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.config import DistillationConfig, ModelConfig, RunConfig, TrainingConfig
 
 FORMAT = 1  # of config.json
 

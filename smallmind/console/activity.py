@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from smallmind.live_line import LiveLine
+from smallmind.console.live_line import LiveLine
 
 Hook = Callable[[str | None, bool], object]
 Item = TypeVar("Item")

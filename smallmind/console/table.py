@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smallmind.live_line import printable
+from smallmind.console.live_line import printable
 
 
 @dataclass(frozen=True)

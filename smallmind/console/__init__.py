@@ -1,0 +1,1 @@
+"""What people see: the line that changes, what is under way, tables."""

@@ -1,0 +1,1 @@
+"""Settings: fields that check themselves, presets by name, and where values come from."""
