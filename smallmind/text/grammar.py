@@ -83,14 +83,6 @@ class Measure(NamedTuple):
     length: float
 
 
-class Match(NamedTuple):
-    """One derivation of the text up to `end`, with the slots it set and its log-probability."""
-
-    end: int
-    slots: Mapping[str, str]
-    log_probability: float
-
-
 def parse_symbols(template: str) -> Symbols:
     """The text of one alternative -> its symbols. ValueError if it is malformed.
 
@@ -180,18 +172,6 @@ class Grammar:
     def expected_length(self) -> float:
         """The exact expected number of characters of one derivation."""
         return self._measure(self._start, no_slots).length
-
-    def derivations(self, text: str) -> int:
-        """text -> the number of derivations that give exactly this text.
-
-        The grammar is unambiguous if this is 1 for every text that it can write.
-        """
-        return len(self._derive(text))
-
-    def log_probability(self, text: str) -> float:
-        """text -> its log-probability in nats, minus infinity if it has no derivation."""
-        total = math.fsum(math.exp(match.log_probability) for match in self._derive(text))
-        return math.log(total) if total else -math.inf
 
     def _write(
         self, symbols: Symbols, slots: dict[str, str], random: Random, pieces: list[str]
@@ -346,38 +326,6 @@ class Grammar:
                 ends = [(symbol, 1.0)]
             texts = [(text + end, p * q) for text, p in texts for end, q in ends]
         return texts
-
-    def _derive(self, text: str) -> list[Match]:
-        matches = self._match(self._start, text, Match(0, {}, 0.0))
-        return [match for match in matches if match.end == len(text)]
-
-    def _match(self, symbols: Symbols, text: str, match: Match) -> list[Match]:
-        """Symbols and a match of everything before them -> every way to extend it by them."""
-        matches = [match]
-        for symbol in symbols:
-            matches = [longer for match in matches for longer in self._extend(symbol, text, match)]
-        return matches
-
-    def _extend(self, symbol: Symbol, text: str, match: Match) -> list[Match]:
-        end, slots, log_probability = match
-        if isinstance(symbol, Reference):
-            rule = self._rules[symbol.name(slots)]
-            return [
-                longer
-                for symbols, probability in rule.choices()
-                for longer in self._match(
-                    symbols, text, Match(end, slots, log_probability + math.log(probability))
-                )
-            ]
-        if isinstance(symbol, Assignment):
-            return [
-                Match(end, {**slots, symbol.slot: value}, log_probability + math.log(probability))
-                for value, probability in self._texts(symbol.value, slots)
-            ]
-        written = symbol.text(slots) if isinstance(symbol, Slot) else symbol
-        if not text.startswith(written, end):
-            return []
-        return [Match(end + len(written), slots, log_probability)]
 
 
 def restrict(slots: Mapping[str, str], wanted: frozenset[str]) -> State:

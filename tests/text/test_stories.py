@@ -9,9 +9,11 @@ from random import Random
 import pytest
 
 from smallmind.text.grammar import Grammar
-from smallmind.text.stories import built_in_text, entropy_per_character, story_grammar
+from smallmind.text.stories import RULES, built_in_text, entropy_per_character
+from tests.text.deriving import Deriving
 
 DATA = Path(__file__).parents[2] / "data"
+STORIES = Deriving(RULES)
 
 # Each grammar is followed by its texts and their probabilities, written out with plain loops.
 
@@ -110,7 +112,7 @@ def test_entropy_and_length_match_an_enumeration_of_all_texts(rules, texts):
 
 @SMALL
 def test_each_text_has_one_derivation_and_the_expected_probability(rules, texts):
-    grammar = Grammar(rules)
+    grammar = Deriving(rules)
     for text, probability in texts():
         assert grammar.derivations(text) == 1
         assert grammar.log_probability(text) == pytest.approx(math.log(probability), rel=1e-12)
@@ -129,7 +131,7 @@ def test_sample_frequencies_match_their_probabilities(rules, texts):
 
 
 def test_two_derivations_of_one_text_are_counted():
-    grammar = Grammar("story: <size>bird | black<size>\nsize: black | bird")
+    grammar = Deriving("story: <size>bird | black<size>\nsize: black | bird")
     assert grammar.derivations("blackbird") == 2
     assert grammar.derivations("birdbird") == 1
     assert grammar.log_probability("blackbird") == pytest.approx(math.log(1 / 2))
@@ -138,7 +140,7 @@ def test_two_derivations_of_one_text_are_counted():
 
 
 def test_a_choice_that_is_never_written_counts_as_two_derivations():
-    assert Grammar("story: {mood=<mood>}The end.\nmood: sad | glad").derivations("The end.") == 2
+    assert Deriving("story: {mood=<mood>}The end.\nmood: sad | glad").derivations("The end.") == 2
 
 
 @pytest.mark.parametrize(
@@ -176,14 +178,14 @@ def split(text):
 def test_every_story_has_exactly_one_derivation(text):
     start = split(text[: text.index("\n\n", 100_000) + 2])
     assert len(start) > 100
-    assert all(story_grammar().derivations(story) == 1 for story in start)
+    assert all(STORIES.derivations(story) == 1 for story in start)
 
 
 def test_mean_surprisal_and_length_of_stories_agree_with_theory(text):
     start = split(text)[:400]
     for measured, expected in (
-        ([-story_grammar().log_probability(story) for story in start], story_grammar().entropy()),
-        ([len(story) for story in start], story_grammar().expected_length()),
+        ([-STORIES.log_probability(story) for story in start], STORIES.entropy()),
+        ([len(story) for story in start], STORIES.expected_length()),
     ):
         mean = sum(measured) / len(measured)
         variance = sum((value - mean) ** 2 for value in measured) / (len(measured) - 1)
@@ -192,7 +194,7 @@ def test_mean_surprisal_and_length_of_stories_agree_with_theory(text):
 
 
 def test_entropy_per_character_is_that_of_a_story_over_its_length():
-    expected = story_grammar().entropy() / story_grammar().expected_length()
+    expected = STORIES.entropy() / STORIES.expected_length()
     assert entropy_per_character() == pytest.approx(expected, rel=1e-15)
     assert 0.2 < entropy_per_character() < 0.6
 
