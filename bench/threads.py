@@ -29,6 +29,7 @@ from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import LANES, share
 from smallmind.kernels.codegen.threads import PARALLEL, cores, set_threads, threads
+from smallmind.kernels.description import KERNELS
 from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
@@ -150,51 +151,29 @@ def _product_of(name: str, variant: int) -> Callable[[Arguments, int], Work]:
     return lambda a, workers: _product(*a[name].shape, variant, workers)
 
 
-@dataclass(frozen=True)
-class Counted:
-    """How a kernel divides its work, and how many of its first arguments it writes."""
-
-    work: Callable[[Arguments, int], Work]
-    outputs: int = 1
-
-
-KERNELS = {
-    "adamw": Counted(_elements_of("parameters"), 4),
-    "attention": Counted(_attention, 2),
-    "attention_backward": Counted(_attention_backward),
-    "bigrams": Counted(_alone),
-    "clear": Counted(_elements_of("out")),
-    "column_sum": Counted(_chunks_of("x", CHUNK)),
-    "copy_columns": Counted(_rows_of("x")),
-    "cross_entropy": Counted(_rows_of("logits"), 2),
-    "document_starts": Counted(_alone),
-    "dropout": Counted(_elements_of("x")),
-    "embedding": Counted(_rows_of("out")),
-    "embedding_backward": Counted(_embedding_backward, 2),
-    "gelu_backward": Counted(_elements_of("x"), 2),
-    "layernorm": Counted(_rows_of("x"), 3),
-    "layernorm_backward": Counted(_chunks_of("x", CHUNK), 3),
-    "matmul": Counted(_product_of("out", PLAIN)),
-    "matmul_gelu": Counted(_product_of("preactivation", PLAIN), 2),
-    "matmul_transpose_a": Counted(_product_of("out", TRANSPOSE_A)),
-    "matmul_transpose_b": Counted(_product_of("out", TRANSPOSE_B)),
-    "mix": Counted(_rows_of("x")),
-    "mix_backward": Counted(_chunks_of("x", CHUNK), 3),
-    "norm_heads": Counted(_rows_of("x"), 3),
-    "norm_heads_backward": Counted(_chunks_of("kept", head_norm.ROWS), 3),
-    "relu2": Counted(_elements_of("x")),
-    "relu2_backward": Counted(_elements_of("x"), 2),
-    "rmsnorm": Counted(_rows_of("x"), 2),
-    "rmsnorm_backward": Counted(_chunks_of("x", CHUNK), 2),
-    "rope": Counted(_rows_of("x")),
-    "softcap": Counted(_elements_of("x")),
-    "softcap_backward": Counted(_elements_of("y")),
-    "sum_of_squares": Counted(
-        lambda a, workers: _chunks(a["x"].size, ELEMENTS, workers), outputs=0
-    ),
-    "swiglu": Counted(_rows_of("y")),
-    "swiglu_backward": Counted(_rows_of("dy"), 2),
+# What threads divide depends on more than one argument, or in chunks of another size.
+OWN: dict[str, Callable[[Arguments, int], Work]] = {
+    "attention": _attention,
+    "attention_backward": _attention_backward,
+    "embedding_backward": _embedding_backward,
+    "matmul_transpose_a": _product_of("out", TRANSPOSE_A),
+    "matmul_transpose_b": _product_of("out", TRANSPOSE_B),
+    "norm_heads_backward": _chunks_of("kept", head_norm.ROWS),
+    "sum_of_squares": lambda a, workers: _chunks(a["x"].size, ELEMENTS, workers),
 }
+
+
+def division(name: str) -> Callable[[Arguments, int], Work]:
+    """How the compiled kernel divides its work: a function of its arguments and the workers."""
+    kind, argument = KERNELS[name].division
+    kinds: dict[str, Callable[[], Callable[[Arguments, int], Work]]] = {
+        "alone": lambda: _alone,
+        "rows": lambda: _rows_of(argument),
+        "elements": lambda: _elements_of(argument),
+        "chunks": lambda: _chunks_of(argument, CHUNK),
+        "product": lambda: _product_of(argument, PLAIN),
+    }
+    return OWN.get(name) or kinds[kind]()
 
 
 def operations(name: str, a: Arguments) -> int:
@@ -236,9 +215,9 @@ def _described(name: str, a: Arguments) -> str:
 def _nbytes(name: str, a: Arguments) -> tuple[int, int]:
     """Bytes read and written: each element once, of what a kernel adds to or changes twice."""
     arrays = [x if isinstance(x, np.ndarray) else np.empty(0) for x in a.values()]
-    outputs = arrays[: KERNELS[name].outputs]
+    outputs = arrays[: KERNELS[name].writes]
     read = sum(x.nbytes for x in arrays[len(outputs) :])
-    if name in ("adamw", "column_sum", "embedding_backward", "norm_heads", "rope"):
+    if KERNELS[name].adds:
         read += sum(x.nbytes for x in outputs)
     return read, sum(x.nbytes for x in outputs)
 
@@ -324,7 +303,7 @@ class Step:
     ) -> Calls:
         balance = {}
         for count in workers:
-            work = (KERNELS[name].work if regions else _alone)(bound, count)
+            work = (division(name) if regions else _alone)(bound, count)
             total = None
             if regions and name.startswith("matmul"):  # without the padding of tiles
                 out = bound["preactivation"] if name == "matmul_gelu" else bound["out"]

@@ -18,6 +18,7 @@ from bench.__main__ import parse
 from bench.peers import job, ours
 from bench.peers.job import Job, Sizes
 from smallmind import TransformerModel
+from smallmind.kernels.description import KERNELS
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -162,7 +163,7 @@ def test_threads_counts_measures_and_predicts(tmp_path):
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "modern"])
 def test_the_division_of_every_kernel_of_a_step_is_known(arch):
     counted = threads.Step(Sizes(2, 8, 16, 2, 2), arch).count([1, 3])
-    assert {name for name, _ in counted} <= threads.KERNELS.keys()
+    assert {name for name, _ in counted} <= KERNELS.keys()
     for calls in counted.values():
         assert calls.calls > 0 and 1 <= calls.imbalance[3] <= 3.5
 

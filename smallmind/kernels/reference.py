@@ -9,6 +9,11 @@ import math
 
 import numpy as np
 
+from smallmind.kernels.description import (
+    attention_backward_temporaries,
+    attention_temporaries,
+    kernel,
+)
 from smallmind.kernels.half import round_to, to_float32
 from smallmind.kernels.reference_optimizers import (  # noqa: F401
     adamw,
@@ -26,11 +31,13 @@ def _add(y, *terms):
     return y
 
 
+@kernel(temporaries=2, gradient="a", division=("product", "out"))
 def matmul(out, a, b, bias=None, addend=None):
     """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N)]. Writes out."""
     out[...] = _add(a @ b, bias, addend)
 
 
+@kernel("matmul", writes=2, temporaries=3, silent=1e-4, division=("product", "preactivation"))
 def matmul_gelu(activation, preactivation, a, b, bias=None):
     """a (M, K), b (K, N) -> preactivation (M, N) = a b [+ bias (N,)], activation = its GELU.
 
@@ -45,6 +52,7 @@ def matmul_gelu(activation, preactivation, a, b, bias=None):
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
+@kernel(temporaries=3)
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
 
@@ -53,6 +61,7 @@ def gelu(y, x):
     y[...] = 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x * x * x)))
 
 
+@kernel("gelu", writes=2, temporaries=7, division=("elements", "x"))
 def gelu_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
@@ -67,12 +76,14 @@ def gelu_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
+@kernel(temporaries=2, silent=0.0, division=("elements", "x"))
 def relu2(y, x):
     """x (R, C) -> y (R, C) = max(x, 0)^2. Writes y."""
     positive = np.maximum(x, 0)
     y[...] = positive * positive
 
 
+@kernel("relu2", writes=2, temporaries=3, division=("elements", "x"))
 def relu2_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy 2 max(x, 0), y (R, C) = max(x, 0)^2.
 
@@ -85,6 +96,7 @@ def relu2_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
+@kernel(temporaries=2, silent=1e-7, division=("rows", "y"))
 def swiglu(y, x):
     """x (R, 2 W), the gate and what it multiplies -> y (R, W) = silu(gate) up. Writes y.
 
@@ -94,6 +106,7 @@ def swiglu(y, x):
     y[...] = gate * _sigmoid(gate) * up
 
 
+@kernel("swiglu", writes=2, temporaries=3, division=("rows", "dy"))
 def swiglu_backward(dx, y, dy, x):
     """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = swiglu(x).
 
@@ -112,11 +125,13 @@ def _sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
+@kernel(temporaries=2, division=("elements", "x"))
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
     y[...] = cap * np.tanh(x / cap)
 
 
+@kernel("softcap", temporaries=3, division=("elements", "y"))
 def softcap_backward(dx, dy, y, cap):
     """dy, y (R, V) -> dx (R, V) = dy (1 - (y / cap)^2). Writes dx, which may be dy."""
     # forward: y = cap tanh(x / cap)
@@ -124,21 +139,25 @@ def softcap_backward(dx, dy, y, cap):
     dx[...] = dy * (1 - tanh * tanh)
 
 
+@kernel("matmul", temporaries=2, division=("product", "out"))
 def matmul_transpose_a(out, a, b, addend=None):
     """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a.T @ b, addend)
 
 
+@kernel("matmul", temporaries=2, gradient="a", division=("product", "out"))
 def matmul_transpose_b(out, a, b, addend=None):
     """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
     out[...] = _add(a @ b.T, addend)
 
 
+@kernel("reduce", adds=True, division=("chunks", "x"))
 def column_sum(out, x):
     """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     out += x.sum(axis=0)
 
 
+@kernel(writes=3, temporaries=3, division=("rows", "x"))
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
 
@@ -150,6 +169,7 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     out[...] = _add(xhat * weight, bias)
 
 
+@kernel("layernorm", writes=3, temporaries=4, division=("chunks", "x"))
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
     """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
@@ -168,6 +188,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
+@kernel(writes=2, temporaries=2, division=("rows", "x"))
 def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     """x (R, C), weight (C,) -> out (R, C) = x rstd weight; keeps rstd (R,). Writes both.
 
@@ -177,6 +198,7 @@ def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     out[...] = x * rstd[:, None] * weight
 
 
+@kernel("rmsnorm", writes=2, temporaries=4, division=("chunks", "x"))
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     """dy, x (R, C), rstd (R,) -> dx (R, C) [+ addend (R, C)].
 
@@ -193,6 +215,7 @@ def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     dx[...] = _add(gradient, addend)
 
 
+@kernel("head_norm", writes=3, adds=True, temporaries=3, division=("rows", "x"))
 def norm_heads(
     x,
     kept,
@@ -223,6 +246,7 @@ def norm_heads(
         rope(x, theta, T, heads, D, start, positions)
 
 
+@kernel("head_norm", writes=3, temporaries=6, division=("chunks", "kept"))
 def norm_heads_backward(
     dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
 ):
@@ -255,26 +279,31 @@ def _gains(query_gain, key_gain, queries, heads):
     return np.concatenate((np.tile(query_gain, queries), np.tile(key_gain, heads - queries)))
 
 
+@kernel("mix", is_activation=False, division=("rows", "x"))
 def copy_columns(out, x, first):
     """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
     out[...] = x[:, first : first + out.shape[1]]
 
 
+@kernel("vectors")
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
 
 
+@kernel("vectors")
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
     out[...] = round_to(to_float32(x), out.dtype)
 
 
+@kernel("vectors", division=("elements", "out"))
 def clear(out):
     """out of any shape -> zeros."""
     out[...] = 0
 
 
+@kernel(temporaries=2, division=("rows", "x"))
 def mix(out, x, other, weights, first=0):
     """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
 
@@ -283,6 +312,7 @@ def mix(out, x, other, weights, first=0):
     out[:, first : first + x.shape[1]] = weights[0] * x + weights[1] * other
 
 
+@kernel("mix", writes=3, temporaries=1, gradient="dx", division=("chunks", "x"))
 def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
 
@@ -295,6 +325,7 @@ def mix_backward(dx, dother, dweights, x, other, weights, first=0):
     dout *= weights[0]
 
 
+@kernel(adds=True, temporaries=2, division=("rows", "x"))
 def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
     """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
 
@@ -321,6 +352,7 @@ def rotary_angles(positions, D, theta):
     return np.arange(positions)[:, None] * theta ** (-np.arange(half) / max(1, half))
 
 
+@kernel(writes=2, temporaries=attention_temporaries, division=("heads", "logsumexp"))
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
 
@@ -337,6 +369,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     heads[...] = _drop_heads(p, key, probability, first_row) @ _repeated(v, H)
 
 
+@kernel(temporaries=attention_backward_temporaries, division=("heads", "logsumexp"))
 def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
 ):
@@ -367,6 +400,7 @@ def attention_backward(
 PANEL = 16  # positions whose keys are kept together, channel by channel
 
 
+@kernel("cached_attention", writes=2)
 def keep_keys_values(keys, values, qkv, start):
     """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
 
@@ -381,6 +415,7 @@ def keep_keys_values(keys, values, qkv, start):
     keys[:, :, places // PANEL, :, places % PANEL] = k.transpose(2, 0, 1, 3)
 
 
+@kernel()
 def cached_attention(out, qkv, keys, values, start, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
 
@@ -443,6 +478,7 @@ def attention_probabilities(q, k, firsts=None):
     return p, (top + np.log(sums))[..., 0]
 
 
+@kernel(temporaries=2, division=("rows", "out"))
 def embedding(out, weight, ids, addend=None, start=None):
     """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
 
@@ -456,6 +492,7 @@ def embedding(out, weight, ids, addend=None, start=None):
     out[...] = _add(weight[ids], addend).reshape(out.shape)
 
 
+@kernel("embedding", writes=2, adds=True, division=("columns", "dout"))
 def embedding_backward(dweight, daddend, dout, ids):
     """dout (B T, C), ids (B, T) -> adds to dweight (V, C) and, unless None, daddend (T, C)."""
     # forward: out = weight[ids] + addend
@@ -467,6 +504,7 @@ def embedding_backward(dweight, daddend, dout, ids):
 BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
 
 
+@kernel(temporaries=6, is_activation=False)
 def bigrams(rows, ids, vocab_size, count, document_token, before=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
@@ -482,6 +520,7 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None):
     rows[...] = pairs
 
 
+@kernel("documents", temporaries=2, is_activation=False)
 def document_starts(firsts, ids, token, begun=None, start=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 
@@ -496,6 +535,7 @@ def document_starts(firsts, ids, token, begun=None, start=None):
         begun[...] = firsts[:, -1]
 
 
+@kernel(temporaries=3, division=("elements", "x"))
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
@@ -537,6 +577,7 @@ def dropout_mask(shape, key, probability, dtype, first=0):
     return factors.reshape(shape)
 
 
+@kernel(writes=2, temporaries=2, division=("rows", "logits"))
 def cross_entropy(losses, dlogits, logits, targets, scale):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
@@ -553,6 +594,7 @@ def cross_entropy(losses, dlogits, logits, targets, scale):
     dlogits[...] = exponentials * (scale / sums)
 
 
+@kernel(writes=3, temporaries=10, division=("rows", "logits"))
 def distillation(
     losses, dlogits, dtemperatures, logits, teacher_logits, targets, alpha, temperature, scale
 ):
@@ -584,6 +626,7 @@ def _log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
+@kernel("distillation")
 def top_k_logits(logits, indices, log_probabilities):
     """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
 

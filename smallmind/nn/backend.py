@@ -10,6 +10,7 @@ import numpy as np
 from smallmind.checks import InputError, check_type
 from smallmind.kernels import reference
 from smallmind.kernels.alignment import aligned_zeros
+from smallmind.kernels.description import KERNELS
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 
 
@@ -55,7 +56,7 @@ def add_kernel(name: str, plain: Callable[..., Any], fast: Callable[..., Any]) -
     """
     from smallmind.kernels import compiled
 
-    if check_type("name", name, str) in compiled.__all__:
+    if check_type("name", name, str) in KERNELS:
         raise InputError(f"there is a kernel {name} already: choose another name")
     arguments = [inspect.signature(function) for function in (plain, fast)]
     if arguments[0] != arguments[1]:

@@ -13,12 +13,11 @@ import numpy as np
 from smallmind.charts.svg import Svg
 from smallmind.checks import InputError, check_type
 from smallmind.console.table import Table, Tabular, escape
+from smallmind.kernels.description import described
 from smallmind.kernels.half import to_float32
 from smallmind.kernels.reference import attention_probabilities, split_heads
 from smallmind.nn.workspace import Kernel, Workspace
 
-NOT_ACTIVATIONS = ("bigrams", "copy_columns", "document_starts")  # numbers of rows, and copies
-PRODUCTS = ("matmul", "matmul_transpose_b")  # in a backward pass they get dy as a
 MOST_CELLS = 128  # of a heat map, in each direction
 SIDE = 420  # of a heat map, in pixels
 
@@ -160,7 +159,7 @@ class Observer:
             result = kernel(*arguments, **named)
             if name in OBSERVED:
                 OBSERVED[name](self, given)
-            elif not is_backward and name not in NOT_ACTIVATIONS:
+            elif not is_backward and described(name).is_activation:
                 self._keep(self.activations, given.get("out", given.get("y")), given)
             return result
 
@@ -168,8 +167,8 @@ class Observer:
 
     def _before_backward(self, name: str, given: dict[str, Any]) -> None:
         """Keeps the gradient of what the layer wrote in the forward pass."""
-        role = "a" if name in PRODUCTS else "dx" if name == "mix_backward" else "dy"
-        self._keep(self.gradients, given.get(role, given.get("dout")), given)
+        gradient = given.get(described(name).gradient, given.get("dout"))
+        self._keep(self.gradients, gradient, given)
 
     def _keep(self, kept: dict[str, np.ndarray], rows: Any, given: dict[str, Any]) -> None:
         """rows (B T, W): a copy (B, T, W), or of the columns that the kernel is for."""

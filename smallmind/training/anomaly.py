@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.kernels.description import described
 from smallmind.kernels.half import to_float32
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.settings.config import Precision
-
-OPTIMIZER_KERNELS = ("adamw", "muon", "sum_of_squares")  # no layer calls these kernels
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def detect_anomaly(model: TransformerModel) -> Iterator[None]:
     """
 
     def wrap(name: str, kernel: Kernel) -> Kernel:
-        if name in OPTIMIZER_KERNELS:
+        if not described(name).is_of_layer:
             return kernel
 
         @functools.wraps(kernel)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from smallmind.kernels.description import described
 from smallmind.kernels.half import to_float32
 from smallmind.kernels.reference_optimizers import sum_of_squares
 from smallmind.nn.parameters import ZEROS, Role
@@ -26,9 +27,6 @@ from smallmind.training.records import Finding, HealthRecord
 EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
 SPARSE = 0.9  # share of zeros
-# Kernels that first write the activations of hidden units -> the largest of a silent unit. GELU's
-# is that at x = -4; the square of ReLU is zero for all negative x.
-SILENT = {"matmul_gelu": 1e-4, "relu2": 0.0, "swiglu": 1e-7}
 FROM_ZERO = 100  # steps after which a matrix that started at zero is judged like others
 SMALL = 1e-2  # share of the usual ratio of update to weight
 CHUNK = 1 << 18  # elements checked at a time: 2 MB as float64, however large the model
@@ -164,7 +162,7 @@ def _silent_units(
     limits: dict[str, float] = {}
 
     def wrap(name: str, kernel: Kernel) -> Kernel:
-        if name not in SILENT:
+        if (limit := described(name).silent) is None:
             return kernel
 
         def measured(activation: np.ndarray, *arguments: Any) -> None:
@@ -173,7 +171,7 @@ def _silent_units(
             numbers = to_float32(activation)
             peak = np.maximum(numbers.max(axis=0), -numbers.min(axis=0))
             peaks[layer] = np.maximum(peak, peaks.get(layer, 0))
-            limits[layer] = SILENT[name]
+            limits[layer] = limit
 
         return measured
 

@@ -155,7 +155,7 @@ def test_estimate_counts_the_teacher(root, capsys):
         lines = capsys.readouterr().out.splitlines()
         cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
         return {
-            cell[0]: float(cell[1].split()[0])
+            cell[0]: float(cell[1].split()[0].replace(",", ""))
             for cell in cells
             if len(cell) == 2 and cell[1][:1].isdigit()
         }

@@ -1,14 +1,17 @@
 """The compiled kernels against the reference: awkward sizes, between guard values."""
 
 import functools
+import importlib
 import inspect
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smallmind.kernels import compiled, reference
 from smallmind.kernels.codegen.simd import LANES
+from smallmind.kernels.description import KERNELS, described
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
@@ -61,7 +64,7 @@ def assert_close(pairs, tolerance=2e-6, min_scale=1e-3):
 
 
 def test_both_backends_have_the_same_kernels_with_the_same_arguments():
-    for name in compiled.__all__:
+    for name in KERNELS:
         fast = inspect.signature(getattr(compiled, name))
         slow = inspect.signature(getattr(reference, name))
         assert fast == slow, name
@@ -69,6 +72,27 @@ def test_both_backends_have_the_same_kernels_with_the_same_arguments():
             getattr(compiled, name).__doc__.split("\n")[0]
             == (getattr(reference, name).__doc__.split("\n")[0])
         ), name
+
+
+def test_every_kernel_with_a_plain_twin_is_described():
+    for path in Path(reference.__file__).parent.glob("*.py"):
+        module = importlib.import_module(f"smallmind.kernels.{path.stem}")
+        for name, function in vars(module).items():
+            is_own = inspect.isfunction(function) and function.__module__ == module.__name__
+            is_own = is_own and not name.startswith("_")
+            twin = getattr(reference, name, None)
+            if is_own and twin and twin is not function:
+                assert KERNELS[name].module == path.stem, name
+
+
+def test_what_a_kernel_writes_is_described(random):
+    """Its first arguments, whose names say so in its docstring."""
+    for name, description in KERNELS.items():
+        arguments = list(inspect.signature(getattr(reference, name)).parameters)
+        text = inspect.getdoc(getattr(reference, name))
+        for argument in arguments[: description.writes]:
+            assert argument in text, (name, argument)
+    assert described("my_own").gradient == "dy" and not described("my_own").temporary_bytes()
 
 
 @pytest.mark.parametrize("shape", [*itertools.product((0, 1, 40), repeat=3)], ids=str)

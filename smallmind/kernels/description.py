@@ -1,0 +1,124 @@
+"""A kernel's description, beside its plain twin: profiles, checks, estimates and benches follow it.
+
+A new kernel is two files: its twin in `reference`, described, and the compiled one in the module
+that the description names.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Description:
+    """Facts about a kernel that its arguments do not show.
+
+    `writes`: how many of its first arguments it writes; `adds` if it reads them too. `temporaries`:
+    the most that the plain twin holds at a time, in sizes of the largest array that it writes, or a
+    function of the arguments -> bytes. `division`: how the compiled one shares its work among
+    threads, with the argument whose rows, elements or chunks it divides: see `bench threads`.
+    """
+
+    module: str  # of the compiled kernel, in smallmind.kernels
+    writes: int = 1
+    adds: bool = False
+    temporaries: float | Callable[..., int] = 0
+    gradient: str = "dy"  # or dout: in a backward pass, that of what the layer wrote in the forward
+    is_activation: bool = True  # the array `out` or `y` that it writes in a forward pass
+    silent: float | None = None  # the largest |activation| of a silent hidden unit: GELU's at -4
+    is_of_layer: bool = True  # optimizers call the others
+    division: tuple[str, str] = ("alone", "")
+
+    def temporary_bytes(self, *arguments: Any, **named: Any) -> int:
+        """The bytes of the temporary arrays of a call of the plain twin."""
+        if callable(self.temporaries):
+            return int(self.temporaries(*arguments, **named))
+        if not self.temporaries:
+            return 0
+        largest = max(int(array.nbytes) for array in arguments[: self.writes])
+        return int(self.temporaries * largest)
+
+
+KERNELS: dict[str, Description] = {}  # by name
+UNKNOWN = Description("")  # of a kernel that a person adds
+
+
+def kernel(module: str = "", **facts: Any) -> Callable[[Function], Function]:
+    """Describes a kernel, by default compiled in the module of its own name."""
+
+    def describe(function: Function) -> Function:
+        name = function.__name__
+        KERNELS[name] = Description(module or name, **facts)
+        return function
+
+    return describe
+
+
+def described(name: str) -> Description:
+    """The description of the kernel of this name, also of one that a person added."""
+    return KERNELS.get(name, UNKNOWN)
+
+
+def attention_temporaries(
+    out: np.ndarray, logsumexp: np.ndarray, qkv: np.ndarray, *mask: Any, **named: Any
+) -> int:
+    """The bytes that `reference.attention` holds besides its arguments, at most."""
+    product = max(0, int(out.nbytes) - _scores(logsumexp, 1), _seen(*mask, **named))
+    most = max(product, _mask(logsumexp, *mask, **named))
+    return _scores(logsumexp, 2) + _repeated(out, qkv) + most
+
+
+def attention_backward_temporaries(
+    _dqkv: np.ndarray,
+    _dout: np.ndarray,
+    out: np.ndarray,
+    logsumexp: np.ndarray,
+    qkv: np.ndarray,
+    *mask: Any,
+    **named: Any,
+) -> int:
+    """The bytes that `reference.attention_backward` holds besides its arguments, at most."""
+    most = max(3 * int(out.nbytes), _mask(logsumexp, *mask, **named))
+    return _scores(logsumexp, 3) + _repeated(out, qkv) + most
+
+
+def muon_temporaries(
+    parameters: np.ndarray, _gradients: np.ndarray, _m: np.ndarray, blocks: Any, *_others: Any
+) -> int:
+    """The bytes that `reference.muon` holds: seven arrays of the size of the largest matrix."""
+    return 7 * int((blocks.rows * blocks.columns).max()) * int(parameters.itemsize)
+
+
+def _repeated(out: np.ndarray, qkv: np.ndarray) -> int:
+    """The bytes of keys and values repeated for each head of queries, if some share them."""
+    return 2 * int(out.nbytes) if qkv.shape[1] < 3 * out.shape[1] else 0
+
+
+def _seen(
+    _key: int = 0,
+    _probability: float = 0.0,
+    _first_row: int = 0,
+    firsts: np.ndarray | None = None,
+) -> int:
+    """The bytes of the mask of documents (B, 1, T, T), as it is computed."""
+    return 0 if firsts is None else 2 * firsts.size * firsts.shape[1]
+
+
+def _mask(
+    logsumexp: np.ndarray,
+    _key: int = 0,
+    probability: float = 0.0,
+    _first_row: int = 0,
+    _firsts: np.ndarray | None = None,
+) -> int:
+    """The bytes that computing the dropout mask of one head takes, whose positions are 64-bit."""
+    return 5 * logsumexp.shape[2] ** 2 * int(logsumexp.itemsize) if probability else 0
+
+
+def _scores(logsumexp: np.ndarray, count: int) -> int:
+    """logsumexp (B, H, T) -> the bytes of `count` arrays (B, H, T, T)."""
+    return count * int(logsumexp.nbytes) * logsumexp.shape[2]
