@@ -1,9 +1,11 @@
 """Softmax cross-entropy: the loss of each token, and the gradient of the logits."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.codegen.jit import jit, parallel_jit
+from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -22,25 +24,41 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 
 
-def cross_entropy(losses, dlogits, logits, targets, scale):
+class Weights(NamedTuple):
+    """The weight of each row: `values[r * step]`."""
+
+    values: np.ndarray
+    step: int  # 0: all rows have the same
+
+
+_ONE = np.ones(1, np.float32)
+
+
+def row_weights(weights):
+    """weights (R,) or None, for rows that all count the same -> Weights."""
+    return Weights(_ONE, 0) if weights is None else Weights(weights, 1)
+
+
+def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
     Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss. The contents of logits are undefined
-    afterwards.
+    which for scale = 1/R is the gradient of the mean loss. With weights (R,) both are multiplied by
+    that of their row. The contents of logits are undefined afterwards.
     """
-    _cross_entropy(losses, dlogits, logits, targets, np.float32(scale), threads())
+    scale, weights = np.float32(scale), row_weights(weights)
+    _cross_entropy(losses, dlogits, logits, targets, scale, weights, threads())
 
 
 @parallel_jit
-def _cross_entropy(losses, dlogits, logits, targets, scale, workers):
+def _cross_entropy(losses, dlogits, logits, targets, scale, weights, workers):
     for worker in prange(workers):
         first, last = row_share(logits.shape[0], np.int64(worker), workers)
-        _cross_entropy_rows(losses, dlogits, logits, targets, scale, first, last)
+        _cross_entropy_rows(losses, dlogits, logits, targets, scale, weights, first, last)
 
 
 @jit
-def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first, last):
+def _cross_entropy_rows(losses, dlogits, logits, targets, scale, weights, first, last):
     """The rows first..last. A row's maximum, sum and gradient depend on each other in turn, so
     three successive rows are interleaved."""
     m, s = np.float32(0), np.float32(1)
@@ -49,13 +67,19 @@ def _cross_entropy_rows(losses, dlogits, logits, targets, scale, first, last):
         if first < r <= last:
             target_logit = logits[r - 1, targets[r - 1]]
             s = _exponentials(logits, r - 1, m)
-            losses[r - 1] = np.log(s) + (m - target_logit)
+            losses[r - 1] = row_weight(weights, r - 1) * (np.log(s) + (m - target_logit))
         if r < last:
             m = row_maximum(logits, r, targets[r])
         if r >= first + 2:
             # backward: d loss / d logit = softmax - onehot
             logits[r - 2, targets[r - 2]] -= s_before
-            scale_row(dlogits, logits, r - 2, inverse)
+            scale_row(dlogits, logits, r - 2, inverse * row_weight(weights, r - 2))
+
+
+@inline_jit
+def row_weight(weights, r):
+    """The weight of row r."""
+    return weights.values[r * weights.step]
 
 
 @jit

@@ -19,7 +19,7 @@ from smallmind.kernels.codegen.simd import (
     store_up_to,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.cross_entropy import row_maximum, scale_row
+from smallmind.kernels.cross_entropy import row_maximum, row_weight, row_weights, scale_row
 
 
 class Scalars(NamedTuple):
@@ -31,34 +31,45 @@ class Scalars(NamedTuple):
 
 
 def distillation(
-    losses, dlogits, dtemperatures, logits, teacher_logits, targets, alpha, temperature, scale
+    losses,
+    dlogits,
+    dtemperatures,
+    logits,
+    teacher_logits,
+    targets,
+    alpha,
+    temperature,
+    scale,
+    weights=None,
 ):
     """logits, teacher_logits (R, V), targets (R,) -> losses (R,) of a student, in nats.
 
     losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
     both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
-    derivative of losses by the temperature. Afterwards the contents of logits are undefined.
+    derivative of losses by the temperature. With weights (R,) all are multiplied by that of their
+    row. Afterwards the contents of logits are undefined.
     """
     scalars = Scalars(np.float32(alpha), np.float32(temperature), np.float32(scale))
     arrays = losses, dlogits, dtemperatures, logits, teacher_logits, targets
-    _distillation(*arrays, scalars, threads())
+    _distillation(*arrays, scalars, row_weights(weights), threads())
 
 
 @parallel_jit
 def _distillation(
-    losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, workers
+    losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, weights, workers
 ):
     for worker in prange(workers):
         first, last = row_share(logits.shape[0], np.int64(worker), workers)
         for r in range(first, last):
+            weight = row_weight(weights, r)
             losses[r], dtemperatures[r] = _row(
-                dlogits, logits, teacher_logits, targets[r], r, scalars
+                dlogits, logits, teacher_logits, targets[r], r, scalars, weight
             )
 
 
 @jit
-def _row(dlogits, logits, teacher_logits, target, r, scalars):
+def _row(dlogits, logits, teacher_logits, target, r, scalars, weight):
     """Row r -> its loss, and the derivative of the loss by the temperature; writes its gradient."""
     alpha, T, scale = scalars.alpha, scalars.temperature, scalars.scale
     one = np.float32(1)
@@ -101,9 +112,9 @@ def _row(dlogits, logits, teacher_logits, target, r, scalars):
         gradient = exp(z) * factor_e + soft
         store_up_to(logits, row + v, gradient, count)
     logits[r, target] -= one - alpha
-    scale_row(dlogits, logits, r, scale)
+    scale_row(dlogits, logits, r, scale * weight)
     loss = (one - alpha) * (np.log(e) - target_z) + alpha * T * T * divergence
-    return loss, alpha * (np.float32(2) * T * divergence - by_inverse)
+    return weight * loss, weight * alpha * (np.float32(2) * T * divergence - by_inverse)
 
 
 def top_k_logits(logits, indices, log_probabilities):

@@ -578,47 +578,59 @@ def dropout_mask(shape, key, probability, dtype, first=0):
 
 
 @kernel(writes=2, temporaries=2, division=("rows", "logits"))
-def cross_entropy(losses, dlogits, logits, targets, scale):
+def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
     Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss. The contents of logits are undefined
-    afterwards.
+    which for scale = 1/R is the gradient of the mean loss. With weights (R,) both are multiplied by
+    that of their row. The contents of logits are undefined afterwards.
     """
     rows = np.arange(len(targets))
+    weights = np.ones(len(targets), logits.dtype) if weights is None else weights
     top = logits.max(axis=1, keepdims=True)
     exponentials = np.exp(logits - top)
     sums = exponentials.sum(axis=1, keepdims=True)
-    losses[...] = np.log(sums[:, 0]) + (top[:, 0] - logits[rows, targets])
+    losses[...] = weights * (np.log(sums[:, 0]) + (top[:, 0] - logits[rows, targets]))
     exponentials[rows, targets] -= sums[:, 0]
-    dlogits[...] = exponentials * (scale / sums)
+    dlogits[...] = exponentials * (scale * weights[:, None] / sums)
 
 
 @kernel(writes=3, temporaries=10, division=("rows", "logits"))
 def distillation(
-    losses, dlogits, dtemperatures, logits, teacher_logits, targets, alpha, temperature, scale
+    losses,
+    dlogits,
+    dtemperatures,
+    logits,
+    teacher_logits,
+    targets,
+    alpha,
+    temperature,
+    scale,
+    weights=None,
 ):
     """logits, teacher_logits (R, V), targets (R,) -> losses (R,) of a student, in nats.
 
     losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
     both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
     (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
-    derivative of losses by the temperature. Afterwards the contents of logits are undefined.
+    derivative of losses by the temperature. With weights (R,) all are multiplied by that of their
+    row. Afterwards the contents of logits are undefined.
     """
     rows, T = np.arange(len(targets)), temperature
+    weights = np.ones(len(targets), logits.dtype) if weights is None else weights
     hard, soft, teacher = map(_log_softmax, (logits, logits / T, teacher_logits / T))
     p, q = np.exp(teacher), np.exp(soft)
     divergence = (p * (teacher - soft)).sum(axis=1)
-    losses[...] = (1 - alpha) * -hard[rows, targets] + alpha * T**2 * divergence
+    losses[...] = weights * ((1 - alpha) * -hard[rows, targets] + alpha * T**2 * divergence)
     # forward: teacher = log softmax(u / T), soft = log softmax(z / T); their derivatives by 1 / T
     # are u and z less their means under p and q.
     du = teacher_logits - (p * teacher_logits).sum(axis=1, keepdims=True)
     dz = logits - (q * logits).sum(axis=1, keepdims=True)
     by_inverse = (p * du * (teacher - soft) - p * dz).sum(axis=1)
-    dtemperatures[...] = alpha * (2 * T * divergence - by_inverse)
+    dtemperatures[...] = weights * alpha * (2 * T * divergence - by_inverse)
     gradient = (1 - alpha) * np.exp(hard) + alpha * T * (q - p)
     gradient[rows, targets] -= 1 - alpha
-    dlogits[...] = scale * gradient
+    dlogits[...] = scale * weights[:, None] * gradient
 
 
 def _log_softmax(logits):

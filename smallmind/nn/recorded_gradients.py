@@ -14,7 +14,8 @@ import numpy as np
 
 from smallmind.memory.tensor_pool import Reservation, TensorPool
 
-Compute = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Batch = tuple[np.ndarray, ...]  # ids and targets (B, T), and perhaps weights
+Compute = Callable[..., np.ndarray]  # the arrays of a batch -> losses (B, T)
 
 AFTER = 10  # passes of the same kind in a row: a recording takes as long as a hundred of them
 CHECKED = 3  # repetitions that are computed by the layers too, and must be equal
@@ -61,34 +62,33 @@ class RecordedGradients:
         workspace: Workspace,
         flat: Vectors,
         constants: Hashable,
-        ids: np.ndarray,
-        targets: np.ndarray,
+        batch: Batch,
         compute: Compute,
     ) -> np.ndarray:
-        """ids, targets (B, T) -> losses (B, T), rented; adds to gradients. As compute does.
+        """Arrays (B, T) -> losses (B, T), rented; adds to gradients. As compute does.
 
         The kind of a pass is its shape, the number of threads and these constants: whatever kernels
         are given that does not lie in arrays, and where those arrays are.
         """
         if not workspace.can_repeat:
-            return compute(ids, targets)
+            return compute(*batch)
         # Scratch belongs to a thread.
-        kind = ids.shape, constants, workspace.threads(), threading.get_ident()
+        kind = batch[0].shape, len(batch), constants, workspace.threads(), threading.get_ident()
         recorded = self._recorded.get(kind)
         if recorded is None:
             if kind in self._recorded or not self._is_frequent(kind):
-                return compute(ids, targets)
-            return self._record(workspace, flat, kind, ids, targets, compute)
-        is_checked = recorded.checks[recorded.has_same(ids, targets)] == CHECKED
+                return compute(*batch)
+            return self._record(workspace, flat, kind, batch, compute)
+        is_checked = recorded.checks[recorded.has_same(batch)] == CHECKED
         if not is_checked and not recorded.can_check(flat):
-            return compute(ids, targets)
+            return compute(*batch)
         if not recorded.rent(workspace):
             # Others have its arrays: recorded anew.
             del self._recorded[kind]
-            return compute(ids, targets)
+            return compute(*batch)
         if is_checked:
-            return recorded.repeat(ids, targets)
-        is_equal, losses = recorded.check(workspace, flat, ids, targets, compute)
+            return recorded.repeat(batch)
+        is_equal, losses = recorded.check(workspace, flat, batch, compute)
         if not is_equal:
             self._recorded[kind] = None
         return losses
@@ -105,12 +105,12 @@ class RecordedGradients:
         workspace: Workspace,
         flat: Vectors,
         kind: Hashable,
-        ids: np.ndarray,
-        targets: np.ndarray,
+        batch: Batch,
         compute: Compute,
     ) -> np.ndarray:
         assert workspace.new_recording
-        own, recording = (ids.copy(), targets.copy()), workspace.new_recording()
+        own = tuple(array.copy() for array in batch)
+        recording = workspace.new_recording()
         with recording.recording(), workspace.noting_rents() as rented:
             losses = compute(*own)
         recorded = None
@@ -133,7 +133,7 @@ class _Recorded:
         pool: TensorPool,
         rented: list[np.ndarray],
         recording: Any,
-        batch: tuple[np.ndarray, np.ndarray],
+        batch: Batch,
         losses: np.ndarray,
         weights: np.ndarray,
     ) -> None:
@@ -143,7 +143,7 @@ class _Recorded:
         self.checks = {True: 0, False: 0}
         self._rented = rented
         self._reservation: Reservation | None = None
-        self._ids, self._targets = batch
+        self._batch = batch
         self._losses = losses
         self._recorded_batch = _digest(*batch)
         self._weights = weights
@@ -158,19 +158,19 @@ class _Recorded:
         workspace.reservation = reservation  # known there before it is rented: see `one_pass`
         return reservation is not None and reservation.rent()
 
-    def has_same(self, ids: np.ndarray, targets: np.ndarray) -> bool:
+    def has_same(self, batch: Batch) -> bool:
         """Whether this is the batch of the recording; False if that no longer matters.
 
         What layers have computed from it while recording fits by chance.
         """
         if self.checks[False] == CHECKED:
             return False
-        return _digest(ids, targets) == self._recorded_batch
+        return _digest(*batch) == self._recorded_batch
 
-    def repeat(self, ids: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """ids, targets (B, T) -> losses (B, T); adds to gradients."""
-        np.copyto(self._ids, ids)
-        np.copyto(self._targets, targets)
+    def repeat(self, batch: Batch) -> np.ndarray:
+        """Arrays (B, T) -> losses (B, T); adds to gradients."""
+        for own, array in zip(self._batch, batch, strict=True):
+            np.copyto(own, array)
         self.recording.repeat()
         return self._losses
 
@@ -188,21 +188,20 @@ class _Recorded:
         self,
         workspace: Workspace,
         flat: Vectors,
-        ids: np.ndarray,
-        targets: np.ndarray,
+        batch: Batch,
         compute: Compute,
     ) -> tuple[bool, np.ndarray]:
         """-> whether it equals the layers, and what they compute."""
         try:
-            losses = self.repeat(ids, targets)
+            losses = self.repeat(batch)
             repeated = _digest(losses, flat.grad)
         finally:
             flat.grad[:] = 0
         # The layers rent the same arrays.
         assert workspace.reservation
         workspace.reservation.return_()
-        losses = compute(ids, targets)
-        self.checks[self.has_same(ids, targets)] += 1
+        losses = compute(*batch)
+        self.checks[self.has_same(batch)] += 1
         return repeated == _digest(losses, flat.grad), losses
 
 

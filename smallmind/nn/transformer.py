@@ -38,8 +38,8 @@ CHECKPOINT_FORMAT = "smallmind checkpoint 1"
 DEFAULT_SEED = 42
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
-# objective(windows, losses, dlogits, logits, targets, scale).
-Objective = Callable[[slice, np.ndarray, np.ndarray, np.ndarray, np.ndarray, float], None]
+# objective(windows, losses, dlogits, logits, targets, scale), and weights if there are any.
+Objective = Callable[..., None]
 
 
 def weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -311,26 +311,37 @@ class TransformerModel(Tabular):
         targets: np.ndarray,
         scale: float = 1.0,
         objective: Objective | None = None,
+        weights: np.ndarray | None = None,
+        divisor: float | None = None,
     ) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token; adds to the gradients.
 
         Adds the gradient of scale * loss. Dropout is on, with a new mask at each call. An objective
         replaces the cross-entropy: it writes the losses and their gradient.
+
+        With weights (B, T), one per target, the mean is weighted: the sum of weighted losses is
+        divided by `divisor`, by default the sum of the weights. Without any weight it is 0.
         """
         check_type("scale", scale, numbers.Real)
         ids, targets = self._checked_pair(ids, targets)
+        if weights is not None:
+            weights = _checked_weights(weights, ids.shape)
+            if divisor is None:
+                divisor = float(weights.sum(dtype=np.float64))
+        divisor = targets.size if divisor is None else divisor
 
-        share = scale / targets.size
+        share = scale / divisor if divisor else 0.0
         constants = share, self.flat.compute_address, self.recompute_plan.state
+        arrays = (ids, targets) if weights is None else (ids, targets, weights)
 
         def compute(windows: slice) -> float:
             kernel = objective and functools.partial(objective, windows)
             plain = functools.partial(self._add_gradients, scale=share, kernel=kernel)
-            batch = ids[windows], targets[windows]
+            batch = tuple(array[windows] for array in arrays)
             if kernel or self.network.after_block:
                 losses = plain(*batch)
             else:
-                losses = self._recorded.run(self.workspace, self.flat, constants, *batch, plain)
+                losses = self._recorded.run(self.workspace, self.flat, constants, batch, plain)
             return float(losses.sum())  # in its own precision: converting takes a buffer
 
         total, number = 0.0, self.passes
@@ -339,21 +350,30 @@ class TransformerModel(Tabular):
             one_pass = functools.partial(compute, windows)
             first_row = (self.first_window + windows.start) * ids.shape[1]
             total += self.workspace.one_pass(one_pass, number, first_row)
-        return total / targets.size
+        return total / divisor if divisor else 0.0
 
     def forget_recorded(self) -> None:
         """Drops the passes that are repeated without Python, and with them their arrays."""
         self._recorded = RecordedGradients()
 
     def _add_gradients(
-        self, ids: np.ndarray, targets: np.ndarray, scale: float, kernel: Kernel | None
+        self,
+        ids: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+        *,
+        scale: float,
+        kernel: Kernel | None,
     ) -> np.ndarray:
-        """ids, targets (B, T) -> losses (B, T), rented; adds scale times their gradients."""
+        """ids, targets, weights (B, T) -> losses (B, T), rented; adds scale times their gradients.
+
+        The losses are weighted.
+        """
         with self.workspace.profile("Forward"):
             logits = self.network.forward(ids)
         with self.workspace.profile("Loss"):
             losses = self.workspace.rent_full_precision(*ids.shape)
-            dlogits = self._cross_entropy(losses, logits, targets, scale, kernel)
+            dlogits = self._cross_entropy(losses, logits, targets, scale, kernel, weights)
         with self.workspace.profile("Backward"):
             self.network.backward(dlogits)
         return losses
@@ -460,6 +480,7 @@ class TransformerModel(Tabular):
         targets: np.ndarray,
         scale: float = 1.0,
         kernel: Kernel | None = None,
+        weights: np.ndarray | None = None,
     ) -> np.ndarray:
         """logits (B T, V), targets (B, T) -> dlogits (B T, V), the gradient; writes losses (B, T).
 
@@ -471,7 +492,8 @@ class TransformerModel(Tabular):
         dlogits = logits if in_place else workspace.rent(*logits.shape)
         kernels = workspace.kernels_for("loss")
         kernel = kernel or kernels.cross_entropy
-        kernel(losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale)
+        weighted = () if weights is None else (weights.reshape(-1),)
+        kernel(losses.reshape(-1), dlogits, logits, targets.reshape(-1), scale, *weighted)
         if not in_place:
             workspace.release(logits)
         return dlogits
@@ -493,3 +515,13 @@ class TransformerModel(Tabular):
         if ids.shape != targets.shape:
             raise InputError(f"targets have shape {targets.shape}, ids {ids.shape}")
         return ids, targets
+
+
+def _checked_weights(weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """weights, one for each target -> float32. InputError if they are not."""
+    weights = np.ascontiguousarray(check_type("weights", weights, np.ndarray), np.float32)
+    if weights.shape != shape:
+        raise InputError(f"weights {weights.shape} must have the shape of ids, {shape}")
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise InputError("weights must be finite numbers from 0 on")
+    return weights

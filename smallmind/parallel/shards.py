@@ -70,7 +70,7 @@ class ShardSampler(Sampler):
         begin = bounds(self.windows_in_batch(number), self.shards)
         first = begin[self.own.start]
         part = slice(begin[shard] - first, begin[shard + 1] - first)
-        return Batch(batch.ids[part], batch.targets[part], batch.starts[part])
+        return batch.part(part)
 
     def windows_of(self, number: int, shard: int) -> int:
         """The number of windows that a shard has of batch `number`."""

@@ -1,7 +1,7 @@
 """The tokens of a text, and windows of them."""
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,32 @@ class Batch(NamedTuple):
     ids: np.ndarray  # int32 (B, T)
     targets: np.ndarray  # int32 (B, T)
     starts: np.ndarray  # (B,), where in the sequence each window begins
+    weights: np.ndarray | None = None  # float32 (B, T), of each target; None: all count the same
+
+    def part(self, rows: slice) -> "Batch":
+        """Some of its windows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Batch(self.ids[rows], self.targets[rows], self.starts[rows], weights)
+
+    @property
+    def weighting(self) -> dict[str, Any]:
+        """The arguments of a pass that weighs the targets, as a part of an update.
+
+        The weight of the whole update is known when all its batches are drawn.
+        """
+        return {} if self.weights is None else {"weights": self.weights, "divisor": self.ids.size}
+
+    @property
+    def windows(self) -> float:
+        """How many windows its targets weigh as much as, if all of a window's weigh 1."""
+        if self.weights is None:
+            return len(self.ids)
+        return float(self.weights.sum(dtype=np.float64)) / self.ids.shape[1]
+
+    def copy(self) -> "Batch":
+        """Its windows in arrays of their own."""
+        weights = None if self.weights is None else self.weights.copy()
+        return Batch(self.ids.copy(), self.targets.copy(), self.starts, weights)
 
 
 class Dataset:
@@ -39,7 +65,12 @@ class Dataset:
     By default that is a tenth of them. `of_parts` takes two parts, which may be in files.
     `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows to train
     on, by `seed`; evaluations always use the same ones. InputError if the text is too short.
+
+    `weights`, float32, one for each token of the training part, is how much predicting that token
+    counts in training; None: all count the same.
     """
+
+    weights: np.ndarray | None = None
 
     def __init__(
         self,
@@ -128,7 +159,15 @@ class Dataset:
 
     def windows(self, starts: np.ndarray, out: Batch | None = None) -> Batch:
         """Windows of the training part that begin at starts (B,), in the first rows of `out`."""
-        return _windows(self.train, self.block_size, starts, out)
+        batch = _windows(self.train, self.block_size, starts, out)
+        if self.weights is None:
+            return batch
+        weights = np.empty(batch.ids.shape, np.float32) if out is None else out.weights
+        assert weights is not None
+        weights = weights[: len(starts)]
+        for row, start in enumerate(starts):
+            weights[row] = self.weights[start + 1 : start + 1 + self.block_size]
+        return batch._replace(weights=weights)
 
     @property
     def is_on_disk(self) -> bool:

@@ -108,20 +108,21 @@ class Distillation:
         pool, dtype = model.workspace.pool, model.workspace.dtype
 
         def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:
-            dlogits, logits, targets, loss_scale = others
+            dlogits, logits, targets, loss_scale, *weights = others
 
             def learn(teacher_logits: np.ndarray) -> None:
                 with pool.borrow(losses.size, dtype) as dtemperatures:
                     outputs = losses, dlogits, dtemperatures
                     inputs = logits, teacher_logits, targets
                     coefficients = self.config.alpha, self.temperature, loss_scale
-                    model.workspace.kernels.distillation(*outputs, *inputs, *coefficients)
+                    model.workspace.kernels.distillation(*outputs, *inputs, *coefficients, *weights)
                     dtemperature = share * float(dtemperatures.sum())
                     self.temperature_parameter.backward(dtemperature, batch.ids.size)
 
             self._with_teacher_logits(model, batch, windows, learn)
 
-        return model.loss_and_gradients(batch.ids, batch.targets, scale, objective)
+        weighting = batch.weighting
+        return model.loss_and_gradients(batch.ids, batch.targets, scale, objective, **weighting)
 
     def take_gradient(self) -> float:
         """The temperature's gradient so far, which is then cleared."""

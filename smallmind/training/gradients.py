@@ -15,7 +15,7 @@ from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.step import accumulate_gradients, make_objective
+from smallmind.training.step import Summed, accumulate_gradients, make_objective
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
@@ -36,6 +36,7 @@ class Gradients:
         self.run = run
         self.ranks = gradient_sum.ranks
         self.losses: list[float] = []  # of each shard in the last step, as parts of the mean
+        self.divisor = 1.0  # what the gradients of the last step have to be divided by
         self._sampler = sampler
         self._batches = batches
         self._sum = gradient_sum
@@ -60,18 +61,20 @@ class Gradients:
                 self._discard()
             raise
         computed = [part for part, _ in shared]
-        self.losses = [loss for part in computed for loss, _ in part]
+        shards = [shard for part in computed for shard in part]
+        self.losses = [loss for loss, _, _ in shards]
+        total = Summed(sum(self.losses), sum(weight for _, weight, _ in shards))
+        self.divisor = total.over(self.windows_in_step(step))
         if self.run.distillation:
-            for part in computed:
-                for _, dtemperature in part:
-                    self.run.distillation.add_gradient(dtemperature)
+            for _, _, dtemperature in shards:
+                self.run.distillation.add_gradient(dtemperature / self.divisor)
         exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
         ended = time.perf_counter()
         self._exchange_share = (ended - exchanging) / (ended - begun)
         self._choose_overlap(max(share for _, share in shared))
-        return sum(self.losses)
+        return total.loss / self.divisor
 
     def _discard(self) -> None:
         """Clears what has been computed of a step that all ranks have given up."""
@@ -96,9 +99,9 @@ class Gradients:
         sampler = self._sampler
         last = max(filter(sampler.windows_in_batch, sampler.batches_in_step(step)))
         count = sum(sampler.windows_of(last, shard) for shard in self._sum.own)
-        return Batch(*(array[:count] for array in self._batches.latest))
+        return self._batches.latest.part(slice(count))
 
-    def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
+    def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
         """What `_own_shards` returns. Others wait for what is sent early, even after an error."""
         try:
             return self._own_shards(step, loss_scale)
@@ -106,10 +109,10 @@ class Gradients:
             self.run.model.first_window = 0
             self._sum.send_early()
 
-    def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float]]:
-        """Adds up the gradients of this rank's shards -> loss and temperature's gradient of each.
+    def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
+        """Adds up the gradients of this rank's shards.
 
-        The loss is the shard's part of the mean.
+        -> of each shard its part of the mean loss, its weight and the temperature's gradient.
         """
         run, model, passes = self.run, self.run.model, self.run.model.passes
         get_batch: Callable[[int], Batch] = self._batches.get
@@ -125,7 +128,7 @@ class Gradients:
 
             is_last = shard == self._sum.own[-1]
             with self._sending_early(step) if is_last and self._sum.early else nullcontext():
-                loss = accumulate_gradients(
+                summed = accumulate_gradients(
                     model,
                     self._sampler,
                     step,
@@ -134,7 +137,8 @@ class Gradients:
                     loss_scale,
                     self._check_stop,
                 )
-            computed.append((loss, run.distillation.take_gradient() if run.distillation else 0.0))
+            gradient = run.distillation.take_gradient() if run.distillation else 0.0
+            computed.append((*summed, gradient))
             self._sum.add(shard)
         return computed
 
@@ -181,7 +185,7 @@ class Gradients:
         copies = {}
         for number in self._sampler.batches_in_step(step):
             batch = self._batches.get(number)
-            copies[number] = batch._replace(ids=batch.ids.copy(), targets=batch.targets.copy())
+            copies[number] = batch.copy()
         return copies
 
 

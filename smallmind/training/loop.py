@@ -112,7 +112,7 @@ class Loop:
         with checked_update(
             run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, ranks
         ) as health:
-            norm = update(run)
+            norm = update(run, self.gradients.divisor)
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)
         progress.step = step

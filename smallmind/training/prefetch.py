@@ -19,15 +19,23 @@ from smallmind.text.samplers import Sampler, draw
 
 @contextmanager
 def borrow_batches(
-    pool: TensorPool, shape: tuple[int, int], ahead: int
+    pool: TensorPool, shape: tuple[int, int], ahead: int, weighted: bool = False
 ) -> Iterator[tuple[Batch, ...]]:
     """Room for the batch in use and those that are drawn ahead of it, of at most this shape."""
     with ExitStack() as stack:
-        arrays = [stack.enter_context(pool.borrow(shape, np.int32)) for _ in range(2 * (1 + ahead))]
+
+        def borrow(dtype: type) -> np.ndarray:
+            return stack.enter_context(pool.borrow(shape, dtype))
+
         nowhere = np.empty(0, np.int64)
         yield tuple(
-            Batch(ids, targets, nowhere)
-            for ids, targets in zip(arrays[::2], arrays[1::2], strict=True)
+            Batch(
+                borrow(np.int32),
+                borrow(np.int32),
+                nowhere,
+                borrow(np.float32) if weighted else None,
+            )
+            for _ in range(1 + ahead)
         )
 
 
@@ -39,7 +47,7 @@ def drawing(sampler: Sampler, pool: TensorPool, ahead: int, end: int) -> Iterato
     that it is drawing. Nothing else may use the sampler meanwhile.
     """
     shape = sampler.max_batch_size, sampler.dataset.block_size
-    with borrow_batches(pool, shape, ahead) as buffers:
+    with borrow_batches(pool, shape, ahead, sampler.dataset.weights is not None) as buffers:
         batches = Batches(sampler, buffers, end)
         try:
             yield batches

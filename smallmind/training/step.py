@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from smallmind.console import activity
 from smallmind.nn.recompute import RecomputePlan
@@ -23,6 +23,21 @@ def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision
     model.use_precision(precision)
 
 
+class Summed(NamedTuple):
+    """The mean loss of a step's targets, or a part of the sum, and their mean weight.
+
+    Gradients are those of the loss. Divided by the weight, both are the weighted means, with the
+    same bits however the targets are divided into batches, shards and ranks.
+    """
+
+    loss: float
+    weight: float  # in windows: exact where all targets count the same
+
+    def over(self, windows: int) -> float:
+        """What the loss and the gradients of so many windows have to be divided by."""
+        return self.weight / windows if self.weight else 1.0
+
+
 class LossAndGradients(Protocol):
     """The objective of a run: adds to the gradients of a model."""
 
@@ -39,7 +54,7 @@ def make_objective(model: TransformerModel, distillation: Distillation | None) -
     def objective(batch: Batch, scale: float, share: float) -> float:
         if distillation:
             return distillation.loss_and_gradients(model, batch, scale, share)
-        return model.loss_and_gradients(batch.ids, batch.targets, scale)
+        return model.loss_and_gradients(batch.ids, batch.targets, scale, **batch.weighting)
 
     return objective
 
@@ -52,14 +67,14 @@ def accumulate_gradients(
     get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
     before_batch: Callable[[], object] = lambda: None,
-) -> float:
-    """Adds loss_scale times the gradients of a step's batches -> mean loss.
+) -> Summed:
+    """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
 
     get_batch takes the number of a batch, and may return some of its windows: the result is then
     their part of the sum. Every window counts the same, as in one large batch.
     """
     windows, passes = sampler.windows_in_step(step), model.passes
-    total = 0.0
+    total, weight = 0.0, 0.0
     for number in activity.parts(sampler.batches_in_step(step)):
         before_batch()
         with model.workspace.profile("GetBatch"):
@@ -70,18 +85,19 @@ def accumulate_gradients(
         if len(batch.ids):  # the last update of an epoch may need fewer batches
             share = len(batch.ids) / windows
             total += share * objective(batch, loss_scale * share, share)
+            weight += batch.windows
     model.passes = passes
-    return total
+    return Summed(total, weight)
 
 
-def update(run: LiveState) -> float:
-    """Updates the parameters from their gradients -> the norm of the gradient.
+def update(run: LiveState, divisor: float = 1.0) -> float:
+    """Updates the parameters from their gradients over divisor -> the norm of that gradient.
 
     If it is not finite, nothing changes except the loss scale in float16.
     """
     config = run.config
     norm_limit, value_limit = config.max_grad_norm or None, config.max_grad_value or None
-    norm = run.optimizer.step(norm_limit, run.loss_scale, value_limit)
+    norm = run.optimizer.step(norm_limit, run.loss_scale * divisor, value_limit)
     if run.scaler:
         run.scaler.update(overflowed=not math.isfinite(norm))
     return norm

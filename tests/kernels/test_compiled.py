@@ -258,6 +258,27 @@ def test_cross_entropy_matches_the_reference(random, R, V):
     np.testing.assert_array_equal(losses, pairs[0][0])
 
 
+@pytest.mark.parametrize("R", [1, 3, 65])
+def test_losses_with_weights_match_the_reference(random, R):
+    V, weights = 33, random.random(R).astype(np.float32) * (np.arange(R) % 3 > 0)
+    targets = random.integers(0, V, R).astype(np.int32)
+    logits, teacher = 5 * normal(random, R, V), 4 * normal(random, R, V)
+    pairs = run_both("cross_entropy", [(R,), (R, V), logits], targets, 1 / R, weights)[:2]
+    inputs = teacher, targets, 0.3, 2.0, 1 / R
+    pairs += run_both("distillation", [(R,), (R, V), (R,), logits], *inputs, weights)[:3]
+    assert_close(pairs, 1e-5)
+    for found, _ in pairs:
+        assert not found[weights == 0].any()
+    ones = np.ones(R, np.float32)
+    for name, outputs, given in (
+        ("cross_entropy", [(R,), (R, V), logits], (targets, 1 / R)),
+        ("distillation", [(R,), (R, V), (R,), logits], inputs),
+    ):
+        weighted, plain = run_both(name, outputs, *given, ones), run_both(name, outputs, *given)
+        for (found, _), (expected, _) in zip(weighted, plain, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
 def test_cross_entropy_is_exact_for_logits_of_very_different_sizes():
     logits = np.array([[-1e10, 0, 200, 500]], np.float32)
     pairs = run_both("cross_entropy", [(1,), (1, 4), logits], np.array([0], np.int32), 1.0)

@@ -14,7 +14,6 @@ from smallmind import (
 )
 from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.text.dataset import Batch
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import OverflowRecord, StepRecord
@@ -54,7 +53,7 @@ def test_the_loss_by_hand(micro_batch_size):
     model = training.model
     model.micro_batch_size = micro_batch_size
     batch = first_batch(training)
-    ids, targets, _ = batch
+    ids, targets = batch.ids, batch.targets
 
     def log_softmax(logits):
         logits = logits.astype(np.float64)
@@ -244,7 +243,7 @@ def test_accumulated_batches_teach_the_temperature_their_mean():
         whole = first_batch(new_training(None, batch_size=6))
         for i in range(accumulated):
             rows = slice(i * batch_size, (i + 1) * batch_size)
-            part = Batch(*(array[rows] for array in whole))
+            part = whole.part(rows)
             distillation.loss_and_gradients(training.model, part, share=1 / accumulated)
         distillation.step(1e-2)
         states.append(distillation.state())

@@ -81,13 +81,14 @@ def test_uneven_micro_batches_equal_one_large_batch():
     model, one = training.model, small_training(backend="numpy", dtype=np.float64).model
     sampler = Epochs(training.data, batches=3)
     last = sampler.steps
-    loss = accumulate_gradients(
+    loss, weight = accumulate_gradients(
         model, sampler, last, make_objective(model, None), partial(draw, sampler)
     )
     batches = [draw(sampler, 3 * (last - 1) + i) for i in range(3)]
     assert [len(batch.ids) for batch in batches] == [4, 4, 3]
-    ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    ids, targets = (np.concatenate(parts) for parts in list(zip(*batches, strict=True))[:2])
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
+    assert weight == len(ids)
     np.testing.assert_allclose(training.model.flat.grad, one.flat.grad, atol=1e-14)
 
 

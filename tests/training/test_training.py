@@ -70,12 +70,13 @@ def test_accumulated_batches_equal_one_large_batch():
     )
     training = Training(four, tokenizer, TEXT, batch_size=4)
     sampler = RandomWindows(training.data, batches=4)
-    loss = accumulate_gradients(
+    loss, weight = accumulate_gradients(
         four, sampler, 3, make_objective(four, None), partial(draw, sampler)
     )
     batches = [draw(sampler, number) for number in range(8, 12)]
-    ids, targets, _ = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    ids, targets = (np.concatenate(parts) for parts in list(zip(*batches, strict=True))[:2])
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
+    assert weight == len(ids)
     np.testing.assert_allclose(four.flat.grad, one.flat.grad, atol=1e-14)
 
 
