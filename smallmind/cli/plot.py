@@ -12,8 +12,7 @@ from smallmind.checks import InputError
 from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_runs, check_writable, runs_of
 from smallmind.cli.text_plot import SAMPLES, Series, plot
-from smallmind.console.box import can_print
-from smallmind.console.live_line import fit
+from smallmind.console.live_line import can_print, fit
 
 if TYPE_CHECKING:
     from smallmind.charts.curve import Curve

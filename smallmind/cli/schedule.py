@@ -14,7 +14,8 @@ from smallmind.cli.flags import (
     fields_of,
     given_of,
 )
-from smallmind.console.box import can_print, draw
+from smallmind.console.live_line import can_print
+from smallmind.console.table import BOX, Table
 from smallmind.settings.config import SCHEDULES, TrainingConfig
 from smallmind.settings.settings import Settings
 
@@ -90,7 +91,7 @@ def _show(
     steps = _steps(schedules, config)
     for names_of_table in _split(list(schedules), config.steps):
         shown = {name: schedules[name] for name in names_of_table}
-        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream)))
+        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream, BOX)))
     if "plateau" in schedules:
         console.line(
             "plateau is shown for a held-out loss that keeps falling; "
@@ -139,7 +140,7 @@ def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool)
     heads = ["step", *schedules]
     width = max(len(heads[0]), len(f"{steps[-1]:,}"))
     rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
-    return draw("LEARNING RATE", heads, rows, ascii_only=ascii_only)
+    return Table("LEARNING RATE", rows, heads).box(ascii_only=ascii_only)
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:

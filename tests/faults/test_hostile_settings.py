@@ -329,7 +329,7 @@ NOT_SHOWN = "\x1b\x07\x9b\r\x08\x7f\u202e\u2067\u200f\u061c\0"
         lambda console: console.drawing(HOSTILE),
         lambda console: console.command("Resume:", [HOSTILE]),
         lambda console: console.table("Model", [["name", HOSTILE]]),
-        lambda console: console.columns(["name"], [[HOSTILE]], ["name"]),
+        lambda console: console.drawing(Table("", [[HOSTILE]], ["name"]).columns()),
         lambda console: console.live(HOSTILE),
     ],
 )
