@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.console import box
+from smallmind.console.live_line import can_print
+from smallmind.console.table import BOX, Table
 from smallmind.corpus.mapped_tokens import open_tokens
 from smallmind.corpus.token_files import UINT16, encode_header
 from smallmind.text.dataset import Dataset, Tokens
@@ -205,8 +206,8 @@ def _show(records: list[dict[str, Any]]) -> None:
         ]
         for record in records
     ]
-    ascii_only = not box.can_print(sys.stdout)
-    print(box.draw("WAITING FOR BATCHES, MILLISECONDS", HEADS, rows, ascii_only=ascii_only), end="")
+    table = Table("WAITING FOR BATCHES, MILLISECONDS", rows, HEADS)
+    print(table.box(ascii_only=not can_print(sys.stdout, BOX)), end="")
     for name in dict.fromkeys(r["tokens"] for r in records if r["unavoidable"]):
         print(
             f"{name}: reading a batch takes longer than computing a step, so steps wait however "

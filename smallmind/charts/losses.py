@@ -4,7 +4,8 @@ from smallmind.charts.curve import Curve
 from smallmind.charts.svg import Line
 
 DOTS = 40  # evaluations up to which each is a dot
-LABELS = ("step", "nats per token", "Training and held-out loss by step")  # of axes, and a title
+LABELS = ("step", "nats per token")  # of axes
+TITLE = "Training and held-out loss by step"
 
 
 def lines(loss: Curve, held_out: Curve) -> list[Line]:

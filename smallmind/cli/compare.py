@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from smallmind.checks import InputError
-from smallmind.cli.console import GAP, Console, full_width, shorten
+from smallmind.cli.console import Console, full_width, shorten
 from smallmind.cli.flags import add_runs, runs_of
 from smallmind.cli.plot import LABELS, check_count
 from smallmind.cli.runs import UNKNOWN, show_rows
 from smallmind.console.activity import duration
+from smallmind.console.table import GAP, Table
 
 if TYPE_CHECKING:
     from smallmind.views.comparison import Losses
@@ -120,7 +121,7 @@ def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:
             used += len(GAP) + widths[end + 1]
             end += 1
         part = [[row[0], *row[begin + 1 : end + 1]] for row in rows]
-        console.columns([head, *LABELS[begin:end]], part, [head])
+        console.drawing(Table("", part, [head, *LABELS[begin:end]]).columns())
         begin = end
 
 

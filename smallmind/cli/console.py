@@ -12,16 +12,15 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
 from smallmind.console import activity
-from smallmind.console.box import can_print
-from smallmind.console.live_line import LiveLine, fit, printable
+from smallmind.console.live_line import LiveLine, can_print, fit, printable
+from smallmind.console.table import OUTLINE, Table
 
 WIDTH = 80
-GAP = "  "  # between columns
 INDENT = "  "  # of the second and later lines of a long one
 MARGIN = "  | "  # of quoted text
 SILENT = 60.0  # seconds after which a file gets a line about work that lasts
@@ -128,35 +127,10 @@ class Console:
         self.line()
 
     def table(self, title: str, rows: Sequence[Sequence[str]]) -> None:
-        """Rows of a name and values, the last column right-aligned, in a box under a title.
-
-        If they are too wide, the widest column is wrapped.
-        """
-        from tabulate import tabulate  # takes time to import, which --help does not need
-
-        style = "rounded_outline" if can_print(self.stream, "╭─┬╮│") else "outline"
-        align = ["left"] * (len(rows[0]) - 1) + ["right"]
-        table = tabulate(_fit(rows), tablefmt=style, colalign=align, disable_numparse=True)
+        """Rows of a name and values below a title, in an outline that is as wide as a line."""
         self._clear()
-        self._write(f"{title}\n{table}\n")
-
-    def columns(
-        self, heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[str]
-    ) -> None:
-        """Rows below their heads, without a box; columns are right-aligned but for those in left.
-
-        Nothing is wrapped: whoever calls this knows which columns may go.
-        """
-        rows = [[cell.replace("\n", " ") for cell in row] for row in rows]  # names of files
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        lines = []
-        for row in [heads, ["-" * width for width in widths], *rows]:
-            cells = [
-                cell.ljust(width) if head in left else cell.rjust(width)
-                for head, cell, width in zip(heads, row, widths, strict=True)
-            ]
-            lines.append(GAP.join(cells).rstrip())
-        self.drawing("\n".join(lines))
+        ascii_only = not can_print(self.stream, OUTLINE)
+        self._write(Table(title, rows).outline(line_width(), ascii_only))
 
     def drawing(self, text: str) -> None:
         """Lines that are already laid out."""
@@ -241,7 +215,7 @@ def wrap(text: str, width: int, indent: str = INDENT) -> str:
     """Breaks a line that is longer than width at spaces; words are never broken."""
     lines = []
     for line in text.split("\n"):
-        lines += [line] if len(line) <= width else _wrapper(width, indent).wrap(line)
+        lines += [line] if len(line) <= width else _wrapped(line, width, indent)
     return "\n".join(lines)
 
 
@@ -256,34 +230,10 @@ def _quote(word: str) -> str:
     return f'"{word}"' if re.fullmatch(r"[\w]+( [\w]+)+", word) else shlex.quote(word)
 
 
-def _wrapper(width: int, indent: str = "") -> textwrap.TextWrapper:
-    return textwrap.TextWrapper(
-        width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _fit(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The rows, their widest columns wrapped until together they are no wider than a line."""
-    cells = [list(row) for row in rows]
-    for _ in cells[0]:
-        widths = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
-        widest = widths.index(max(widths))
-        width = max(8, line_width() - 1 - sum(w + 3 for w in widths) + widths[widest])
-        for row in cells:
-            row[widest] = _wrap_cell(row[widest], width)
-    return cells
-
-
-def _cell_width(cell: str) -> int:
-    return max(map(len, cell.split("\n")))
-
-
-def _wrap_cell(cell: str, width: int) -> str:
-    if len(cell) <= width:
-        return cell
-    # A flag and its value stay together.
-    together = re.sub(r"(--\S+) (?!--)", "\\1\0", cell)
-    return "\n".join(_wrapper(width).wrap(together)).replace("\0", " ")
 
 
 @functools.cache

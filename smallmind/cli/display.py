@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
-from smallmind.cli.console import GAP, INDENT, Console, line_width
+from smallmind.cli.console import INDENT, Console, line_width
 from smallmind.cli.text_plot import BLOCKS, sparkline
-from smallmind.console.box import can_print
+from smallmind.console.live_line import can_print
+from smallmind.console.table import GAP
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation

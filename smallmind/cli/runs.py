@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from smallmind.cli.console import GAP, Console, full_width, shorten
+from smallmind.cli.console import Console, full_width, shorten
 from smallmind.console.activity import duration
+from smallmind.console.table import GAP, Table
 from smallmind.runs.files import RUNS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Column(NamedTuple):
     head: str
     cell: Callable[["RunRow"], str]
     goes: int
-    is_left: bool = False
+    side: str = ">"
 
 
 def steps_of(row: "RunRow") -> str:
@@ -50,15 +51,15 @@ def _number(value: float | None, digits: int) -> str:
 
 
 COLUMNS = (
-    Column("name", lambda row: row.name, 0, is_left=True),
-    Column("text", lambda row: shorten(row.text or UNKNOWN, 20), 2, is_left=True),
-    Column("model", lambda row: row.architecture or UNKNOWN, 3, is_left=True),
+    Column("name", lambda row: row.name, 0, side="<"),
+    Column("text", lambda row: shorten(row.text or UNKNOWN, 20), 2, side="<"),
+    Column("model", lambda row: row.architecture or UNKNOWN, 3, side="<"),
     Column("parameters", lambda row: format_count(row.parameters), 7),
     Column("steps", steps_of, 4),
     Column("loss", lambda row: _number(row.best_loss, 4), 1),
     Column("bits/byte", lambda row: _number(row.bits_per_byte, 3), 6),
     Column("time", lambda row: duration(row.seconds), 5),
-    Column("state", lambda row: row.state, 0, is_left=True),
+    Column("state", lambda row: row.state, 0, side="<"),
 )
 
 
@@ -131,10 +132,9 @@ def show_rows(console: Console, rows: "list[RunRow]") -> None:
         name = columns[0]
         room = max(8, width_of(name) - excess)
         cells[name] = [shorten(cell, room) for cell in cells[name]]
-    console.columns(
-        [column.head for column in columns],
-        list(zip(*(cells[column] for column in columns), strict=True)),
-        [column.head for column in columns if column.is_left],
-    )
+    heads = [column.head for column in columns]
+    sides = "".join(column.side for column in columns)
+    lines = list(zip(*(cells[column] for column in columns), strict=True))
+    console.drawing(Table("", lines, heads, sides).columns())
     if left_out := [column.head for column in COLUMNS if column not in columns]:
         console.line(f"Left out, for a wider terminal: {', '.join(left_out)}")

@@ -14,7 +14,8 @@ from smallmind.cli.flags import (
     fields_of,
     given_of,
 )
-from smallmind.console.box import can_print, draw
+from smallmind.console.live_line import can_print
+from smallmind.console.table import BOX, Table
 from smallmind.settings.config import SCHEDULES, TrainingConfig
 from smallmind.settings.settings import Settings
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
     add_source_flags(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves to FILE.svg")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -90,7 +91,7 @@ def _show(
     steps = _steps(schedules, config)
     for names_of_table in _split(list(schedules), config.steps):
         shown = {name: schedules[name] for name in names_of_table}
-        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream)))
+        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream, BOX)))
     if "plateau" in schedules:
         console.line(
             "plateau is shown for a held-out loss that keeps falling; "
@@ -139,12 +140,22 @@ def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool)
     heads = ["step", *schedules]
     width = max(len(heads[0]), len(f"{steps[-1]:,}"))
     rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
-    return draw("LEARNING RATE", heads, rows, ascii_only=ascii_only)
+    return Table("LEARNING RATE", rows, heads).box(ascii_only=ascii_only)
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.cli.figures import draw_curves
+    from smallmind.charts.curve import Curve
+    from smallmind.charts.svg import Axes, Line
+    from smallmind.cli.figures import write_figure
 
     steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
-    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
-    draw_curves(curves, "step", "learning rate", file)
+    curves = {
+        name: Curve(steps, [0.0] * len(steps), [s.lr(n - 1) for n in steps])
+        for name, s in schedules.items()
+    }
+    high = 1.05 * max(max(curve.values) for curve in curves.values())
+    panels = [  # one for each, as equal curves would hide each other
+        Axes([Line("", curve)], "step", f"{name}: learning rate", y_range=(0.0, high))
+        for name, curve in curves.items()
+    ]
+    write_figure(panels, "Learning rate by step", file)

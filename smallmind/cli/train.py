@@ -21,7 +21,8 @@ from smallmind.cli.flags import (
 )
 from smallmind.cli.ranks import on_ranks
 from smallmind.console import activity
-from smallmind.console.box import can_print
+from smallmind.console.live_line import can_print
+from smallmind.console.table import BOX
 from smallmind.parallel.environment import launched
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.sources import FIELDS
@@ -269,7 +270,7 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
         yield
     finally:
         tracker.snapshot("After training")
-        ascii_only = not can_print(console.stream)
+        ascii_only = not can_print(console.stream, BOX)
         console.drawing(profiler.report(options.profile_wide, ascii_only))
         console.drawing(tracker.report(ascii_only))
         if options.profile_json:

@@ -6,13 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from smallmind.charts.axis import worth_seeing
-from smallmind.cli.console import GAP, INDENT, Console, full_width, line_width, wrap
+from smallmind.cli.console import INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
 from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.console.activity import duration
-from smallmind.console.box import can_print
-from smallmind.console.live_line import fit, knows_escapes
-from smallmind.console.table import format_bytes
+from smallmind.console.live_line import can_print, fit, knows_escapes
+from smallmind.console.table import GAP, format_bytes
 from smallmind.training.progress import draw_bar
 
 if TYPE_CHECKING:

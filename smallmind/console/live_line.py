@@ -100,6 +100,15 @@ def knows_escapes(stream: TextIO) -> bool:
     return stream.isatty() and not is_dumb
 
 
+def can_print(stream: TextIO, text: str) -> bool:
+    """Tells if the encoding of a stream can represent these characters."""
+    try:
+        text.encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def printable(text: str) -> str:
     """The text with a mark in place of each UNSAFE character, for a terminal or a page."""
     return UNSAFE.sub("\ufffd", text.replace("\r\n", "\n"))

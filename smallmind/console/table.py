@@ -1,16 +1,23 @@
-"""Tables without lines: what objects show of themselves in a REPL, and in a notebook as HTML."""
+"""Tables: one value, as text with or without lines, or as HTML for pages and notebooks."""
 
 import html
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from smallmind.console.live_line import printable
 
+BOX, ASCII_BOX = "╔═╗║╠╣╚╝╟─┼╢│", "+=+|++++|-+||"  # lines, and what replaces them in ASCII
+OUTLINE = "╭─┬╮│"
+GAP = "  "  # between columns
+
 
 @dataclass(frozen=True)
 class Table:
-    """A title above rows of cells, all of them text.
+    """A title above rows of cells, all of them text, and a row of totals below.
 
     `align` has a character for each column: < for left, > for right; by default only the first
     column is left-aligned. The row with the number `best` is bold in HTML.
@@ -21,25 +28,62 @@ class Table:
     heads: Sequence[str] = ()
     align: str = ""
     best: int | None = None
+    footer: Sequence[str] = ()
 
     def __str__(self) -> str:
-        every = [*([self.heads] if self.heads else []), *self.rows]
-        wide = [max(map(len, column)) for column in zip(*every, strict=True)]
-        lines = [self.title] if self.title else []
-        for row in every:
-            cells = [
-                f"{cell:{side}{width}}"
-                for cell, side, width in zip(row, self._sides(row), wide, strict=True)
+        lines = [f"  {line}" for line in self._lines([self.heads] if self.heads else [])]
+        return printable("\n".join([self.title, *lines] if self.title else lines))
+
+    def columns(self) -> str:
+        """Returns the rows below underlined heads, without a title."""
+        wide = _widths([self.heads, *self._body()])
+        return "\n".join(self._lines([self.heads, ["-" * width for width in wide]]))
+
+    def outline(self, width: int, ascii_only: bool = False) -> str:
+        """Returns the title above the rows in an outline, their cells wrapped to a width in all.
+
+        Only the last column is right-aligned.
+        """
+        from tabulate import tabulate  # takes time to import, which --help does not need
+
+        style = "outline" if ascii_only else "rounded_outline"
+        align = ["left"] * (len(self.rows[0]) - 1) + ["right"]
+        rows = _wrapped(self.rows, width)
+        table = tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True)
+        return f"{self.title}\n{table}\n"
+
+    def box(self, widths: Sequence[int] = (), ascii_only: bool = False) -> str:
+        """Returns the table in a box of double lines, all of the same length.
+
+        A column is as wide as its longest cell, and at least as wide as `widths` says.
+        """
+        cells = _widths([self.heads, *self._body()])
+        wide = [max(pair) for pair in zip_longest(cells, widths, fillvalue=0)]
+        inside = max(sum(wide) + 3 * len(wide) - 1, len(self.title) + 2)
+        wide[0] += inside - (sum(wide) + 3 * len(wide) - 1)
+        double, thin = "═" * inside, "┼".join("─" * (width + 2) for width in wide)
+        heads, *rows = (
+            f"║ {' │ '.join(_padded(row, wide, sides))} ║"
+            for row, sides in [
+                (self.heads, "<" * len(wide)),
+                *((row, self._sides(row)) for row in self._body()),
             ]
-            lines.append(f"  {'  '.join(cells)}".rstrip())
-        return printable("\n".join(lines))
+        )
+        if self.footer:
+            rows.insert(-1, f"╠{double}╣")
+        title = f"║{self.title.center(inside)}║"
+        lines = [f"╔{double}╗", title, f"╠{double}╣", heads, f"╟{thin}╢", *rows, f"╚{double}╝"]
+        text = "\n".join(lines) + "\n"
+        return text.translate(str.maketrans(BOX, ASCII_BOX)) if ascii_only else text
 
     def html(self) -> str:
         """A <table> in the colours of its page. What the cells hold is text, not markup."""
         parts = [f"<caption>{escape(self.title)}</caption>"] if self.title else []
         if self.heads:
             parts.append(f"<thead>{self._row(self.heads, 'th')}</thead>")
-        rows = (self._row(row, "td", number == self.best) for number, row in enumerate(self.rows))
+        rows = (
+            self._row(row, "td", number == self.best) for number, row in enumerate(self._body())
+        )
         return f"<table>{''.join(parts)}<tbody>{''.join(rows)}</tbody></table>"
 
     def _row(self, cells: Sequence[str], tag: str, is_bold: bool = False) -> str:
@@ -51,6 +95,16 @@ class Table:
         )
         return f"<tr{row}>{found}</tr>"
 
+    def _body(self) -> list[Sequence[str]]:
+        """The rows and the totals."""
+        return [*self.rows, self.footer] if self.footer else list(self.rows)
+
+    def _lines(self, above: Sequence[Sequence[str]]) -> list[str]:
+        """The rows and those above them as lines, aligned."""
+        rows = [*above, *self._body()]
+        wide = _widths(rows)
+        return [GAP.join(_padded(row, wide, self._sides(row))).rstrip() for row in rows]
+
     def _sides(self, cells: Sequence[str]) -> str:
         return self.align or "<" + ">" * (len(cells) - 1)
 
@@ -59,7 +113,7 @@ class Tabular:
     """An object that shows itself as `table()`: in a REPL as text, in a notebook as HTML."""
 
     def table(self) -> Table:
-        """What it shows."""
+        """Returns what it shows."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -85,3 +139,36 @@ def format_bytes(nbytes: int) -> str:
 def _indented(cell: str) -> str:
     """Escaped; HTML would drop the spaces in front."""
     return "&#160;" * (len(cell) - len(cell.lstrip(" "))) + escape(cell.lstrip(" "))
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int], sides: str) -> list[str]:
+    columns = zip(cells, sides, widths, strict=True)
+    return [f"{cell:{side}{width}}".replace("\n", " ") for cell, side, width in columns]
+
+
+def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """The rows, their widest columns wrapped until together they are no wider than `width`."""
+    cells = [list(row) for row in rows]
+    for _ in cells[0]:
+        widths = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+        widest = widths.index(max(widths))
+        room = max(8, width - 1 - sum(w + 3 for w in widths) + widths[widest])
+        for row in cells:
+            row[widest] = _wrapped_cell(row[widest], room)
+    return cells
+
+
+def _cell_width(cell: str) -> int:
+    return max(map(len, cell.split("\n")))
+
+
+def _wrapped_cell(cell: str, width: int) -> str:
+    if len(cell) <= width:
+        return cell
+    together = re.sub(r"(--\S+) (?!--)", "\\1\0", cell)  # a flag and its value
+    lines = textwrap.wrap(together, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")

@@ -7,7 +7,8 @@ from typing import TextIO
 
 import psutil
 
-from smallmind.console import box
+from smallmind.console.live_line import can_print
+from smallmind.console.table import BOX, Table
 from smallmind.memory.tensor_pool import TensorPool
 
 MIB = 1024 * 1024
@@ -52,28 +53,20 @@ class MemoryTracker:
         def mib(nbytes: int) -> str:
             return f"{nbytes / MIB:.1f}"
 
-        return box.draw(
+        sizes = [(s.resident, s.peak, s.pool_held, s.pool_rented) for s in self.snapshots]
+        last = [(s.resident, s.peak, s.pool_held, s.pool_peak) for s in self.snapshots]
+        peaks = [max(column) for column in zip(*last, strict=True)] or [0] * 4
+        return Table(
             "MEMORY REPORT",
+            [[s.phase, *map(mib, row)] for s, row in zip(self.snapshots, sizes, strict=True)],
             ["Phase", "Resident (MiB)", "Peak (MiB)", "Pool (MiB)", "Rented (MiB)"],
-            [
-                [s.phase, mib(s.resident), mib(s.peak), mib(s.pool_held), mib(s.pool_rented)]
-                for s in self.snapshots
-            ],
-            [
-                "PEAK",
-                mib(max((s.resident for s in self.snapshots), default=0)),
-                mib(max((s.peak for s in self.snapshots), default=0)),
-                mib(max((s.pool_held for s in self.snapshots), default=0)),
-                mib(max((s.pool_peak for s in self.snapshots), default=0)),
-            ],
-            widths=[18, 0, 0, 0, 0],
-            ascii_only=ascii_only,
-        )
+            footer=["PEAK", *map(mib, peaks)],
+        ).box([18], ascii_only)
 
     def print_report(self, stream: TextIO | None = None) -> None:
         """Writes the report to a stream, in ASCII if its encoding lacks the box characters."""
         stream = sys.stdout if stream is None else stream
-        stream.write(self.report(ascii_only=not box.can_print(stream)))
+        stream.write(self.report(ascii_only=not can_print(stream, BOX)))
 
 
 def resident_bytes() -> int:

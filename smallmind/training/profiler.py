@@ -15,9 +15,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from smallmind.console import box
 from smallmind.console.activity import clock_ns
-from smallmind.console.table import Table, Tabular
+from smallmind.console.live_line import can_print
+from smallmind.console.table import BOX, Table, Tabular
 from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.settings.config import __version__
@@ -176,17 +176,14 @@ class TrainingProfiler(Tabular):
 
         Self is the time of a scope without the scopes inside it; everything else includes them.
         """
-        heads, table, footer = self._cells(wide)
         widths = [*WIDTHS, 8, 8, 8, 6] if wide else WIDTHS
-        return box.draw(TITLE, heads, table, footer, widths, ascii_only)
+        return self._table(TITLE, wide).box(widths, ascii_only)
 
     def table(self) -> Table:
-        """The same without lines."""
-        heads, rows, footer = self._cells()
-        return Table("Where the time went", [*rows, footer], heads)
+        """Returns the rows of the report."""
+        return self._table("Where the time went")
 
-    def _cells(self, wide: bool = False) -> tuple[list[str], list[list[str]], list[str]]:
-        """The heads, the rows and the footer of the report."""
+    def _table(self, title: str, wide: bool = False) -> Table:
         rows = self.rows()
         whole = sum(row.own for row in rows)
         heads = ["Operation", "Total (ms)", "Self (ms)", "Count", "% Total", "% Self"]
@@ -208,12 +205,13 @@ class TrainingProfiler(Tabular):
             table.append(cells)
         share = "100.0%" if rows else "0.0%"
         footer = ["TOTAL", f"{whole / 1e6:.2f}", f"{whole / 1e6:.2f}", "", share, share]
-        return heads, table, footer + (["", "", "", ""] if wide else [])
+        footer += ["", "", "", ""] if wide else []
+        return Table(title, table, heads, footer=footer)
 
     def print_report(self, wide: bool = False, stream: TextIO | None = None) -> None:
         """Writes the report to a stream, in ASCII if its encoding lacks the box characters."""
         stream = sys.stdout if stream is None else stream
-        stream.write(self.report(wide, ascii_only=not box.can_print(stream)))
+        stream.write(self.report(wide, ascii_only=not can_print(stream, BOX)))
 
     def save_trace(self, path: str | PathLike[str]) -> None:
         """Writes every scope in the Chrome trace format, for chrome://tracing or ui.perfetto.dev.

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from smallmind.console.activity import QUIET, duration, showing_on
-from smallmind.console.box import can_print
-from smallmind.console.live_line import LiveLine
+from smallmind.console.live_line import LiveLine, can_print
 from smallmind.training.records import EvaluationRecord, Record, StepRecord
 
 BAR_WIDTH = 10
