@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smallmind.optim.loss_scaler import LossScaler
     from smallmind.optim.muon import Muon
     from smallmind.runs.loading import load
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
     from smallmind.runs.threads import set_threads
     from smallmind.settings.config import (
         CheckpointStrategy,
@@ -72,7 +72,7 @@ _EXPORTS = {
     "ModelConfig": "smallmind.settings.config",
     "Muon": "smallmind.optim.muon",
     "Precision": "smallmind.settings.config",
-    "Run": "smallmind.runs.session",
+    "Run": "smallmind.runs.run",
     "RunConfig": "smallmind.settings.config",
     "Settings": "smallmind.settings.settings",
     "TensorPool": "smallmind.memory.tensor_pool",

@@ -17,7 +17,7 @@ from smallmind.console import activity
 from smallmind.files import durable, safetensors
 from smallmind.runs import source
 from smallmind.runs.directory import RunDirectory
-from smallmind.runs.ending import save_ending
+from smallmind.runs.session import save_ending
 from smallmind.text import byte_tokenizer, char_tokenizer, tokenizer
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import BackgroundSaver

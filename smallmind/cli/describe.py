@@ -11,7 +11,7 @@ from smallmind.settings.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.corpus.reading import Report
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
     from smallmind.training.distillation import Distillation
 
 MOST_IN_HEAD = 0.5  # share of the arithmetic

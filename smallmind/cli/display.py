@@ -30,7 +30,7 @@ from smallmind.training.records import (
 from smallmind.views.run_view import RunView
 
 if TYPE_CHECKING:
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
     from smallmind.training.training import Training
 
 PLAIN_EVERY = 10  # records per line, if the output is not a terminal

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.corpus.preparation import Encoding
     from smallmind.exchange.format import find_foreign
     from smallmind.runs.loading import find
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
     from smallmind.runs.source import read_source
     from smallmind.training.evaluation import evaluate_held_out, evaluate_tokens
 
@@ -55,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
         run = opened.settings.run if opened else None
         encoding = Encoding(tokenizer, chosen_separator=run.text_separator if run else None)
         source = read_source(options.text, run, encoding) if options.text else None
-        is_own = opened is not None and (source is None or opened.is_own(source))
+        is_own = opened is not None and (
+            source is None or source.sha256 == opened.config.text_sha256
+        )
         if opened and is_own:
             result = evaluate_held_out(model, opened.data)
         else:

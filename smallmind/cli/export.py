@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
     from smallmind.exchange.architectures import architecture_of
     from smallmind.exchange.format import Foreign, check_export, export
     from smallmind.runs.loading import find
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
+    from smallmind.runs.summary import history_of
 
     console = Console()
     source, (to, place) = run_of(options), options.to
@@ -47,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     with activity.showing_on(Console(sys.stderr).activity):
         found = find(source, options.checkpoint)
         is_run = source.is_dir() and not isinstance(found.source, Foreign)
-        history = Run.open(source).history(found.name) if is_run else {}
+        history = history_of(Run.open(source), found.name) if is_run else {}
         model, tokenizer = found.load("numpy")
         name = source.resolve().name if source.is_dir() else source.stem
         export(model, tokenizer, path, to, options.type, name, history)

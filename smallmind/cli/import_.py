@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the run, and prints what it is."""
     from smallmind.exchange.architectures import architecture_of
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
 
     console = Console()
     with activity.showing_on(Console(sys.stderr).activity):

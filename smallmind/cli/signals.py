@@ -12,7 +12,7 @@ from smallmind.signals import handling, raising
 
 if TYPE_CHECKING:
     from smallmind.cli.console import Console
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
 
 ENDING = ("SIGTERM", "SIGHUP", "SIGBREAK")  # SIGBREAK is Ctrl-Break on Windows
 STOPPING = "Stopping after this step, then saving. Ctrl-C again quits without saving."

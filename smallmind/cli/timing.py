@@ -12,7 +12,7 @@ from smallmind.settings.settings import Settings
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.runs.pace import Pace
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
     from smallmind.text.dataset import Dataset
     from smallmind.text.tokenizer import Tokenizer
 

@@ -30,7 +30,7 @@ from smallmind.settings.sources import FIELDS
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.parallel.ranks import Ranks
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
 
 OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
     if options.dry_run:
         return check.run(options)
     from smallmind.parallel.shards import DEFAULT_SHARDS
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
 
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
@@ -95,7 +95,7 @@ def _resume(options: argparse.Namespace, start: float, ranks: "Ranks") -> int:
             "--resume takes all settings from the run, except --steps to make it longer and the "
             "paths of a text that has moved; leave out the other flags"
         )
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
 
     console = Console(defer_errors=True)
     is_chosen = options.resume != "auto"

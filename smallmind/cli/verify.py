@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     """Prints a line per verdict -> exit status: 0 all is well, 1 something is wrong."""
     from smallmind.corpus.shard_index import holds_tokens
     from smallmind.corpus.shards import open_shards
-    from smallmind.runs.session import Run
+    from smallmind.runs.run import Run
     from smallmind.runs.verification import Verdict
     from smallmind.training.records import StepRecord
 

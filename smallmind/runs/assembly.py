@@ -66,6 +66,14 @@ def read_initial(run: RunConfig) -> Initial | None:
     return Initial(model.flat.data, model.config, tokenizer)
 
 
+def reread_initial(run: RunConfig, sha256: str | None) -> Initial | None:
+    """Reads the weights that a run was created with. InputError if they have changed since then."""
+    initial = read_initial(run)
+    if initial and initial.sha256 != sha256:
+        raise InputError(f"{run.init_from} has changed since the run was created; start a new run")
+    return initial
+
+
 def with_initial(settings: Settings, initial: Initial) -> Settings:
     """The settings with the model and the kind of tokenizer that these weights need.
 

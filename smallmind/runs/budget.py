@@ -83,7 +83,7 @@ def fit_recipe(given: Fields, characters: int, recipe: str | None = None) -> Fie
 
 
 def chooses(given: Fields, recipe: str | None = None) -> bool:
-    """Whether there is anything to choose for a run with these settings."""
+    """Tells whether there is anything to choose for a run with these settings."""
     fits = given.get("minutes") and RECIPES[recipe or DEFAULT_RECIPE].fits
     is_open = any(name not in given for name in CHOSEN)
     return bool(fits and is_open and not given.get("init_from"))

@@ -7,8 +7,8 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ SAMPLES_BEGIN = re.compile(rb"^(?=--- step \d+$)", re.MULTILINE)
 
 
 class SavedConfig(NamedTuple):
-    """What config.json holds: settings, and hashes of the other things a run depends on."""
+    """The content of config.json: settings, and hashes of the other things a run depends on."""
 
     settings: Settings
     text_sha256: str
@@ -70,13 +70,14 @@ class SavedConfig(NamedTuple):
 class RunDirectory:
     """The directory of a run: its lock, resolved config, metrics, model and samples.
 
-    `problems` are sentences about its files that the user should read; whoever shows them clears
-    the list.
+    `problems` are sentences about its files that the user should read, each once; whoever shows
+    them clears the list, and adds them to `reported`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problems: list[str] = []
+        self.reported: set[str] = set()
         self._lock: RunLock | None = None
         self._files: list[Path] = []  # that belong to the run if `create` has claimed them
         self._directories: list[Path] = []  # that `create` made, innermost first
@@ -179,13 +180,20 @@ class RunDirectory:
         durable.write(self.path / CONFIG, [text.encode()])
 
     def load_config(self) -> SavedConfig:
-        """Reads what save_config wrote, in any version. InputError if there is none."""
-        file = self.path / CONFIG
+        """Reads what save_config wrote, in any version. InputError if there is none.
+
+        The text of a run that has one of its own is there, wherever the run was created.
+        """
+        file, own = self.path / CONFIG, self.path / TEXT
         try:
             with durable.open_regular(file) as opened:
                 saved = from_json(opened.read(MAX_CONFIG_BYTES))
+            settings = Settings.from_dict(saved)
+            recorded = settings.run.text
+            if isinstance(recorded, str) and Path(recorded).name == TEXT and own.is_file():
+                settings = settings.replace(text=str(own.resolve()))
             return SavedConfig(
-                Settings.from_dict(saved),
+                settings,
                 check_type("text_sha256", saved["text_sha256"], str),
                 **{name: check_type(name, saved.get(name), str, None) for name in OPTIONAL},
                 extended_after=whole(saved.get("extended_after", 0)),
@@ -202,12 +210,17 @@ class RunDirectory:
         """Writes the config again if something has removed it."""
         if (self.path / CONFIG).exists():
             return
-        try:
+        with self._noting(f"{CONFIG} was removed and cannot be written"):
             self.save_config(config)
-        except OSError as error:
-            self.problems.append(f"{CONFIG} was removed and cannot be written: {error.strerror}")
-        else:
             self.problems.append(f"{CONFIG} was removed; wrote it again")
+
+    @contextmanager
+    def _noting(self, sentence: str) -> Iterator[None]:
+        """Makes an OSError of the block one of the problems: the sentence, and the reason."""
+        try:
+            yield
+        except OSError as error:
+            self.problems.append(f"{sentence}: {error.strerror}")
 
     def log(self, record: Record, seconds: float) -> None:
         """Appends a line to the metrics, after so many seconds of training.
@@ -217,12 +230,8 @@ class RunDirectory:
         fields = {"step": record.step, "kind": record.kind, **dataclasses.asdict(record)}
         fields.setdefault("elapsed_seconds", seconds)
         self._unwritten += json.dumps(fields).encode() + b"\n"
-        try:
+        with self._noting(f"{METRICS} cannot be written, the next record tries again"):
             self.flush()
-        except OSError as error:
-            self.problems.append(
-                f"{METRICS} cannot be written, the next record tries again: {error.strerror}"
-            )
         if self._events:
             self._add_event(fields)
 
@@ -239,13 +248,9 @@ class RunDirectory:
 
     def _add_event(self, record: Mapping[str, Any]) -> None:
         assert self._events
-        try:
+        name = self._events.path.name
+        with self._noting(f"{name} cannot be written, the next record tries again"):
             self._events.add(record)
-        except OSError as error:
-            self.problems.append(
-                f"{self._events.path.name} cannot be written, the next record tries again: "
-                f"{error.strerror}"
-            )
 
     def flush(self) -> None:
         """Writes the metrics that are not on disk yet. OSError if that fails."""
@@ -294,12 +299,8 @@ class RunDirectory:
         ]
         if len(kept) == len(lines) == count and not is_in_line:
             return
-        try:
+        with self._noting(f"{METRICS} keeps records from before this start"):
             durable.write(path, kept)
-        except OSError as error:
-            self.problems.append(
-                f"{METRICS} keeps records from before this start: {error.strerror}"
-            )
 
     def cut_samples(self, step: int) -> None:
         """Removes the samples of later steps, which a run that resumes after this one writes."""
@@ -309,12 +310,8 @@ class RunDirectory:
         ]
         if len(kept) == len(texts):
             return
-        try:
+        with self._noting(f"{SAMPLES} keeps samples from before this start"):
             durable.write(self.path / SAMPLES, kept)
-        except OSError as error:
-            self.problems.append(
-                f"{SAMPLES} keeps samples from before this start: {error.strerror}"
-            )
 
     def failure(self) -> str | None:
         """Why the run ended for good, if it did: a resumed one would fail in the same way."""
@@ -323,7 +320,7 @@ class RunDirectory:
         return str(record["failure"]) if record and "failure" in record else None
 
     def has_model(self) -> bool:
-        """Whether the final model has been saved."""
+        """Tells whether the final model has been saved."""
         return (self.path / MODEL).exists()
 
     def save_model(self, model: TransformerModel, tokenizer: Tokenizer, step: int) -> None:
@@ -366,9 +363,10 @@ class RunDirectory:
         if not _is_sampled(samples, step):
             durable.write(self.path / SAMPLES, [samples, f"--- step {step}\n{text}\n".encode()])
 
-    def has_sample(self, step: int) -> bool:
-        """Whether there is a sample of this step."""
-        return _is_sampled(self._samples(), step)
+    def is_complete(self, step: int) -> bool:
+        """Tells whether all is saved that comes after the last step."""
+        # The sample comes last: without it, other things may be missing too.
+        return self.has_model() and _is_sampled(self._samples(), step)
 
     def _metrics(self) -> list[bytes]:
         """The lines of the metrics; none if the file is missing."""
@@ -475,14 +473,14 @@ class RunDirectory:
 
 
 def _new_files(text: str | None) -> list[str]:
-    """What a new run may not find in its directory, in the order in which it is discarded."""
+    """Names the files that a new run may not find, in the order in which they are discarded."""
     # The metrics come last: until then they show that the others belong to a run.
     first = [CONFIG, MODEL, SAMPLES, TOKENIZER, PUBLISHED]
     return [*first, *([] if text is None else [TEXT]), METRICS]
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether a path is that of a regular file without contents."""
+    """Tells whether a path is that of a regular file without contents."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -500,7 +498,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _is_tokenizer(path: Path) -> bool:
-    """Whether a file is, byte for byte, a tokenizer.json that was written here."""
+    """Tells whether a file is, byte for byte, a tokenizer.json that was written here."""
     content = _content(path)
     try:
         return content is not None and content == encoded(Tokenizer.load(path).as_json())
@@ -509,7 +507,7 @@ def _is_tokenizer(path: Path) -> bool:
 
 
 def _is_published(path: Path) -> bool:
-    """Whether a file is, byte for byte, a published.json that was written here."""
+    """Tells whether a file is, byte for byte, a published.json that was written here."""
     content = _content(path)
     try:
         return content is not None and content == _published(safetensors.from_json(content))
@@ -523,7 +521,7 @@ def _published(said: Mapping[str, Any]) -> bytes:
 
 
 def _ends_with_line(file: int) -> bool:
-    """Whether a file is empty or ends with a line break."""
+    """Tells whether a file is empty or ends with a line break."""
     if not os.fstat(file).st_size:
         return True
     os.lseek(file, -1, os.SEEK_END)

@@ -64,5 +64,5 @@ def name_of(text: Text) -> str:
 
 
 def is_literal(text: Text) -> bool:
-    """Whether a string is a text itself rather than the path of one."""
+    """Tells whether a string is a text itself rather than the path of one."""
     return isinstance(text, str) and ("\n" in text or len(text) > MAX_PATH_CHARACTERS)

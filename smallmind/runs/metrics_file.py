@@ -83,7 +83,7 @@ class MetricsFile:
             place = end + 1
 
     def _continues(self, file: BinaryIO) -> bool:
-        """Whether the file still has the last line that was read where it was."""
+        """Tells whether the file still has the last line that was read where it was."""
         file.seek(self._offset - len(self._last))
         return file.read(len(self._last)) == self._last
 

@@ -34,7 +34,7 @@ Stopping = Callable[[Callable[[], None]], object]
 
 
 class Plan(NamedTuple):
-    """What a rank needs to know of a run before it gets its tokens and weights; JSON-able."""
+    """The facts that a rank needs before it gets the tokens and weights of a run; JSON-able."""
 
     settings: dict[str, Any]
     tokenizer: str  # as it is saved
@@ -89,7 +89,7 @@ def follow(ranks: Ranks, threads: int | None, stopping: Stopping) -> NoReturn:
 
 
 def _call(training: Training, name: str, arguments: list[Any]) -> None:
-    """What rank 0 is doing at the same time."""
+    """Does what rank 0 is doing at the same time."""
     if name == "measure":
         config, seconds = arguments
         pace.measure(training, TrainingConfig(**config), seconds)
@@ -103,7 +103,7 @@ def _call(training: Training, name: str, arguments: list[Any]) -> None:
 
 
 def _receive(ranks: Ranks, plan: Plan, threads: int | None) -> Training:
-    """The same training as rank 0 has."""
+    """Builds the training that rank 0 has."""
     settings, tokenizer = Settings.from_dict(plan.settings), Tokenizer.from_saved(plan.tokenizer)
     run = settings.run
     use_threads(dataclasses.replace(run, threads=threads))

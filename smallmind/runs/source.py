@@ -47,7 +47,7 @@ class Source:
 
     @property
     def sha256(self) -> str:
-        """What identifies it."""
+        """The digest that identifies it."""
         raise NotImplementedError
 
     def tokens(self, tokenizer: Tokenizer) -> Tokens:
@@ -158,15 +158,21 @@ def read_source(
 
 
 def reread_source(
-    run: RunConfig, encoding: Encoding, sha256: str, cache: Path | None = None
-) -> Source | None:
-    """The text that a run was created with, from where it was; None if it has changed.
+    directory: Path, run: RunConfig, encoding: Encoding, sha256: str, cache: Path
+) -> Source:
+    """The text that the run in a directory was created with, which `sha256` identifies.
 
-    `sha256` identifies it. InputError as for `read_source`.
+    InputError, with advice, if it has changed or cannot be read.
     """
-    if run.text is not None and (kept := _find_prepared(run, encoding, sha256, cache)):
-        return kept
-    source = read_source(run.text, run, encoding, cache)
+    try:
+        if run.text is not None and (kept := _find_prepared(run, encoding, sha256, cache)):
+            return kept
+        source = read_source(run.text, run, encoding, cache)
+    except InputError as error:
+        raise InputError(
+            f"{error}; if the text of the run has moved, say where it is: smallmind train "
+            f"--resume {directory} PATH"
+        ) from None
     if source.sha256 == sha256:
         return source
     if isinstance(run.text, str):
@@ -174,8 +180,11 @@ def reread_source(
             # Earlier versions read every file as plain text, and kept its line ends.
             with durable.open_regular(run.text) as file:
                 plain = TextSource(file.read().decode("utf-8-sig"), source.name)
-            return plain if plain.sha256 == sha256 else None
-    return None
+            if plain.sha256 == sha256:
+                return plain
+    raise InputError(
+        f"{name_of(run.text)} has changed since the run was created; restore the text as it was"
+    )
 
 
 def approximate_characters(text: Text, run: RunConfig, encoding: Encoding | None = None) -> int:
@@ -193,7 +202,7 @@ def approximate_characters(text: Text, run: RunConfig, encoding: Encoding | None
 
 
 def is_large(text: Text, run: RunConfig) -> bool:
-    """Whether a run would keep a text on disk because it is large for the memory."""
+    """Tells whether a run would keep a text on disk because it is large for the memory."""
     if text is None or is_literal(text) or are_tokens(paths_of(text)):
         return False
     return _is_large(_corpus(paths_of(text), run))

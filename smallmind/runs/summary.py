@@ -1,24 +1,61 @@
-"""What a run shows of itself in a notebook: a table, and its losses as a picture."""
+"""A run in a few words: how far it is, in a notebook, and for those who get its model."""
 
 import base64
+import math
+from contextlib import suppress
+from pathlib import Path
 
 from smallmind.charts.svg import Svg
+from smallmind.checks import InputError, number
 from smallmind.console.activity import duration
 from smallmind.console.table import Table
 from smallmind.nn.network import declare_parameters
 from smallmind.runs.files import name_of
 from smallmind.runs.metrics import MetricsTable
-from smallmind.settings.settings import Settings
+from smallmind.runs.saved import SavedRun
+from smallmind.training import checkpoint
 
 
-def table_of(title: str, settings: Settings, has_text: bool, metrics: MetricsTable | None) -> Table:
-    """What was trained on what, how well it does and how long it took, as far as it is known."""
-    model = settings.model
+def html_of(run: SavedRun) -> str:
+    """Describes a run in a table, as far as it is known, with its losses as a picture."""
+    metrics = metrics_so_far(run)
+    return _table(run, metrics).html() + (_image(metrics.losses_svg()) if metrics else "")
+
+
+def metrics_so_far(run: SavedRun) -> MetricsTable | None:
+    """Reads the metrics; None if nothing has been logged yet."""
+    with suppress(InputError):
+        return run.metrics()
+    return None
+
+
+def state_of(run: SavedRun) -> str:
+    """Tells how far a run is, from what is on disk, in a few words."""
+    config = run.config
+    if config.imported:
+        return f"imported from {config.imported}"
+    if config.awaits_timing:
+        return f"not timed yet, to train for {run.settings.run.minutes:g} minutes"
+    steps, saved = run.settings.training.steps, checkpoint.peek(run.path)
+    if saved is None:
+        return f"no checkpoint yet, {steps:,} steps to train"
+    ended_early = run.ended_early(saved)
+    if not (ended_early or saved.step >= steps):
+        return f"saved at step {saved.step:,} of {steps:,}"
+    if not run.directory.is_complete(saved.step):
+        return f"interrupted at its end, after step {saved.step:,} of {steps:,}"
+    if ended_early:
+        return f"ended early after step {saved.step:,} of {steps:,}"
+    return f"finished, {steps:,} steps"
+
+
+def _table(run: SavedRun, metrics: MetricsTable | None) -> Table:
+    model = run.settings.model
     layers = "1 layer" if model.n_layer == 1 else f"{model.n_layer} layers"
     size = f"{layers} of {model.n_embd} channels, {declare_parameters(model).count:,} parameters"
     rows = [("model", f"{model.architecture}, {size}" if model.architecture else size)]
-    if has_text:
-        rows.append(("text", name_of(settings.run.text)))
+    if not run.config.imported:
+        rows.append(("text", run.name))
     if metrics:
         held_out = metrics.curve("val_loss")
         if len(held_out):
@@ -34,10 +71,44 @@ def table_of(title: str, settings: Settings, has_text: bool, metrics: MetricsTab
                 rows.append((name, form.format(final[-1])))
         if seconds := metrics.curve("elapsed_seconds").values:
             rows.append(("time of training", duration(seconds[-1])))
-    return Table(title, rows, align="<<")
+    return Table(f"Run {run.path}: {state_of(run)}", rows, align="<<")
 
 
-def image(picture: Svg) -> str:
+def history_of(run: SavedRun, model: str) -> dict[str, str]:
+    """Tells how one of a run's models was trained, for those who get it: name -> fact.
+
+    Paths are left out: they are nobody else's business.
+    """
+    settings, training = run.config.settings, run.config.settings.training
+    if run.config.imported:
+        return {"imported from": run.config.imported}
+    tokens = settings.model.block_size * settings.run.batch_size * training.grad_accum_steps
+    facts = {
+        "model": model,
+        "text": name_of(settings.run.text),
+        "length": f"{training.steps:,} steps of {tokens:,} tokens",
+        "optimizer": f"{training.optimizer}, learning rate {training.learning_rate:g}, "
+        f"schedule {training.schedule}",
+        "precision": training.requested_precision.value,
+        "seed": str(settings.run.seed),
+    }
+    if settings.run.init_from:
+        facts["started from"] = Path(settings.run.init_from).name
+    if settings.distillation.teacher:
+        facts["teacher"] = Path(settings.distillation.teacher).name
+    with suppress(InputError):  # no metrics yet
+        found = [
+            (row["step"], loss)
+            for row in run.metrics().rows
+            if math.isfinite(loss := number(row.get("final_loss", row.get("val_loss"))))
+        ]
+        if found:
+            step, loss = found[-1]
+            facts["held-out loss"] = f"{loss:.4f} nats per token, after step {step:,}"
+    return facts
+
+
+def _image(picture: Svg) -> str:
     """The picture as <img>, which keeps its style from the page and the page's from it."""
     if not picture:
         return ""

@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from smallmind.files import safetensors
 from smallmind.settings.config import TrainingConfig
 from smallmind.training.checkpoint import load, verify
 from smallmind.training.checkpoint_names import NAME
+from smallmind.training.progress import OnRecord
 from smallmind.training.records import Record
 from smallmind.training.state import RunState, reopened
 from smallmind.training.training import Training
@@ -29,23 +29,31 @@ class Verdict:
 
 
 def verify_run(
-    directory: str | PathLike[str],
-    training: Training | None = None,
-    config: TrainingConfig | None = None,
-) -> Iterator[Record | Verdict]:
+    directory: Path, training: Training | None, config: TrainingConfig, on_record: OnRecord | None
+) -> list[Verdict]:
     """A Verdict on every checkpoint of a run, newest first, then on each pair of neighbours.
 
-    With training and config, which must be the run's own, the run is retrained from each sound
-    checkpoint to the next one and must reproduce its hashes; the records of these steps are yielded
-    too.
+    With a training, which must be the run's own like config, the run is retrained from each sound
+    checkpoint to the next one and must reproduce its hashes. `on_record` gets each Verdict at once,
+    and the records of these steps. InputError if there is no checkpoint.
     """
-    sound = []
+    verdicts, sound = [], []
+
+    def found(finding: Record | Verdict) -> None:
+        if isinstance(finding, Verdict):
+            verdicts.append(finding)
+        if on_record:
+            on_record(finding)
+
     for path, fault in verify(directory):
-        yield Verdict(path.name, fault)
+        found(Verdict(path.name, fault))
         if not fault:
             sound.append(path)
-    if training and config:
-        yield from _retrain(training, config, sound)
+    for finding in _retrain(training, config, sound) if training else ():
+        found(finding)
+    if not verdicts:
+        raise InputError(f"{directory} holds no checkpoint yet; resume the run first")
+    return verdicts
 
 
 def fingerprint(state: RunState) -> dict[str, str]:

@@ -10,6 +10,8 @@ from smallmind.console.activity import QUIET, duration, showing_on
 from smallmind.console.live_line import LiveLine, can_print
 from smallmind.training.records import EvaluationRecord, Record, StepRecord
 
+OnRecord = Callable[[Any], object]
+
 BAR_WIDTH = 10
 BAR, ASCII_BAR = "█░", "#."  # what is done, and what is left
 
@@ -157,7 +159,7 @@ def follow(
     training: Any,
     line: ProgressLine | None,
     steps: int,
-    on_record: Callable[[Any], object] | None = None,
+    on_record: OnRecord | None = None,
 ) -> list[Record]:
     """Takes the records of a Training that has so many steps -> all; shows them on a line."""
     taken, before = [], training.on_step

@@ -81,7 +81,7 @@ def test_ctrl_c_at_any_moment_leaves_no_scope_of_a_profile_open():
 
 # Modules of a run: its session, steps, saves and end.
 RUN = (
-    *("session.py", "directory.py", "ending.py", "durable.py", "lock.py", "checkpoint.py"),
+    *("run.py", "saved.py", "session.py", "directory.py", "durable.py", "lock.py", "checkpoint.py"),
     *("training.py", "loop.py", "step.py", "gradients.py", "live_state.py", "state.py"),
     *("spikes.py", "evaluation.py", "adamw.py", "optimizer.py", "parameters.py"),
     *("transformer.py", "generation.py", "safetensors.py"),
@@ -142,7 +142,7 @@ def test_a_run_interrupted_anywhere_ends_as_if_undisturbed(tmp_path, quick, mome
     assert interrupts > MOMENTS
 
 
-@pytest.mark.parametrize("name", ["session.py", "directory.py", "durable.py", "lock.py"])
+@pytest.mark.parametrize("name", ["creating.py", "directory.py", "durable.py", "lock.py"])
 def test_a_creation_interrupted_anywhere_can_be_repeated(tmp_path, quick, name):
     for number in itertools.count():
         out = tmp_path / str(number)

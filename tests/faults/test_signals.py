@@ -19,7 +19,7 @@ from smallmind.cli.signals import STOPPING, ending_on_signals
 from smallmind.files import durable
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import interrupt
-from smallmind.runs.session import Run
+from smallmind.runs.run import Run
 from smallmind.training import evaluation
 from smallmind.training.checkpoint import newest
 from smallmind.training.live_state import LiveState

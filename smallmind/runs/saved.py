@@ -1,0 +1,248 @@
+"""A run as its directory holds it, and what has been read and built from that."""
+
+import functools
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from smallmind.checks import InputError, check_type
+from smallmind.corpus.preparation import Encoding
+from smallmind.nn.transformer import TransformerModel
+from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.runs import assembly, loading
+from smallmind.runs.directory import RunDirectory, SavedConfig
+from smallmind.runs.files import Text, name_of, paths_of
+from smallmind.runs.metrics import MetricsTable, read_metrics
+from smallmind.runs.pace import Pace
+from smallmind.runs.ranks import lead
+from smallmind.runs.source import TOKENS, Source, TextSource, read_source, reread_source
+from smallmind.text.dataset import Dataset
+from smallmind.text.tokenizer import Tokenizer
+from smallmind.training import checkpoint
+from smallmind.training.evaluation import Evaluation, evaluate_held_out, evaluate_tokens
+from smallmind.training.state import RunState
+from smallmind.training.training import Training
+
+
+class SavedRun:
+    """The settings, the text, the checkpoints and the training of a run, each read on first use.
+
+    `Run` adds what is done with them, and a `Session` trains.
+    """
+
+    def __init__(self, directory: RunDirectory, config: SavedConfig) -> None:
+        self.path = directory.path
+        self.settings = config.settings.replace(out=str(directory.path))
+        self.directory = directory
+        self.config = config
+        self._cache = self.path.resolve().parent / TOKENS  # of texts that are large for the memory
+        self.ranks: Ranks = ALONE  # that train it; this one is rank 0
+        self.final: Evaluation | None = None
+        self.sample: str | None = None
+        self.pace: Pace | None = None  # as `fit_steps` has measured it
+        self.skipped_checkpoints: list[tuple[Path, str]] = []  # damaged ones, and why
+        self.is_extended = False  # and config.json does not say so yet
+        self.is_used = False  # `training` is no longer as it was built
+        self.is_stopping = False  # as soon as the session that is going can
+        self.kept_newest: RunState | None = None  # until training uses it
+
+    @classmethod
+    def open(cls, directory: str | PathLike[str]) -> Self:
+        """The run in a directory. InputError if there is none."""
+        opened = RunDirectory(Path(check_type("directory", directory, str, PathLike)))
+        return cls(opened, opened.load_config())
+
+    @property
+    def name(self) -> str:
+        """A short name for the text."""
+        return name_of(self.settings.run.text)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The text, or its tokens. InputError if it has changed."""
+        if self.config.imported:
+            raise InputError(
+                f"{self.path} was imported and has no text of its own: name one, as in smallmind "
+                f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
+            )
+        encoding = self._encoding(self._saved_tokenizer())
+        sha256, settings = self.config.text_sha256, self.settings.run
+        return reread_source(self.path, settings, encoding, sha256, self._cache)
+
+    @property
+    def text(self) -> str:
+        """The text. InputError if it is no longer the one that the run was created with."""
+        if not isinstance(self.source, TextSource):
+            raise InputError("the text of this run is not in memory; its tokens are in `data`")
+        return self.source.text
+
+    def _encoding(self, tokenizer: Tokenizer | None) -> Encoding:
+        if not tokenizer:  # earlier versions kept none before the first checkpoint
+            return assembly.encoding_of(self.settings.run)
+        return Encoding(tokenizer, chosen_separator=self.settings.run.text_separator)
+
+    def move_text(self, text: Text) -> None:
+        """The text is at other paths from now on. InputError if it is not the run's own."""
+        before, paths = self.settings, tuple(map(str, paths_of(text)))
+        self.__dict__.pop("source", None)
+        self.settings = assembly.absolute_paths(before.replace(text=paths))
+        try:
+            self.check_text()
+        except InputError:
+            self.settings = before
+            raise
+        self.save_config()
+
+    def check_text(self) -> None:
+        """InputError if the text has changed since the run was created, or cannot be read."""
+        assert self.source
+
+    @functools.cached_property
+    def data(self) -> Dataset:
+        """The encoded text, read on first use. InputError as for `text`."""
+        return assembly.make_dataset(self.settings, self.source, self._tokenizer())
+
+    def newest(self) -> RunState | None:
+        """The newest sound checkpoint; None if nothing has been saved yet.
+
+        Damaged ones are skipped and listed in `skipped_checkpoints`. InputError if all are damaged.
+        """
+        newest = self._read_newest()
+        if self.skipped_checkpoints and not newest:
+            raise InputError(
+                f"no checkpoint in {self.path} is sound: restore one from a copy, or remove them "
+                "all to start the run again"
+            )
+        return newest
+
+    def ended_early(self, saved: RunState) -> bool:
+        """Tells whether early stopping ended the run at a checkpoint, and nothing extended it."""
+        progress = saved.state.get("progress")
+        has_ended = isinstance(progress, dict) and bool(progress.get("ended"))
+        return has_ended and saved.step > self.config.extended_after
+
+    @property
+    def has_ended(self) -> bool:
+        """True if no step is left to train; what comes after the last one may be missing."""
+        newest = self.newest()
+        if newest is None:
+            return False
+        if not isinstance(newest.state.get("progress"), dict):
+            raise InputError(f"the checkpoint of step {newest.step} lacks its progress")
+        return self.ended_early(newest) or newest.step >= self.settings.training.steps
+
+    @property
+    def is_finished(self) -> bool:
+        """True once the run has ended by itself, and its final model and its sample are saved."""
+        if self.config.imported:
+            return True
+        newest = self.newest()
+        return newest is not None and self.has_ended and self.directory.is_complete(newest.step)
+
+    @property
+    def awaits_timing(self) -> bool:
+        """True while the number of steps is still to follow from the setting `minutes`."""
+        return self.config.awaits_timing
+
+    def load(
+        self, checkpoint: int | str | None = None, backend: str = "numba"
+    ) -> tuple[TransformerModel, Tokenizer]:
+        """The model and tokenizer at a checkpoint: "newest", "best" or the number of a step.
+
+        Without it, the final model, or the newest checkpoint if the run has not ended yet. The
+        run may be going. InputError if there is no such checkpoint.
+        """
+        return loading.load(self.path, backend, checkpoint)
+
+    def evaluate(
+        self, text: str | PathLike[str] | None = None, checkpoint: int | str | None = None
+    ) -> Evaluation:
+        """How well the model that `load(checkpoint)` returns predicts a text.
+
+        `text` is a path or a text as in `create`, and all of it counts. Without it, or if it is the
+        run's own text, only the held-out part counts.
+        """
+        model, tokenizer = self.load(checkpoint)
+        if text is not None:
+            source = read_source(text, self.settings.run, self._encoding(tokenizer), self._cache)
+            if source.sha256 != self.config.text_sha256:
+                return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
+        return evaluate_held_out(model, self.data)
+
+    def metrics(self) -> MetricsTable:
+        """The metrics, one row per step. InputError if nothing has been logged yet."""
+        return read_metrics(self.path)
+
+    @functools.cached_property
+    def training(self) -> Training:
+        """Model, data and teacher, built on first use; the state is loaded when training starts.
+
+        InputError if the text or the teacher has changed, or the run could not be saved.
+        """
+        data, tokenizer = self.data, self._tokenizer()
+        training = assembly.build_training(
+            self.settings, data, tokenizer, self._initial(), self.ranks
+        )
+        checkpoint.check_size(training.state())
+        lead(self.ranks, self.settings, self.source, training)
+        if training.distillation:
+            self._check_teacher(training.distillation.digest)
+        return training
+
+    def stop(self) -> None:
+        """Ends training after the current batch and saves everything; from any thread."""
+        self.is_stopping = True
+        if training := self.__dict__.get("training"):
+            training.stop()
+
+    def lock(self) -> None:
+        """Keeps other processes from training the run, until `unlock` or the end of training.
+
+        InputError naming the process that is training it.
+        """
+        if self.directory.lock():
+            self.kept_newest = None  # another process may have saved a newer one since
+
+    def unlock(self) -> None:
+        """Lets other processes train the run."""
+        self.directory.unlock()
+
+    def save_config(self, **changes: Any) -> None:
+        """Saves the settings, and other fields of config.json that change."""
+        self.config = self.config._replace(settings=self.settings, **changes)
+        self.directory.save_config(self.config)
+
+    def _read_newest(self) -> RunState | None:
+        if self.kept_newest is None:
+            self.kept_newest, self.skipped_checkpoints = checkpoint.newest(self.path)
+        return self.kept_newest
+
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer of the newest checkpoint, or else that of the directory.
+
+        A run of an earlier version has none before its first checkpoint: it is made from the text.
+        """
+        return self._saved_tokenizer() or assembly.fit_tokenizer(
+            self.settings, self.source, self._initial()
+        )
+
+    def _saved_tokenizer(self) -> Tokenizer | None:
+        newest = self._read_newest()
+        if newest and "tokenizer" in newest.state:
+            return loading.tokenizer_of(newest)
+        return self.directory.load_tokenizer()
+
+    def _initial(self) -> assembly.Initial | None:
+        """The weights that the run starts from, unless it has a checkpoint by now."""
+        if self._read_newest():
+            return None
+        return assembly.reread_initial(self.settings.run, self.config.initial_sha256)
+
+    def _check_teacher(self, digest: str) -> None:
+        if self.config.teacher_sha256 not in (None, digest):
+            raise InputError(
+                f"the teacher {self.settings.distillation.teacher} has changed since the run was "
+                "created; restore it"
+            )
+        if self.config.teacher_sha256 is None:
+            self.save_config(teacher_sha256=digest)
