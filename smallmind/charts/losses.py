@@ -4,8 +4,7 @@ from smallmind.charts.curve import Curve
 from smallmind.charts.svg import Line
 
 DOTS = 40  # evaluations up to which each is a dot
-LABELS = ("step", "nats per token")  # of axes
-TITLE = "Training and held-out loss by step"
+LABELS = ("step", "nats per token", "Training and held-out loss by step")  # of axes, and a title
 
 
 def lines(loss: Curve, held_out: Curve) -> list[Line]:

@@ -25,7 +25,6 @@ svg.chart .grid { stroke: var(--line); stroke-width: 1; }
 svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round;
   vector-effect: non-scaling-stroke; }
 svg.chart .faint { stroke-width: 1; opacity: 0.35; }
-svg.chart .dashed { stroke-dasharray: 6 4; }
 """ + "".join(
     f"svg.chart .c{i} {{ stroke: var(--c{i}); }} svg.chart .dot.c{i}, .key.c{i} "
     f"{{ fill: var(--c{i}); background: var(--c{i}); }}\n"
@@ -36,7 +35,7 @@ STYLE = f"""
 :root {{ {LIGHT} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
 svg.chart {{ display: block; width: 100%; height: auto; overflow: visible; }}{SHAPES}"""
-LEGEND = 22  # the height of a row of a picture's legend
+LEGEND = 30  # the height of a picture's legend
 
 
 class Svg(str):
@@ -53,34 +52,20 @@ class Svg(str):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve and how it is drawn."""
+    """A curve over its steps."""
 
     name: str
     points: Curve
     colour: int = 0
     faint: bool = False  # behind the others, and not in the legend
     dots: bool = False
-    dashed: bool = False
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Lines over one axis, which is `axis` of their curves; without ranges those worth seeing."""
-
-    lines: Sequence[Line]
-    x_label: str
-    y_label: str
-    axis: str = "steps"
-    x_range: tuple[float, float] | None = None
-    y_range: tuple[float, float] | None = None
-    from_zero: bool = False
 
 
 def chart(
     lines: Sequence[Line], x_label: str, y_label: str, title: str, from_zero: bool = False
 ) -> str:
     """The SVG of lines over one axis, "" if there is nothing to draw; title is read aloud."""
-    if not (elements := _elements(Axes(lines, x_label, y_label, from_zero=from_zero))):
+    if not (elements := _elements(lines, x_label, y_label, from_zero)):
         return ""
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
@@ -88,51 +73,38 @@ def chart(
     )
 
 
-def picture(panels: Sequence[Axes], title: str) -> Svg:
-    """Returns panels below each other and a legend, on white; empty if nothing is drawn."""
-    drawn = [elements for panel in panels if (elements := _elements(panel))]
-    if not drawn:
+def picture(lines: Sequence[Line], x_label: str, y_label: str, title: str) -> Svg:
+    """The same with a legend, on white whatever the page is like; empty if nothing is drawn."""
+    if not (elements := _elements(lines, x_label, y_label)):
         return Svg()
     colours = dict(re.findall(r"--(\w+): (#\w+)", LIGHT))
     style = re.sub(r"var\(--(\w+)\)", lambda found: colours[found[1]], SHAPES)
-    names: dict[str, Line] = {}
-    for panel in panels:
-        for line in panel.lines:
-            if line.name and not line.faint and len(_drawable(line.points, panel.axis)):
-                names.setdefault(line.name, line)
-    keys, x, y = [], LEFT, 10
-    for name, line in names.items():
-        width = 50 + 7 * len(name)
-        if x > LEFT and x + width > WIDTH:
-            x, y = LEFT, y + LEGEND
-        keys.append(
-            f'<rect class="key c{line.colour % COLOURS}" x="{x}" y="{y}" width="12" '
-            f'height="12" rx="3"/><text x="{x + 18}" y="{y + 11}">{escape(name)}</text>'
-        )
-        x += width
-    top = y + LEGEND - 2 if keys else 0
-    body = "".join(
-        f'<g transform="translate(0 {top + HEIGHT * number})">{elements}</g>'
-        for number, elements in enumerate(drawn)
-    )
-    height = top + HEIGHT * len(drawn)
+    keys, x = [], LEFT
+    for line in lines:
+        if not line.faint and len(_drawable(line.points)):
+            keys.append(
+                f'<rect class="key c{line.colour % COLOURS}" x="{x}" y="10" width="12" '
+                f'height="12" rx="3"/><text x="{x + 18}" y="21">{escape(line.name)}</text>'
+            )
+            x += 50 + 7 * len(line.name)
+    height = HEIGHT + LEGEND
     return Svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}"><title>{escape(title)}</title><style>{style}</style>'
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>{"".join(keys)}{body}</svg>'
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>{"".join(keys)}'
+        f'<g transform="translate(0 {LEGEND})">{elements}</g></svg>'
     )
 
 
-def _elements(axes: Axes) -> str:
+def _elements(lines: Sequence[Line], x_label: str, y_label: str, from_zero: bool = False) -> str:
     """The grid, the labels and the lines of a chart; "" without lines."""
-    drawn = [(x, points) for x in axes.lines if len(points := _drawable(x.points, axes.axis))]
+    drawn = [(line, points) for line in lines if len(points := _drawable(line.points))]
     if not drawn:
         return ""
-    places = [x for _, points in drawn for x in points.xs(axes.axis)]
-    left, right = axes.x_range or (min(places), max(places))
-    values = [value for _, points in drawn for value in points.values]
-    low, high = axes.y_range or _range(values)
-    low = 0.0 if axes.from_zero else low
+    left: float = min(points.steps[0] for _, points in drawn)
+    right: float = max(points.steps[-1] for _, points in drawn)
+    low, high = _range([value for _, points in drawn for value in points.values])
+    low = 0.0 if from_zero else low
     high = high if high > low else low + 1
     if left == right:
         left, right = left - 0.5, right + 0.5
@@ -155,25 +127,24 @@ def _elements(axes: Axes) -> str:
         parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{format_tick(tick)}</text>')
     parts.append(
         f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
-        f'{escape(axes.x_label)}</text><text x="2" y="16">{escape(axes.y_label)}</text>'
+        f'{escape(x_label)}</text><text x="2" y="16">{escape(y_label)}</text>'
     )
     for line, points in sorted(drawn, key=lambda item: not item[0].faint):
         colour = f"c{line.colour % COLOURS}"
         thin = points.thinned(POINTS)
-        spots = [place(*point) for point in zip(thin.xs(axes.axis), thin.values, strict=True)]
-        kind = f"curve {'faint ' * line.faint}{'dashed ' * line.dashed}{colour}"
-        parts.append(f'<polyline class="{kind}" points="{" ".join(spots)}"/>')
-        if line.dots or len(spots) == 1:
-            dots = [spot.split(",") for spot in spots]
+        places = [place(*point) for point in zip(thin.steps, thin.values, strict=True)]
+        kind = f"curve {'faint ' * line.faint}{colour}"
+        parts.append(f'<polyline class="{kind}" points="{" ".join(places)}"/>')
+        if line.dots or len(places) == 1:
+            dots = [spot.split(",") for spot in places]
             parts += [f'<circle class="dot {colour}" r="3" cx="{x}" cy="{y}"/>' for x, y in dots]
     return "".join(parts)
 
 
-def _drawable(curve: Curve, axis: str) -> Curve:
+def _drawable(curve: Curve) -> Curve:
     """Without points that no axis can show: NaN, Inf, and numbers beyond LARGEST."""
-    place = 1 if axis == "time" else 0
     triples = zip(curve.steps, curve.seconds, curve.values, strict=True)
-    kept = [point for point in triples if abs(point[place]) < LARGEST and abs(point[2]) < LARGEST]
+    kept = [point for point in triples if abs(point[0]) < LARGEST and abs(point[2]) < LARGEST]
     return Curve([p[0] for p in kept], [p[1] for p in kept], [p[2] for p in kept])
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="a file to draw to, .svg, or .png or .pdf, which need CairoSVG; default: draw in the "
+        help="a file to draw to, .png, .svg or .pdf, with matplotlib; default: draw in the "
         "terminal",
     )
     parser.add_argument(
@@ -53,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draws to the file, or in the terminal -> exit status."""
-    from smallmind.cli.figures import axes_of, check_figure, write_figure
+    from smallmind.cli.figures import INSTALL, check_suffix, draw_chart, has_matplotlib
     from smallmind.views.panels import chart_of
     from smallmind.views.run_view import open_view
 
     if options.out:
-        check_figure("--out", options.out)
+        check_suffix("--out", options.out)
         check_writable("--out", options.out)
     paths = runs_of(options)
     check_count(paths)
@@ -70,13 +70,16 @@ def run(options: argparse.Namespace) -> int:
     chart = chart_of(views, options.x)
     if not chart.x_end:
         raise InputError(f"{chart.names[0]} has logged no step yet: wait for its first ones")
-    if options.out:
-        write_figure(axes_of(chart), "Plot of runs", options.out)
+    if options.out and has_matplotlib():
+        draw_chart(chart, options.out)
         notes.line(f"Wrote the plot to {options.out}")
         return 0
     console = Console()
     ascii_only = not can_print(console.stream, SAMPLES)
     console.drawing(draw_text(chart, full_width(), shutil.get_terminal_size().lines, ascii_only))
+    if options.out:
+        notes.line(f"{options.out} was not written: that needs matplotlib: {INSTALL}")
+        return 1
     return 0
 
 
@@ -138,16 +141,16 @@ def _titles(panel: "Panel", several: bool) -> tuple[str, ...]:
 def _line(chart: "Chart", curve: "Curve", width: int) -> Series:
     """A curve as a line, with no more points than dots across."""
     thin = curve.thinned(4 * width)
-    return Series(thin.xs(chart.axis), thin.values)
+    return Series(chart.xs(thin), thin.values)
 
 
 def _marked(chart: "Chart", curve: "Curve", mark: str, width: int) -> Series:
     """Marks on points of a curve that are not too close, from its last one back."""
     every = -(-len(curve) * APART // width)
-    return Series(curve.xs(chart.axis)[::-every], curve.values[::-every], mark)
+    return Series(chart.xs(curve)[::-every], curve.values[::-every], mark)
 
 
 def _named(chart: "Chart", curve: "Curve", mark: str, number: int) -> Series:
     """One mark on a curve, for each run at another place."""
     place = len(curve) * (number + 1) // (len(chart.names) + 1)
-    return Series(curve.xs(chart.axis)[place : place + 1], curve.values[place : place + 1], mark)
+    return Series(chart.xs(curve)[place : place + 1], curve.values[place : place + 1], mark)

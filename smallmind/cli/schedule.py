@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
     add_source_flags(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the curves to FILE.svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -144,18 +144,8 @@ def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool)
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.charts.curve import Curve
-    from smallmind.charts.svg import Axes, Line
-    from smallmind.cli.figures import write_figure
+    from smallmind.cli.figures import draw_curves
 
     steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
-    curves = {
-        name: Curve(steps, [0.0] * len(steps), [s.lr(n - 1) for n in steps])
-        for name, s in schedules.items()
-    }
-    high = 1.05 * max(max(curve.values) for curve in curves.values())
-    panels = [  # one for each, as equal curves would hide each other
-        Axes([Line("", curve)], "step", f"{name}: learning rate", y_range=(0.0, high))
-        for name, curve in curves.items()
-    ]
-    write_figure(panels, "Learning rate by step", file)
+    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
+    draw_curves(curves, "step", "learning rate", file)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from smallmind.charts import losses
 from smallmind.charts.curve import Curve
-from smallmind.charts.svg import Axes, Svg, picture
+from smallmind.charts.svg import Svg, picture
 from smallmind.checks import InputError, number
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
@@ -55,8 +55,7 @@ class MetricsTable:
 
     def losses_svg(self) -> Svg:
         """Training and held-out loss as a picture; empty without any."""
-        lines = losses.lines(self.curve("loss"), self.curve("val_loss"))
-        return picture([Axes(lines, *losses.LABELS)], losses.TITLE)
+        return picture(losses.lines(self.curve("loss"), self.curve("val_loss")), *losses.LABELS)
 
     def to_csv(self) -> str:
         """Comma-separated, with a header; a cell is empty if its row has no value."""

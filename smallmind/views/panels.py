@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from smallmind.charts.axis import worth_seeing
 from smallmind.charts.curve import Curve
 from smallmind.console.live_line import printable
-from smallmind.views.run_view import PLOTTED, RunView
+from smallmind.views.run_view import RunView
 
 # Above how many seconds a time axis has another unit, and its seconds.
 UNITS = ((3 * 3600, 3600, "hours"), (300, 60, "minutes"), (-math.inf, 1, "seconds"))
@@ -45,34 +45,41 @@ class Panel:
 
 @dataclass
 class Chart:
-    """Panels that share an axis, steps or time, from 0 on; seconds are in the unit of the axis."""
+    """Panels that share an axis: steps or time, from 0 on."""
 
     names: list[str]  # of the runs
     panels: list[Panel]
     axis: str  # one of AXES
     x_name: str
     x_end: float
+    seconds: float  # to a unit of the axis, if that is time
+
+    def xs(self, curve: Curve) -> Sequence[float]:
+        """The places of a curve on the axis, in its unit."""
+        if self.axis == "steps":
+            return curve.steps
+        return [seconds / self.seconds for seconds in curve.seconds]
 
 
 def chart_of(runs: Sequence[RunView], axis: str) -> Chart:
     """Training and held-out loss, learning rate and gradient norm of some runs."""
-    found = {name: [run.curves[name].finite() for run in runs] for name in PLOTTED}
-    every = [curve for curves in found.values() for curve in curves if len(curve)]
-    end = max((float(curve.xs(axis)[-1]) for curve in every), default=0.0)
-    x_name = "steps"
-    if axis == "time":
-        _, seconds, unit = next(row for row in UNITS if end >= row[0])
-        x_name, end = f"{unit} of training", end / seconds
-        for curves in found.values():
-            curves[:] = [Curve(c.steps, [x / seconds for x in c.seconds], c.values) for c in curves]
-    loss, rate, norm = found["loss"], found["lr"], found["grad_norm"]
+
+    def curves(name: str) -> list[Curve]:
+        return [run.curves[name].finite() for run in runs]
+
+    loss, rate, norm = curves("loss"), curves("lr"), curves("grad_norm")
     panels = [
-        Panel("loss", "nats per token", loss, _smoothed(loss), found["val_loss"]),
+        Panel("loss", "nats per token", loss, _smoothed(loss), curves("val_loss")),
         Panel("learning rate", "", rate, rate),
         Panel("gradient norm", "", norm, _smoothed(norm)),
     ]
+    every = [curve for panel in panels for curve in panel.lines + panel.marks if len(curve)]
+    end = max((float(curve.xs(axis)[-1]) for curve in every), default=0.0)
     names = [printable(str(run.path)).replace("\n", " ") for run in runs]
-    return Chart(names, panels, axis, x_name, end)
+    if axis == "steps":
+        return Chart(names, panels, axis, "steps", end, 1.0)
+    _, seconds, unit = next(row for row in UNITS if end >= row[0])
+    return Chart(names, panels, axis, f"{unit} of training", end / seconds, seconds)
 
 
 def _smoothed(curves: list[Curve]) -> list[Curve]:

@@ -149,7 +149,7 @@ def _figures(view: RunView) -> str:
 def _loss(view: RunView) -> str:
     """Training and held-out loss over the steps."""
     lines = losses.lines(_curve(view, "loss"), _curve(view, "val_loss"))
-    drawing = svg.chart(lines, *losses.LABELS, losses.TITLE)
+    drawing = svg.chart(lines, *losses.LABELS)
     return _section("Loss", drawing and _legend(lines) + drawing)
 
 

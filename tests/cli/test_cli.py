@@ -870,22 +870,27 @@ def test_schedule_in_ascii():
     assert b"| step  | step " in shown.stdout
 
 
-def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys):
+def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     for flags, message in [
         (["--steps", "0"], "steps=0 must be at least 1"),
         (["--min-lr", "1"], "min_lr=1.0 must be at most learning_rate=0.01"),
         (["--schedule", "exponential", "--min-lr", "0"], "min_lr=0.0 must be above 0"),
         (["--plot", str(tmp_path / "curve.txt")], "must end in .png, .pdf, .svg"),
-        (["--plot", str(tmp_path / "no" / "curve.svg")], "cannot write"),
+        (["--plot", str(tmp_path / "no" / "curve.png")], "cannot write"),
     ]:
         assert_refused(capsys, ["schedule", *flags], message)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    flags = ["--plot", str(tmp_path / "curve.png")]
+    message = "--plot needs matplotlib: python -m pip install matplotlib"
+    assert_refused(capsys, ["schedule", *flags], message)
     assert not list(tmp_path.iterdir())
 
 
 def test_schedule_needs_neither_numpy_nor_numba():
     code = (
         "import sys; from smallmind.cli import main; main(['schedule']);"
-        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'cairosvg')))"
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'matplotlib')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

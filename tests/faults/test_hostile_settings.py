@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, TransformerModel
 from smallmind.charts.curve import Curve
-from smallmind.charts.svg import Axes, Line, picture
+from smallmind.charts.svg import Line, picture
 from smallmind.cli.console import SILENT, Console, error_line
 from smallmind.console.table import Table
 from smallmind.runs.directory import RunDirectory
@@ -359,9 +359,7 @@ def test_control_characters_get_into_no_page_and_no_picture(tmp_path):
     run = run.rename(tmp_path / name) if os.name == "posix" else run
     (run / "samples.txt").write_text(f"--- step 2\n{HOSTILE}\n", encoding="utf-8")
     (run / "profile.json").write_text(json.dumps({"rows": [{"path": [HOSTILE], "own": 10**9}]}))
-    chart = picture(
-        [Axes([Line(HOSTILE, Curve([1, 2], [1, 2], [1, 2]))], HOSTILE, HOSTILE)], HOSTILE
-    )
+    chart = picture([Line(HOSTILE, Curve([1, 2], [1, 2], [1, 2]))], HOSTILE, HOSTILE, HOSTILE)
     table = Table(HOSTILE, [[HOSTILE]], [HOSTILE])
     for page in (report(run), chart, table.html(), str(table)):
         assert "\ufffd" in page and not any(c in page for c in NOT_SHOWN)
