@@ -1,4 +1,4 @@
-"""Signal handlers for the length of a block, and signals that wait for the end of a block."""
+"""Signal handlers for a block, signals that wait for its end, and what ends a run in order."""
 
 import _thread
 import signal
@@ -13,6 +13,10 @@ from typing import Any
 Handler = Callable[[int, Any], Any]
 
 PAUSE = 0.001  # seconds until a signal whose exception was lost is sent again
+
+
+class Stopped(Exception):
+    """Raised to end a run before its next batch."""
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def error_line(text: str) -> None:
             wrap(line, shutil.get_terminal_size().columns) for line in text.split("\n")
         )
     with suppress(OSError):  # the terminal may be gone
-        print(f"{text}\n", end="", file=stream)  # at once: ranks print to the same stream
+        print(f"{text}\n", end="", file=stream)  # at once: others may print to the same stream
 
 
 def line_width() -> int:

@@ -152,9 +152,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         from smallmind.cli.console import error_line
-        from smallmind.parallel.environment import rank
+        from smallmind.parallel.environment import is_first
 
-        if not rank():  # all ranks have the same command line
+        if is_first():  # all processes have the same command line
             self.print_usage(sys.stderr)
             error_line(f"{self.prog}: error: {message}")
         self.exit(2)

@@ -23,7 +23,7 @@ def ending_on_signals() -> AbstractContextManager[None]:
 
     On Windows, which has no SIGHUP and sends no SIGTERM, Ctrl-Break does; it is also what a program
     that has started this one can send. So does SIGUSR1 with mpiexec: that of Open MPI kills its
-    ranks soon after any other signal.
+    processes soon after any other signal.
 
     Only the first does, so that the next one does not disturb the end: when a terminal is closed,
     the kernel and the shell both send SIGHUP. Only another Ctrl-C interrupts the end too.

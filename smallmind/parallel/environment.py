@@ -24,6 +24,11 @@ def rank() -> int | None:
     return _first(RANKS, low=0)
 
 
+def is_first() -> bool:
+    """Tells whether this process is the only one, or the first of those that mpiexec started."""
+    return not rank()
+
+
 def size() -> int | None:
     """The number of processes that mpiexec has started; None if it does not tell. InputError."""
     return _first(SIZES, low=1)

@@ -1,19 +1,16 @@
 """The ranks of a run: what they tell each other, through one interface for one and for many."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.signals import Stopped
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Stopped(Exception):
-    """Raised to end a run before its next batch."""
 
 
 # Errors that end a run in order, on all ranks. Any other is a bug and ends the program.
@@ -133,3 +130,22 @@ def divided(ranks: Ranks, items: Sequence[Item], compute: Callable[[Item], Resul
     own = items[ends[ranks.rank] : ends[ranks.rank + 1]]
     parts = together(ranks, lambda: [compute(item) for item in activity.parts(own)])
     return [result for part in parts for result in part]
+
+
+def send_arrays(ranks: Ranks, arrays: Mapping[str, np.ndarray], rest: Any) -> None:
+    """Gives arrays, and something JSON-able, that rank 0 has to all others: `receive_arrays`."""
+    if ranks.size == 1:
+        return
+    kinds = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
+    ranks.share((kinds, rest))
+    for array in arrays.values():
+        ranks.send(np.ascontiguousarray(array))
+
+
+def receive_arrays(ranks: Ranks) -> tuple[dict[str, np.ndarray], Any]:
+    """The arrays that rank 0 sends, and what it sends with them."""
+    kinds, rest = ranks.share(None)[0]
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
+    for array in arrays.values():
+        ranks.send(array)
+    return arrays, rest

@@ -89,8 +89,8 @@ def measure(
     """The pace of a run of about `seconds` that saves to directory; None if it was stopped.
 
     The run ends with an evaluation of the whole held-out part and a sample of `sample_tokens`
-    tokens. Trains some steps, and restores model and training afterwards. Only rank 0 has a
-    directory, and only its measurement counts.
+    tokens. Trains some steps, and restores model and training afterwards. Only the first process
+    has a directory, and only its measurement counts.
     """
     with training.leading("measure", config, seconds), training.preserved():
         step = _step(training, config, min(MAX_SECONDS, MAX_SHARE * seconds))
@@ -129,7 +129,7 @@ def measure(
 
 
 def rough_pace(training: Training, config: TrainingConfig) -> Pace:
-    """The pace of a run, from a few passes on this rank: in about a second.
+    """The pace of a run, from a few passes of this process: in about a second.
 
     Leaves out what runs in the background: saves. A batch of a large model is extrapolated from
     some of its windows. Changes nothing.
@@ -156,8 +156,8 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         model.forget_recorded()
     model.workspace.pool.trim()  # a run has batches of other sizes
     learning, update, reading = map(min, tries)
-    # Ranks divide the windows, of a step by shards; what they exchange is left out.
-    size = training.ranks.size
+    # Processes divide the windows, of a step by shards; what they exchange is left out.
+    size = training.processes
     most = math.ceil(config.shards / size) / config.shards  # that one of them has
     learning, reading = learning / windows * most, reading / windows / size
     sample = sampling[0] * SAMPLE_TOKENS / TIMED_TOKENS
@@ -254,8 +254,8 @@ def _step(training: Training, config: TrainingConfig, seconds: float) -> float |
             if steps < MIN_STEPS:
                 continue
             spent = ends[-1] - ends[COLD_STEPS - 1]
-            # As rank 0 says. `Training.stop` would also stop what is timed next.
-            if training.ranks.share(spent >= seconds)[0]:
+            # `Training.stop` would also stop what is timed next.
+            if training.of_first(spent >= seconds):
                 return spent / steps
     return None
 

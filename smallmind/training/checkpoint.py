@@ -170,7 +170,7 @@ class Saver(Protocol):
 
 
 class NoSaver:
-    """Saves nothing: rank 0 does, and this rank only gives it what it lacks."""
+    """Saves nothing: the first process does, and this one only gives it what it lacks."""
 
     def save(self, state: RunState, best: bool) -> Exception | None:
         return None

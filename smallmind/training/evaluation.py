@@ -5,14 +5,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.ranks import ALONE, Ranks, divided
 from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Batch, Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
@@ -20,7 +19,8 @@ from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunPro
 
 # Tokens, an array of any shape -> how many characters begin in them; np.size: one per token.
 Spells = Callable[[np.ndarray], Spelled]  # tokens, an array of any shape -> how much text
-
+# Items, and what computes the result of one -> the results of all, in order.
+Divide = Callable[[Sequence[Any], Callable[[Any], Any]], list[Any]]
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, modulo 1, are spread evenly
 MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.003 nats or so
@@ -90,13 +90,18 @@ def _summed(counts: Sequence[_Counts], divisor: int | None = None) -> Evaluation
     )
 
 
+def in_turn(items: Sequence[Any], compute: Callable[[Any], Any]) -> list[Any]:
+    """Computes all results here, one after the other."""
+    return [compute(item) for item in activity.parts(items)]
+
+
 def evaluate_batches(
     model: TransformerModel,
     get_batch: Callable[[int], Batch],
     count: int,
     spells: Spells = Spelled.as_bytes,
     before_batch: Callable[[], object] = _continue,
-    ranks: Ranks = ALONE,
+    divide: Divide = in_turn,
 ) -> Evaluation:
     """`count` batches of one shape, by number -> the mean over all their tokens."""
 
@@ -109,7 +114,7 @@ def evaluate_batches(
         size, hits = batch.targets.size, int(right.sum())
         return _Counts([loss], size, spelled.characters, spelled.bytes, hits)
 
-    return _summed([_Counts(*part) for part in divided(ranks, range(count), compute)], count)
+    return _summed([_Counts(*part) for part in divide(range(count), compute)], count)
 
 
 def evaluate(
@@ -119,7 +124,7 @@ def evaluate(
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
     most: int | None = None,
-    ranks: Ranks = ALONE,
+    divide: Divide = in_turn,
     shift: float = 0.0,
 ) -> Evaluation:
     """tokens (n,) -> the mean over all of them but the first, which is given, not predicted.
@@ -150,7 +155,7 @@ def evaluate(
             counted += len(row[new])
         return _Counts(losses, counted, characters, nbytes, correct)
 
-    return _summed([_Counts(*part) for part in divided(ranks, batches, compute)])
+    return _summed([_Counts(*part) for part in divide(batches, compute)])
 
 
 def count_overlapping(n: int, T: int, most: int | None = None) -> int:
@@ -186,13 +191,13 @@ def evaluate_held_out(
     dataset: Dataset,
     batch_size: int = 32,
     before_batch: Callable[[], object] = _continue,
-    ranks: Ranks = ALONE,
+    divide: Divide = in_turn,
 ) -> Evaluation:
     """How well a model predicts the held-out part of a text: all of it, or about MOST_HELD_OUT."""
     spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
         return evaluate(
-            model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT, ranks
+            model, dataset.held_out, spells, batch_size, before_batch, MOST_HELD_OUT, divide
         )
 
 
@@ -202,7 +207,7 @@ def held_out_loss(
     batches: int,
     number: int,
     before_batch: Callable[[], object] = _continue,
-    ranks: Ranks = ALONE,
+    divide: Divide = in_turn,
 ) -> float:
     """The loss of `evaluate_held_out`, estimated on this many batches of its windows.
 
@@ -212,7 +217,7 @@ def held_out_loss(
     most = min(MOST_HELD_OUT, batches * B * max(1, T // 2))
     shift = number * GOLDEN % 1.0
     held_out = dataset.held_out
-    found = evaluate(model, held_out, Spelled.as_bytes, B, before_batch, most, ranks, shift)
+    found = evaluate(model, held_out, Spelled.as_bytes, B, before_batch, most, divide, shift)
     return found.loss
 
 
@@ -228,7 +233,7 @@ def evaluate_parts(
     dataset: Dataset,
     batches: int,
     before_batch: Callable[[], object] = _continue,
-    ranks: Ranks = ALONE,
+    divide: Divide = in_turn,
 ) -> EvaluationRecord:
     """`batches` batches of the training and of the held-out part: the same ones at every step.
 
@@ -239,7 +244,7 @@ def evaluate_parts(
         batch_size = dataset.batch_size
         if part == "held_out" and not batches:
             return evaluate(
-                model, dataset.held_out, dataset.spelled, batch_size, before_batch, ranks=ranks
+                model, dataset.held_out, dataset.spelled, batch_size, before_batch, divide=divide
             )
         return evaluate_batches(
             model,
@@ -247,7 +252,7 @@ def evaluate_parts(
             batches or dataset.held_out_batches,
             dataset.spelled,
             before_batch,
-            ranks,
+            divide,
         )
 
     train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from smallmind.nn.workspace import nothing
 from smallmind.parallel.gradient_sum import GradientSum, adding
@@ -44,6 +45,10 @@ class Gradients:
         self._objective = make_objective(run.model, run.distillation)
         self._exchange_share = 0.0  # of the time of the last step
         self._exchange_shares: list[float] = []  # of the first steps, the largest of all ranks
+
+    def together(self, compute: Callable[[], Any]) -> list[Any]:
+        """The results of all ranks, each of which computes its own."""
+        return together(self.ranks, compute)
 
     def compute(self, step: int, loss_scale: float) -> float:
         """Adds loss_scale times the gradient of a step to the model's -> its mean loss.

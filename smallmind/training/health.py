@@ -4,7 +4,7 @@ Problems are returned; nothing here changes what a run learns.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,11 +18,12 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, UpdateSize
-from smallmind.parallel.ranks import ALONE, Ranks, together
 from smallmind.settings.config import TrainingConfig
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import Finding, HealthRecord
+
+Collect = Callable[[Callable[[], Any]], list[Any]]  # what computes a result -> those of all
 
 EXPLODING, VANISHING = 100.0, 1e-7  # norms of a gradient
 NOT_FINITE = ("nan", "inf")
@@ -133,16 +134,21 @@ def not_finite(model: TransformerModel) -> list[Finding]:
     return [finding for finding in reversed(check_model(model)) if finding.problem in NOT_FINITE]
 
 
+def here(compute: Callable[[], Any]) -> list[Any]:
+    """Computes the result of the only process."""
+    return [compute()]
+
+
 def dead_units(
-    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, ranks: Ranks = ALONE
+    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, collect: Collect = here
 ) -> list[Finding]:
     """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
 
-    Each rank has some of the windows, perhaps none: B may be 0. Runs one forward pass, without
-    dropout. Keeps one number per unit.
+    With several processes each has some of the windows, perhaps none: B may be 0, and `collect`
+    returns the results of all. Runs one forward pass, without dropout. Keeps one number per unit.
     """
-    dead: dict[str, np.ndarray] = {}  # whether each unit is silent on all ranks
-    for silent in together(ranks, lambda: _silent_units(model, ids, targets)):
+    dead: dict[str, np.ndarray] = {}  # whether each unit is silent everywhere
+    for silent in collect(lambda: _silent_units(model, ids, targets)):
         for layer, units in silent.items():
             dead[layer] = np.array(units) & dead.get(layer, True)
     return [
@@ -226,12 +232,12 @@ def checked_update(
     optimizer: Optimizer,
     batch: tuple[np.ndarray, np.ndarray],
     scaler: LossScaler | None = None,
-    ranks: Ranks = ALONE,
+    collect: Collect = here,
 ) -> Iterator[list[HealthRecord]]:
     """Wraps an update. The list that it yields holds the step's record at the end, if there is one:
     for the first step and every diagnostic_interval-th, unless a gradient is not finite.
 
-    batch: the ids and targets of `dead_units`.
+    batch, collect: the arguments of `dead_units`.
     """
     records: list[HealthRecord] = []
     due = config.check_gradient_health and (step == 1 or step % config.diagnostic_interval == 0)
@@ -239,7 +245,7 @@ def checked_update(
     if due:
         with profile("CheckHealth"):
             scale = scaler.scale if scaler else 1.0
-            findings = [*check_model(model, scale), *dead_units(model, *batch, ranks)]
+            findings = [*check_model(model, scale), *dead_units(model, *batch, collect)]
             if step == 1 and model.config.zero_init:
                 # The first gradients stop at the projections, which are zero.
                 findings = [finding for finding in findings if finding.problem != "zero"]

@@ -9,7 +9,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.optim.optimizer import rate_settings
-from smallmind.parallel.ranks import Stopped
+from smallmind.signals import Stopped
 from smallmind.training.checkpoint import Saver
 from smallmind.training.clock import StepClock
 from smallmind.training.evaluation import count_evaluation, evaluation_is_due
@@ -108,9 +108,9 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        batch, ranks = self.gradients.last_batch(step), self.gradients.ranks
+        batch, collect = self.gradients.last_batch(step), self.gradients.together
         with checked_update(
-            run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, ranks
+            run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, collect
         ) as health:
             norm = update(run, self.gradients.divisor)
         if reason := fatal_reason(run, norm):

@@ -9,7 +9,6 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.files import safetensors
-from smallmind.parallel.ranks import Ranks
 
 TOKENIZER = "tokenizer"  # the part of a state that is long and never changes: a text
 SNAPSHOT = "snapshot."  # prefix of a snapshot's tensors inside the state that includes it
@@ -73,25 +72,6 @@ def reopened(state: RunState) -> RunState:
         return state
     progress = {**progress, "ended": False, "waited": 0}
     return RunState(state.step, state.tensors, {**state.state, "progress": progress})
-
-
-def send_state(ranks: Ranks, state: RunState) -> None:
-    """Gives a state that rank 0 has to all others, which `receive_state`."""
-    if ranks.size == 1:
-        return
-    kinds = {name: (tensor.shape, tensor.dtype.str) for name, tensor in state.tensors.items()}
-    ranks.share((state.step, kinds, state.state))
-    for tensor in state.tensors.values():
-        ranks.send(np.ascontiguousarray(tensor))
-
-
-def receive_state(ranks: Ranks) -> RunState:
-    """The state that rank 0 sends."""
-    step, kinds, state = ranks.share(None)[0]
-    tensors = {name: np.empty(shape, dtype) for name, (shape, dtype) in kinds.items()}
-    for tensor in tensors.values():
-        ranks.send(tensor)
-    return RunState(step, tensors, state)
 
 
 def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:

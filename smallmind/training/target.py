@@ -6,7 +6,7 @@ still cost once it is close. Between looks the held-out loss is expected to fall
 training loss. Looks and expectations are combined by their variances, as in a Kalman filter.
 
 Costs are counted in batches, not in seconds: when a run looks and where it ends depend on its state
-alone, not on the machine or the number of threads and ranks.
+alone, not on the machine or the number of threads and processes.
 """
 
 import math

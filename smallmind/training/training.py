@@ -1,6 +1,7 @@
 """Training as the library offers it: a model, its data, and a run at a time. Prints nothing."""
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,9 +17,17 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer
 from smallmind.optim.schedule import Schedule
-from smallmind.parallel.ranks import ALONE, Ranks, Stopped, together
+from smallmind.parallel.ranks import (
+    ALONE,
+    Ranks,
+    divided,
+    receive_arrays,
+    send_arrays,
+    together,
+)
 from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
+from smallmind.signals import Stopped
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, Sampler, make_sampler
 from smallmind.text.tokenizer import Tokenizer
@@ -50,7 +59,7 @@ from smallmind.training.records import (
     RunProgress,
 )
 from smallmind.training.spikes import Spikes
-from smallmind.training.state import RunState, StateCopy, receive_state, send_state
+from smallmind.training.state import RunState, StateCopy
 from smallmind.training.step import set_up
 
 SNAPSHOT_EVERY = 100  # steps
@@ -110,6 +119,7 @@ class Training:
             distillation.prepare(model, data)
         self.snapshot_every = snapshot_every
         self.ranks = ranks
+        self._divide = functools.partial(divided, ranks)
         self._is_leading = False
         self.profiler = TrainingProfiler()  # used with enable_diagnostics
         self._run = self._new_run(TrainingConfig())
@@ -191,7 +201,7 @@ class Training:
     ) -> Generator[Record, None, None]:
         with self.leading("steps", config, until, state is not None, saver is not None):
             if state:
-                send_state(self.ranks, state)
+                send_arrays(self.ranks, state.tensors, (state.step, state.state))
             yield from self._begin_together(config, state)
             state = None  # its arrays are not needed during the run
             yield from self._steps(until, saver)
@@ -201,7 +211,11 @@ class Training:
     ) -> Generator[Record, None, None]:
         """What the other ranks do while rank 0 takes `steps`."""
         self._stopping = False
-        state = receive_state(self.ranks) if has_state else None
+        state = None
+        if has_state:
+            tensors, (step, rest) = receive_arrays(self.ranks)
+            state = RunState(step, tensors, rest)
+            del tensors
         yield from self._begin_together(config, state)
         state = None
         yield from self._steps(until, NoSaver() if is_saved else None)
@@ -264,6 +278,15 @@ class Training:
         if self._stopping:
             raise Stopped
 
+    @property
+    def processes(self) -> int:
+        """The number of processes that train together."""
+        return self.ranks.size
+
+    def of_first(self, value: Any) -> Any:
+        """The value that the first of the processes has; all of them call it."""
+        return self.ranks.share(value)[0]
+
     def state(self) -> RunState:
         """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
         return self._run.capture_all()
@@ -295,7 +318,9 @@ class Training:
         profile = self.model.workspace.profile
         phrase = f"Evaluating after step {step}"
         with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
-            return evaluate_parts(step, self.model, self.data, batches, self.check_stop, self.ranks)
+            return evaluate_parts(
+                step, self.model, self.data, batches, self.check_stop, self._divide
+            )
         return None
 
     def held_out_loss(self, batches: int) -> float | None:
@@ -305,7 +330,7 @@ class Training:
         with activity.doing(phrase, usual=True), profile("Evaluate"), suppress(Stopped):
             number = self.progress.looks
             return held_out_loss(
-                self.model, self.data, batches, number, self.check_stop, self.ranks
+                self.model, self.data, batches, number, self.check_stop, self._divide
             )
         return None
 
@@ -314,7 +339,7 @@ class Training:
         with self.leading("evaluate_held_out"), suppress(Stopped):
             # In batches of the run, for which there are arrays in the pool already.
             return evaluate_held_out(
-                self.model, self.data, self.data.batch_size, self.check_stop, self.ranks
+                self.model, self.data, self.data.batch_size, self.check_stop, self._divide
             )
         return None
 

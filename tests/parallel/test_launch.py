@@ -15,8 +15,9 @@ from smallmind.cli.console import Console
 from smallmind.cli.memory import check_memory, make_plan
 from smallmind.memory import available
 from smallmind.parallel import environment, launch
-from smallmind.parallel.ranks import ALONE, Stopped, bounds, divided, together
+from smallmind.parallel.ranks import ALONE, bounds, divided, together
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.signals import Stopped
 
 NAMES = (*environment.SIZES, *environment.RANKS)
 
