@@ -12,7 +12,7 @@ from smallmind.console.table import GAP
 from smallmind.settings.config import TrainingConfig
 from smallmind.settings.presets import PRESETS
 from smallmind.training.evaluation import Evaluation
-from smallmind.training.progress import Progress
+from smallmind.training.progress import StatusText
 from smallmind.training.records import (
     EarlyStopRecord,
     EvaluationRecord,
@@ -58,7 +58,7 @@ class ProgressDisplay:
         self.steps = steps
         self.token = token  # what to call one, such as "char"
         self.step_records = 0
-        self.progress = Progress(steps, console.stream)
+        self.progress = StatusText(steps, console.stream)
         self.health_checks = 0
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 

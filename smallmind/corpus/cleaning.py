@@ -3,8 +3,8 @@
 import io
 import re
 
+from smallmind.corpus.entry import Piece
 from smallmind.corpus.reading import Tally
-from smallmind.corpus.source import Piece
 
 HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
 LINE_ENDS = {

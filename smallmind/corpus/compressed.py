@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, Protocol, cast
 
 from smallmind.checks import InputError
+from smallmind.corpus.entry import Entry, Piece, Stream, read
 from smallmind.corpus.reading import Limits, shown
-from smallmind.corpus.source import Piece, Source, Stream, read
 
 BLOCK = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
@@ -86,32 +86,32 @@ def damaged(name: str, error: Exception) -> InputError:
     return InputError(f"{name} is damaged or incomplete: {reason}; download or copy it again")
 
 
-def read_gzip(source: Source) -> Iterator[Piece]:
+def read_gzip(entry: Entry) -> Iterator[Piece]:
     """The documents in a file compressed with gzip."""
-    return _read_unpacked(source, lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)))
+    return _read_unpacked(entry, lambda stream: gzip.GzipFile(fileobj=cast(IO[bytes], stream)))
 
 
-def read_bzip2(source: Source) -> Iterator[Piece]:
+def read_bzip2(entry: Entry) -> Iterator[Piece]:
     """The documents in a file compressed with bzip2."""
-    return _read_unpacked(source, lambda stream: _Decompressed(stream, bz2.BZ2Decompressor))
+    return _read_unpacked(entry, lambda stream: _Decompressed(stream, bz2.BZ2Decompressor))
 
 
-def read_xz(source: Source) -> Iterator[Piece]:
+def read_xz(entry: Entry) -> Iterator[Piece]:
     """The documents in a file compressed with xz."""
 
     def decompressor() -> lzma.LZMADecompressor:
         return lzma.LZMADecompressor(memlimit=XZ_MEMORY)
 
-    return _read_unpacked(source, lambda stream: _Decompressed(stream, decompressor))
+    return _read_unpacked(entry, lambda stream: _Decompressed(stream, decompressor))
 
 
-def _read_unpacked(source: Source, unpack: Callable[[Stream], Readable]) -> Iterator[Piece]:
+def _read_unpacked(entry: Entry, unpack: Callable[[Stream], Readable]) -> Iterator[Piece]:
     def open() -> Stream:
-        packed = source.open()
-        expansion = Expansion(source.name, packed, source.reading.limits)
-        return UnpackedStream(source.name, unpack(packed), expansion, packed.close)
+        packed = entry.open()
+        expansion = Expansion(entry.name, packed, entry.reading.limits)
+        return UnpackedStream(entry.name, unpack(packed), expansion, packed.close)
 
-    return read(source.unpacked(open))
+    return read(entry.unpacked(open))
 
 
 class _Decompressed:

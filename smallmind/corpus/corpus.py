@@ -7,10 +7,10 @@ from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.corpus.cleaning import Cleaner
 from smallmind.corpus.decoding import check_encoding
+from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
 from smallmind.corpus.files import FileStream
 from smallmind.corpus.finding import File, find
-from smallmind.corpus.reading import Limits, Progress, Reading, Report, Skipped, count_of, shown
-from smallmind.corpus.source import Piece, Source, Stream, read, read_found
+from smallmind.corpus.reading import BytesRead, Limits, Reading, Report, Skipped, count_of, shown
 
 MOST_REASONS = 3  # in a message
 
@@ -65,12 +65,12 @@ class Corpus:
                 self.field,
                 self.encoding,
                 self._limits,
-                Progress(size),
+                BytesRead(size),
                 decodable=self._decodable,
             )
             for file in self.files:
                 yield from _pieces(file, reading)
-                reading.progress.start += file.size
+                reading.bytes_read.start += file.size
             skipped = [*self._skipped, *reading.tally.skipped]
             if not reading.tally.documents:
                 raise _nothing(skipped)
@@ -91,7 +91,7 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     tally = reading.tally
     before = tally.documents
     cleaner = Cleaner(tally)
-    source = Source(
+    entry = Entry(
         name=shown(file.path),
         file=file.path.name,
         open=_opener(file, reading),
@@ -99,14 +99,14 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
         is_named=file.is_named,
         size=file.size,
     )
-    for piece in read(source) if file.is_named else read_found(source):
+    for piece in read(entry) if file.is_named else read_found(entry):
         if cleaned := cleaner.clean(piece):
             yield cleaned
     tally.end_file(has_text=tally.documents > before)
 
 
 def _opener(file: File, reading: Reading) -> Callable[[], Stream]:
-    return lambda: FileStream(file.path, reading.progress)
+    return lambda: FileStream(file.path, reading.bytes_read)
 
 
 def _nothing(skipped: list[Skipped]) -> InputError:

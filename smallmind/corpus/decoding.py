@@ -9,8 +9,8 @@ from encodings.aliases import aliases
 
 from smallmind.checks import InputError, nearest
 from smallmind.console import activity
+from smallmind.corpus.entry import Entry, Piece, Stream, document
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.source import Piece, Source, Stream, document
 from smallmind.text.encoding import MARKS, advice, likely_encoding, unmarked_utf16
 
 HEAD = 4096  # bytes in which a file may say its encoding
@@ -39,58 +39,58 @@ def _is_known(name: str) -> bool:
         return False
 
 
-def read_text(source: Source) -> Iterator[Piece]:
+def read_text(entry: Entry) -> Iterator[Piece]:
     """A file of plain text: one document."""
-    return document(decoded(source), source.reading.limits.piece)
+    return document(decoded(entry), entry.reading.limits.piece)
 
 
-def decoded(source: Source, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
-    """The text of a source in chunks. `declared` finds the encoding that its head declares.
+def decoded(entry: Entry, declared: re.Pattern[bytes] | None = None) -> Iterator[str]:
+    """The text of an entry in chunks. `declared` finds the encoding that its head declares.
 
-    Unusable if it is not text in its encoding: for a source that was found, always before the first
+    Unusable if it is not text in its encoding: for an entry that was found, always before the first
     chunk. It is decoded twice for that, if it is long, in the first of several readings.
     """
-    chunks = _chunks(source, declared)
-    if source.is_named or source.name in source.reading.decodable:
+    chunks = _chunks(entry, declared)
+    if entry.is_named or entry.name in entry.reading.decodable:
         yield from chunks
         return
     first = list(itertools.islice(chunks, 2))
     if len(first) < 2:
         yield from first
         return
-    with source.reading.progress.paused():
+    with entry.reading.bytes_read.paused():
         for _ in chunks:
             pass
-    source.reading.decodable.add(source.name)
-    yield from _chunks(source, declared)
+    entry.reading.decodable.add(entry.name)
+    yield from _chunks(entry, declared)
 
 
-def _chunks(source: Source, declared: re.Pattern[bytes] | None) -> Iterator[str]:
-    with closing(source.open()) as stream:
+def _chunks(entry: Entry, declared: re.Pattern[bytes] | None) -> Iterator[str]:
+    with closing(entry.open()) as stream:
         try:
-            yield from _decode(source, stream, declared)
+            yield from _decode(entry, stream, declared)
         except Unusable:
             # A damaged compressed file yields garbage until its checksum, at the end, fails.
-            while source.is_unpacked and stream.read(source.reading.limits.piece):
+            while entry.is_unpacked and stream.read(entry.reading.limits.piece):
                 activity.tick()
             raise
 
 
-def _decode(source: Source, stream: Stream, declared: re.Pattern[bytes] | None) -> Iterator[str]:
+def _decode(entry: Entry, stream: Stream, declared: re.Pattern[bytes] | None) -> Iterator[str]:
     head = stream.read(HEAD)
-    encoding = _encoding(source, head, declared)
+    encoding = _encoding(entry, head, declared)
     if codecs.lookup(encoding).name == "utf-8" and (name := unmarked_utf16(head)):
-        raise _wrong_encoding(source, head, "is not UTF-8: every second byte is zero", name)
+        raise _wrong_encoding(entry, head, "is not UTF-8: every second byte is zero", name)
     decoder = codecs.getincrementaldecoder(encoding)()
     offset, before = 0, b""
-    for block in _blocks(head, stream, source.reading.limits.piece):
+    for block in _blocks(head, stream, entry.reading.limits.piece):
         try:
             text = decoder.decode(block, not block)
         except UnicodeError as error:
-            around = before + block + stream.read(source.reading.limits.piece)
-            raise _undecodable(source, encoding, error, block, offset, around) from None
-        if "\0" in text and not source.is_named:
-            raise Unusable(source.name, "is binary: it has zero bytes", "leave it out")
+            around = before + block + stream.read(entry.reading.limits.piece)
+            raise _undecodable(entry, encoding, error, block, offset, around) from None
+        if "\0" in text and not entry.is_named:
+            raise Unusable(entry.name, "is binary: it has zero bytes", "leave it out")
         if text:
             yield text
         offset += len(block)
@@ -106,16 +106,16 @@ def _blocks(head: bytes, stream: Stream, size: int) -> Iterator[bytes]:
     yield b""
 
 
-def _encoding(source: Source, head: bytes, declared: re.Pattern[bytes] | None) -> str:
+def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> str:
     """A byte order mark decides, then the user, then what the text declares; else it is UTF-8."""
     if head.startswith(codecs.BOM_UTF8):
         return "utf-8-sig"
     for mark, name in MARKS.items():
         if head.startswith(mark):
-            source.reading.tally.note(f"text was read as {name} because of its byte order mark")
+            entry.reading.tally.note(f"text was read as {name} because of its byte order mark")
             return name
-    if source.reading.encoding:
-        return source.reading.encoding
+    if entry.reading.encoding:
+        return entry.reading.encoding
     found = declared.search(head) if declared else None
     name = found[1].decode("ascii") if found else ""
     # What a text in UTF-8 declares about UTF-16 was true before it was converted.
@@ -123,7 +123,7 @@ def _encoding(source: Source, head: bytes, declared: re.Pattern[bytes] | None) -
 
 
 def _undecodable(
-    source: Source, encoding: str, error: UnicodeError, block: bytes, offset: int, around: bytes
+    entry: Entry, encoding: str, error: UnicodeError, block: bytes, offset: int, around: bytes
 ) -> Unusable:
     """The error for a block that begins at `offset` and cannot be decoded.
 
@@ -139,30 +139,28 @@ def _undecodable(
         byte = f"byte {data[error.start]:#04x} " if data else ""
         reason += f": {byte}at offset {position:,}"
     if not is_utf8:
-        if source.reading.encoding == encoding:
-            return Unusable(source.name, reason, "give another --encoding, or none for UTF-8")
-        return Unusable(source.name, reason, "it is damaged; save it as UTF-8")
-    return _wrong_encoding(source, around, reason, likely_encoding(around))
+        if entry.reading.encoding == encoding:
+            return Unusable(entry.name, reason, "give another --encoding, or none for UTF-8")
+        return Unusable(entry.name, reason, "it is damaged; save it as UTF-8")
+    return _wrong_encoding(entry, around, reason, likely_encoding(around))
 
 
-def _wrong_encoding(source: Source, data: bytes, reason: str, likely: str | None) -> Unusable:
+def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) -> Unusable:
     """The error for a file that is not UTF-8 but, from its data, likely in another encoding."""
-    words = advice(source.name, data)
+    words = advice(entry.name, data)
     found = KIND.match(words)
     if not found:
-        return Unusable(
-            source.name, reason, words if _takes_commands(source) else "save it as UTF-8"
-        )
+        return Unusable(entry.name, reason, words if _takes_commands(entry) else "save it as UTF-8")
     kind, mark, rest = found.groups()
     other = f"convert it: {rest}" if mark == ":" else rest
-    if not _takes_commands(source):
+    if not _takes_commands(entry):
         other = "convert it to text"
     if kind == f"probably {likely}":
         option = f"add --encoding {likely}"
-        other = f"{option}, or {other}" if _takes_commands(source) else option
-    return Unusable(source.name, f"{reason}, but {kind}", other)
+        other = f"{option}, or {other}" if _takes_commands(entry) else option
+    return Unusable(entry.name, f"{reason}, but {kind}", other)
 
 
-def _takes_commands(source: Source) -> bool:
+def _takes_commands(entry: Entry) -> bool:
     """Whether a command can read it: it is no part of an archive, and its name can be shown."""
-    return not source.is_unpacked and source.name.isprintable() and "\ufffd" not in source.name
+    return not entry.is_unpacked and entry.name.isprintable() and "\ufffd" not in entry.name

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from smallmind.checks import InputError
-from smallmind.corpus.reading import Progress, shown
+from smallmind.corpus.reading import BytesRead, shown
 from smallmind.files import durable
 
 
@@ -15,9 +15,9 @@ class FileStream(io.RawIOBase):
     InputError naming the file if it cannot be opened or read.
     """
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path, bytes_read: BytesRead | None = None) -> None:
         super().__init__()
-        self._name, self._progress, self.count = shown(path), progress, 0
+        self._name, self._bytes_read, self.count = shown(path), bytes_read, 0
         try:
             self._file = durable.open_regular(path)
         except OSError as error:
@@ -35,8 +35,8 @@ class FileStream(io.RawIOBase):
         except OSError as error:
             raise InputError(f"cannot read {self._name}: {error.strerror}") from None
         self.count += len(data)
-        if self._progress:
-            self._progress.reach(self._file.tell())
+        if self._bytes_read:
+            self._bytes_read.reach(self._file.tell())
         return data
 
     def readable(self) -> bool:

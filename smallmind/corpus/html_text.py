@@ -7,9 +7,9 @@ from typing import Any
 
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
+from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.layout import LEFT_OUT, LINE, PARAGRAPH, SPACE, Layout, growing
 from smallmind.corpus.reading import Limits, shown
-from smallmind.corpus.source import Piece, Source, document
 
 CHARSET = re.compile(rb"""<meta\b[^>]*\bcharset\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 WHITE_SPACE = re.compile(r"[ \t\n\r\f]+")
@@ -22,19 +22,19 @@ LINES = re.compile("br|caption|dd|div|dt|figcaption|legend|li|option|td|th|tr")
 KEPT_AS_IS = ("pre", "textarea")  # elements whose white space matters
 
 
-def read_html(source: Source) -> Iterator[Piece]:
+def read_html(entry: Entry) -> Iterator[Piece]:
     """The text of a page: one document."""
-    return document(_chunks(source), source.reading.limits.piece)
+    return document(_chunks(entry), entry.reading.limits.piece)
 
 
-def _chunks(source: Source) -> Iterator[str]:
+def _chunks(entry: Entry) -> Iterator[str]:
     layout = Layout()
     page = _Page(layout)
-    for text in growing(source, decoded(source, CHARSET), page):
+    for text in growing(entry, decoded(entry, CHARSET), page):
         try:
             page.feed(text)
         except AssertionError as error:  # of the standard library, for odd declarations
-            raise InputError(f"{source.name} is damaged: {shown(error)}; correct it") from None
+            raise InputError(f"{entry.name} is damaged: {shown(error)}; correct it") from None
         yield layout.take()
     # A tag or comment that never ends is no text; browsers leave it out, too.
     if page.rawdata == "<" or not page.rawdata.startswith("<"):

@@ -7,18 +7,18 @@ from typing import Any
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.decoding import decoded
+from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.reading import shown
 from smallmind.corpus.records import TextField, lines, record
-from smallmind.corpus.source import Piece, Source
 
 
-def read_json_lines(source: Source) -> Iterator[Piece]:
+def read_json_lines(entry: Entry) -> Iterator[Piece]:
     """A JSON value per line, each with a document; blank lines are left out.
 
     InputError naming the file and the line for one that is not JSON.
     """
-    field = TextField(source)
-    for number, line in enumerate(lines(source, decoded(source)), 1):
+    field = TextField(entry)
+    for number, line in enumerate(lines(entry, decoded(entry)), 1):
         if line.isspace():
             continue
         where = f"line {number:,}"
@@ -26,55 +26,55 @@ def read_json_lines(source: Source) -> Iterator[Piece]:
             value = _parsed(line.rstrip("\r\n"))
         except ValueError as error:
             raise InputError(
-                f"{source.name}: {where} is not JSON: {_reason(error)}; correct or remove that line"
+                f"{entry.name}: {where} is not JSON: {_reason(error)}; correct or remove that line"
             ) from None
-        yield from record(source, field.text_of(value, where))
+        yield from record(entry, field.text_of(value, where))
 
 
-def read_json(source: Source) -> Iterator[Piece]:
+def read_json(entry: Entry) -> Iterator[Piece]:
     """An array with a document in each element, or a single record. It is read whole.
 
     InputError if it is too large, or not JSON.
     """
-    value = _whole(source)
-    field = TextField(source)
+    value = _whole(entry)
+    field = TextField(entry)
     records = value if isinstance(value, list) else [value]
     for number, element in enumerate(records, 1):
         activity.tick()
         where = f"element {number:,}" if records is value else "its only value"
-        yield from record(source, field.text_of(element, where))
+        yield from record(entry, field.text_of(element, where))
 
 
-def _whole(source: Source) -> Any:
+def _whole(entry: Entry) -> Any:
     """The value of a JSON file."""
-    text = _text(source)
+    text = _text(entry)
     try:
         return _parsed(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             raise InputError(
-                f"{source.name} has more than one JSON value, the second in line "
+                f"{entry.name} has more than one JSON value, the second in line "
                 f"{error.lineno:,}; if it has one per line, rename it to .jsonl"
             ) from None
         reason = f"{_reason(error)} of line {error.lineno:,}"
     except ValueError as error:
         reason = _reason(error)
-    raise InputError(f"{source.name} is not JSON: {reason}; correct it, or leave it out")
+    raise InputError(f"{entry.name} is not JSON: {reason}; correct it, or leave it out")
 
 
-def _text(source: Source) -> str:
-    longest = source.reading.limits.whole
-    chunks, length = [], source.size or 0
+def _text(entry: Entry) -> str:
+    longest = entry.reading.limits.whole
+    chunks, length = [], entry.size or 0
     if length <= longest:
         length = 0
-        for chunk in decoded(source):
+        for chunk in decoded(entry):
             length += len(chunk)
             if length > longest:
                 break
             chunks.append(chunk)
     if length > longest:
         raise InputError(
-            f"{source.name} has more than {longest:,} bytes, and a .json file is read whole; "
+            f"{entry.name} has more than {longest:,} bytes, and a .json file is read whole; "
             "convert it to .jsonl, with one value per line"
         )
     return "".join(chunks)

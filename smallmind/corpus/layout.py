@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from smallmind.checks import InputError
+from smallmind.corpus.entry import Entry
 from smallmind.corpus.reading import Limits
-from smallmind.corpus.source import Source
 
 NOTHING, SPACE, LINE, PARAGRAPH = range(4)  # what separates words, the weakest first
 SEPARATORS = ("", " ", "\n", "\n\n")
@@ -56,7 +56,7 @@ def separator_in(space: str) -> int:
     return min(LINE + breaks - 1, PARAGRAPH) if breaks else SPACE if space else NOTHING
 
 
-def growing(source: Source, chunks: Iterable[str], parser: Parser) -> Iterator[str]:
+def growing(entry: Entry, chunks: Iterable[str], parser: Parser) -> Iterator[str]:
     """The chunks, joined until they are longer than what the parser holds and will scan again.
 
     A tag or comment of any length is so scanned a few times, rather than once per chunk.
@@ -68,9 +68,9 @@ def growing(source: Source, chunks: Iterable[str], parser: Parser) -> Iterator[s
         waiting.append(chunk)
         length += len(chunk)
         held = parser.held()
-        if length + held > (longest := parser.may_hold(source.reading.limits)) and held:
+        if length + held > (longest := parser.may_hold(entry.reading.limits)) and held:
             raise InputError(
-                f"{source.name} has a tag or comment of more than {longest:,} characters; "
+                f"{entry.name} has a tag or comment of more than {longest:,} characters; "
                 "shorten it, or leave the file out"
             )
         if length >= held:

@@ -92,7 +92,7 @@ class Tally:
         )
 
 
-class Progress:
+class BytesRead:
     """Shows which share of all bytes has been read, as part of the current activity."""
 
     def __init__(self, total: int) -> None:
@@ -125,7 +125,7 @@ class Reading:
     field: str | None  # of a record, its text; None: the obvious one
     encoding: str | None  # of what has no byte order mark; None: UTF-8
     limits: Limits
-    progress: Progress
+    bytes_read: BytesRead
     tally: Tally = dataclasses.field(default_factory=Tally)
     # Names of what was decoded to its end, in this or in an earlier reading.
     decodable: set[str] = dataclasses.field(default_factory=set)

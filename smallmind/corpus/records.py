@@ -4,16 +4,16 @@ import io
 from collections.abc import Collection, Iterable, Iterator
 
 from smallmind.checks import InputError
+from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.reading import Unusable, shown
-from smallmind.corpus.source import Piece, Source, document
 
 OBVIOUS = ("text", "content", "story")  # fields that hold the text, the most likely first
 MOST_NAMES = 20  # fields in a message
 
 
-def lines(source: Source, chunks: Iterable[str]) -> Iterator[str]:
+def lines(entry: Entry, chunks: Iterable[str]) -> Iterator[str]:
     """Lines with their ends, which are LF, CRLF or CR. InputError for one that is too long."""
-    longest = source.reading.limits.record
+    longest = entry.reading.limits.record
     line: list[str] = []  # the parts of it that have been read
     number, length, held = 1, 0, ""
     for chunk in chunks:
@@ -24,7 +24,7 @@ def lines(source: Source, chunks: Iterable[str]) -> Iterator[str]:
             line.append(part)
             length += len(part)
             if length > longest:
-                raise too_long(source, f"line {number:,}")
+                raise too_long(entry, f"line {number:,}")
             if part.endswith(("\n", "\r")):
                 yield "".join(line)
                 line, length, number = [], 0, number + 1
@@ -32,27 +32,27 @@ def lines(source: Source, chunks: Iterable[str]) -> Iterator[str]:
         yield "".join(line) + held
 
 
-def too_long(source: Source, where: str) -> InputError:
+def too_long(entry: Entry, where: str) -> InputError:
     """The error for a line, cell or tag that would take too much memory."""
-    longest = source.reading.limits.record
+    longest = entry.reading.limits.record
     return InputError(
-        f"{source.name}: {where} has more than {longest:,} characters; divide it into several"
+        f"{entry.name}: {where} has more than {longest:,} characters; divide it into several"
     )
 
 
-def record(source: Source, text: str | None) -> Iterator[Piece]:
+def record(entry: Entry, text: str | None) -> Iterator[Piece]:
     """The document of a record; one without text is counted, not read."""
     if not text:
-        source.reading.tally.empty += 1
+        entry.reading.tally.empty += 1
     else:
-        yield from document([text], source.reading.limits.piece)
+        yield from document([text], entry.reading.limits.piece)
 
 
 class TextField:
     """The field of a file's records that holds their text: the user's, or the obvious one."""
 
-    def __init__(self, source: Source, name: str = "field") -> None:
-        self._source = source
+    def __init__(self, entry: Entry, name: str = "field") -> None:
+        self._entry = entry
         self._name = name  # what a field is called in such files
         self._chosen: str | None = None
 
@@ -65,7 +65,7 @@ class TextField:
             return self._chosen
         known = [name for name in names if isinstance(name, str)]
         if self._chosen is None:
-            field = self._source.reading.field
+            field = self._entry.reading.field
             self._chosen = _named(known, (field,) if field else OBVIOUS)
             if self._chosen is not None:
                 self.note(self._chosen)
@@ -75,9 +75,9 @@ class TextField:
 
     def note(self, field: str) -> None:
         """Says which field is read, unless the user has."""
-        if not self._source.reading.field:
+        if not self._entry.reading.field:
             words = f"read the text from {self._name} {shown(field, 60)!r}"
-            self._source.reading.tally.note(words)
+            self._entry.reading.tally.note(words)
 
     def text_of(self, value: object, where: str) -> str | None:
         """The text of a record, itself one or an object; None for null.
@@ -92,28 +92,28 @@ class TextField:
         elif value is not None and not isinstance(value, str):
             reason = f"has {_kind(value)} in {where}"
             advice = "a record must be an object with the text in one of its fields, or a text"
-            raise Unusable(self._source.name, reason, advice)
+            raise Unusable(self._entry.name, reason, advice)
         if value is None or isinstance(value, str):
             return value
         reason = f"has {_kind(value)} as {where}"
-        raise Unusable(self._source.name, reason, "give --field with one that holds text")
+        raise Unusable(self._entry.name, reason, "give --field with one that holds text")
 
     def _missing(self, known: list[str], where: str) -> Unusable:
-        field = self._chosen or self._source.reading.field
+        field = self._chosen or self._entry.reading.field
         wanted = repr(shown(field, 60)) if field else "'text', 'content' or 'story'"
         names = ", ".join(shown(name, 60) for name in known[:MOST_NAMES])
         names += " and others" if len(known) > MOST_NAMES else ""
         reason = f"has no field {wanted} in {where}"
         if not known:
-            return Unusable(self._source.name, reason, "it has no fields at all")
+            return Unusable(self._entry.name, reason, "it has no fields at all")
         several = [name.strip() for name in (field or "").split(",")]
         if len(several) > 1 and all(_named(known, (name,)) for name in several):
             advice = (
                 f"--field takes one name: join {' and '.join(several)} into one field, such as "
                 "text, in a copy of the file, and train on that; or give one of them"
             )
-            return Unusable(self._source.name, reason, advice)
-        return Unusable(self._source.name, reason, f"give --field with one of these: {names}")
+            return Unusable(self._entry.name, reason, advice)
+        return Unusable(self._entry.name, reason, f"give --field with one of these: {names}")
 
 
 def _named(names: list[str], wanted: Iterable[str]) -> str | None:

@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
     shard_tokens: int  # in every shard of a part but the last
 
 
-class PartProgress(NamedTuple):
+class WrittenPart(NamedTuple):
     """How far the training or held-out part is written."""
 
     shards: tuple[Shard, ...] = ()
@@ -85,9 +85,9 @@ class Index(NamedTuple):
             },
         )
 
-    def parts(self) -> dict[str, PartProgress]:
+    def parts(self) -> dict[str, WrittenPart]:
         """Both parts by name."""
-        return {"train": PartProgress(self.train), "held_out": PartProgress(self.held_out)}
+        return {"train": WrittenPart(self.train), "held_out": WrittenPart(self.held_out)}
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -100,13 +100,13 @@ class Index(NamedTuple):
             return cls(_recipe(fields), shards["train"], shards["held_out"], state)
 
 
-class Progress(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where an unfinished writer can resume."""
 
     recipe: Recipe
     position: Any  # JSON, of the caller: all tokens before it have been written
-    train: PartProgress = PartProgress()
-    held_out: PartProgress = PartProgress()
+    train: WrittenPart = WrittenPart()
+    held_out: WrittenPart = WrittenPart()
 
     def write(self, directory: Path) -> None:
         """Writes progress.json. OSError if the disk refuses it."""
@@ -122,7 +122,7 @@ class Progress(NamedTuple):
             },
         )
 
-    def parts(self) -> dict[str, PartProgress]:
+    def parts(self) -> dict[str, WrittenPart]:
         """Both parts by name."""
         return {"train": self.train, "held_out": self.held_out}
 
@@ -134,7 +134,7 @@ class Progress(NamedTuple):
             return cls(_recipe(fields), fields["position"], **parts)
 
 
-def verify(directory: Path, parts: dict[str, PartProgress]) -> None:
+def verify(directory: Path, parts: dict[str, WrittenPart]) -> None:
     """Reads all finished shards. InputError naming the first that is not what was written."""
     shards = [shard for part in parts.values() for shard in part.shards]
     usual = sum(shard.tokens for shard in shards) < activity.LARGE
@@ -212,9 +212,9 @@ def _recipe(fields: dict[str, Any]) -> Recipe:
     return recipe
 
 
-def _part(fields: dict[str, Any], part: str) -> PartProgress:
+def _part(fields: dict[str, Any], part: str) -> WrittenPart:
     shards, tokens = _shards(fields["shards"], part), whole(fields["tokens"], 0, TOKENS)
-    return PartProgress(shards, tokens, _digits(fields["sha256"]))
+    return WrittenPart(shards, tokens, _digits(fields["sha256"]))
 
 
 def _shards(described: Any, part: str) -> tuple[Shard, ...]:

@@ -20,9 +20,9 @@ from smallmind.corpus.shard_index import (
     INDEX,
     PIECE,
     PROGRESS,
-    PartProgress,
     Recipe,
     Shard,
+    WrittenPart,
     damaged,
     digest,
     shard_name,
@@ -41,7 +41,7 @@ class PartWriter:
     not there.
     """
 
-    def __init__(self, directory: Path, part: str, recipe: Recipe, progress: PartProgress) -> None:
+    def __init__(self, directory: Path, part: str, recipe: Recipe, progress: WrittenPart) -> None:
         self.directory = directory
         self.part = part
         self.shards = list(progress.shards)
@@ -76,11 +76,11 @@ class PartWriter:
         self.shards.append(Shard(name, self.tokens, sha.hexdigest()))
         self.tokens, self._sha = 0, hashlib.sha256()
 
-    def progress(self) -> PartProgress:
+    def progress(self) -> WrittenPart:
         """How far the part is written."""
-        return PartProgress(tuple(self.shards), self.tokens, self._sha.hexdigest())
+        return WrittenPart(tuple(self.shards), self.tokens, self._sha.hexdigest())
 
-    def sync(self, progress: PartProgress) -> None:
+    def sync(self, progress: WrittenPart) -> None:
         """After this, all that progress describes survives a power failure."""
         if not progress.tokens:
             return
@@ -180,7 +180,7 @@ def check_own(directory: Path, records: Container[str] = ()) -> None:
         )
 
 
-def described(parts: dict[str, PartProgress]) -> set[str]:
+def described(parts: dict[str, WrittenPart]) -> set[str]:
     """The files of shards, finished or not, that a record describes."""
     unfinished = {name: len(part.shards) for name, part in parts.items() if part.tokens}
     return {shard.name for part in parts.values() for shard in part.shards} | {

@@ -22,8 +22,8 @@ from smallmind.corpus.shard_index import (
     PARTS,
     PROGRESS,
     Index,
-    Progress,
     Recipe,
+    ResumePoint,
     verify,
 )
 from smallmind.corpus.shard_parts import PartWriter, check_own, described, remove_leftovers
@@ -117,12 +117,12 @@ class ShardWriter:
                 self._leave_resumable()
             self._close()
 
-    def _open(self) -> Progress:
+    def _open(self) -> ResumePoint:
         """Makes the directory ready for more -> where to resume."""
         if os.path.lexists(self.directory / INDEX):
             self._refuse_complete()
         try:
-            progress = Progress.read(self.directory)
+            progress = ResumePoint.read(self.directory)
         except FileNotFoundError:
             progress = self._begin()
         for name, found, given in zip(Recipe._fields, progress.recipe, self._recipe, strict=True):
@@ -146,15 +146,15 @@ class ShardWriter:
             durable.remove(self.directory / PROGRESS)
         raise InputError(f"{self.directory} is complete; choose another directory to write to")
 
-    def _begin(self) -> Progress:
+    def _begin(self) -> ResumePoint:
         check_own(self.directory)
-        progress = Progress(self._recipe, None)
+        progress = ResumePoint(self._recipe, None)
         progress.write(self.directory)
         return progress
 
     def _mark(self, position: Any) -> None:
         parts = {name: part.progress() for name, part in self._parts.items()}
-        self._marked = Progress(self._recipe, position, **parts)
+        self._marked = ResumePoint(self._recipe, position, **parts)
 
     def _record(self) -> None:
         if self._marked is self._recorded:
@@ -189,7 +189,7 @@ class ShardWriter:
             part.close()
         with suppress(OSError, InputError):
             # Not self._recorded: a write that failed may have replaced the record nevertheless.
-            on_disk = Progress.read(self.directory)
+            on_disk = ResumePoint.read(self.directory)
             remove_leftovers(self.directory, described(on_disk.parts()))
 
     def _close(self) -> None:

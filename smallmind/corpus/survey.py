@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.corpus.source import Piece
+from smallmind.corpus.entry import Piece
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import batched
 

@@ -8,9 +8,9 @@ from xml.parsers import expat
 
 from smallmind.checks import InputError
 from smallmind.corpus.decoding import decoded
+from smallmind.corpus.entry import Entry, Piece, document
 from smallmind.corpus.layout import LEFT_OUT, LINE, Layout, growing, separator_in
 from smallmind.corpus.reading import Limits, shown
-from smallmind.corpus.source import Piece, Source, document
 
 ENCODING = re.compile(rb"""\A\s*<\?xml\b[^>]*\bencoding\s*=\s*["']([\w.:-]+)""")
 PREDEFINED = ("amp", "apos", "gt", "lt", "quot")
@@ -19,14 +19,14 @@ LONGEST_ENTITY = 100  # characters
 MOST_SPACE = 2**16  # characters of white space that are kept in a row
 
 
-def read_xml(source: Source) -> Iterator[Piece]:
+def read_xml(entry: Entry) -> Iterator[Piece]:
     """The text of an XML file: one document. InputError if it is not well-formed."""
-    return document(_chunks(source), source.reading.limits.piece)
+    return document(_chunks(entry), entry.reading.limits.piece)
 
 
-def _chunks(source: Source) -> Iterator[str]:
-    elements = _Elements(source.name)
-    for text in growing(source, decoded(source, ENCODING), elements):
+def _chunks(entry: Entry) -> Iterator[str]:
+    elements = _Elements(entry.name)
+    for text in growing(entry, decoded(entry, ENCODING), elements):
         elements.feed(text)
         yield elements.layout.take()
     elements.end()

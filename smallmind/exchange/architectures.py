@@ -16,8 +16,8 @@ from smallmind.settings.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a format calls the settings of a model.
+class Keys:
+    """The keys by which a format calls the settings of a model.
 
     `keys` are its names for what `values_of` returns; of several, each has the same value.
     `fixed` are other keys and the values that they may have, of which the first is written, and
@@ -61,10 +61,10 @@ class Architecture:
     parts: Mapping[str, Any]
     model_type: str  # in config.json of Hugging Face
     model_class: str  # of transformers
-    config: Settings
+    config: Keys
     tensors: Layout  # in safetensors of Hugging Face
     gguf: str  # its name in GGUF, which its keys begin with
-    metadata: Settings
+    metadata: Keys
     gguf_tensors: Layout
     filled: Mapping[str, Any] = field(default_factory=dict)
 
@@ -164,7 +164,7 @@ GPT2 = Architecture(
     filled={"bias": True},
     model_type="gpt2",
     model_class="GPT2LMHeadModel",
-    config=Settings(
+    config=Keys(
         keys={
             "vocab_size": "vocab_size",
             "block_size": "n_positions",
@@ -202,7 +202,7 @@ GPT2 = Architecture(
         outputs_first=False,
     ),
     gguf="gpt2",
-    metadata=Settings(
+    metadata=Keys(
         keys={
             "block_size": "context_length",
             "n_embd": "embedding_length",
@@ -237,7 +237,7 @@ LLAMA = Architecture(
     parts={"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "qk_norm": False},
     model_type="llama",
     model_class="LlamaForCausalLM",
-    config=Settings(
+    config=Keys(
         keys={
             "vocab_size": "vocab_size",
             "block_size": "max_position_embeddings",
@@ -285,7 +285,7 @@ LLAMA = Architecture(
         }
     ),
     gguf="llama",
-    metadata=Settings(
+    metadata=Keys(
         keys={
             **GPT2.metadata.keys,
             "vocab_size": "vocab_size",
@@ -417,7 +417,7 @@ def _flag(name: str, value: Any) -> str:
     return f"--{flag} {value:g}" if isinstance(value, float) else f"--{flag} {value}"
 
 
-def settings_of(config: ModelConfig, settings: Settings) -> dict[str, Any]:
+def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
     """The settings of a model under the keys of a format."""
     values = values_of(config)
     written = {**{key: allowed[0] for key, allowed in settings.fixed.items()}, **settings.free}
@@ -427,7 +427,7 @@ def settings_of(config: ModelConfig, settings: Settings) -> dict[str, Any]:
 
 
 def config_of(
-    architecture: Architecture, settings: Settings, saved: Mapping[str, Any], **known: Any
+    architecture: Architecture, settings: Keys, saved: Mapping[str, Any], **known: Any
 ) -> ModelConfig:
     """What a file says -> the settings of its model.
 
@@ -457,7 +457,7 @@ def config_of(
 
 
 def _check_others(
-    architecture: Architecture, settings: Settings, saved: Mapping[str, Any], config: ModelConfig
+    architecture: Architecture, settings: Keys, saved: Mapping[str, Any], config: ModelConfig
 ) -> None:
     """InputError naming the first key that may change what the model computes."""
     keys = {key for keys in settings.keys.values() for key in _several(keys)}
@@ -480,7 +480,7 @@ def _short(value: Any) -> str:
     return shown_value(value[:80] if isinstance(value, str) else value)
 
 
-def _value(settings: Settings, saved: Mapping[str, Any], name: str) -> Any:
+def _value(settings: Keys, saved: Mapping[str, Any], name: str) -> Any:
     """A setting from a file, which may say it under several keys."""
     keys = _several(settings.keys[name])
     found = [saved[key] for key in keys if key in saved]

@@ -7,7 +7,7 @@ from smallmind.nn.dropout import Dropout
 from smallmind.nn.layer import Branch, Layer, Scope
 from smallmind.nn.linear import Linear
 from smallmind.nn.projection import Projection
-from smallmind.nn.residuals import Source, ValueResidual
+from smallmind.nn.residuals import Carried, ValueResidual
 from smallmind.nn.rmsnorm import HeadNorm
 from smallmind.nn.rope import RotaryEmbedding
 
@@ -24,7 +24,7 @@ class Attention(Branch):
         self,
         scope: Scope,
         documents: Documents,
-        first_values: Source | None,
+        first_values: Carried | None,
         layer: int,
     ) -> None:
         super().__init__(scope)

@@ -6,7 +6,7 @@ from smallmind.nn.attention import Attention
 from smallmind.nn.documents import Documents
 from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.layers import build_mlp, build_norm
-from smallmind.nn.residuals import EmbeddingResidual, Source
+from smallmind.nn.residuals import Carried, EmbeddingResidual
 
 
 class Block(Layer):
@@ -20,8 +20,8 @@ class Block(Layer):
         self,
         scope: Scope,
         documents: Documents,
-        embedding: Source | None,
-        first_values: Source | None,
+        embedding: Carried | None,
+        first_values: Carried | None,
         layer: int,
     ) -> None:
         super().__init__(scope)

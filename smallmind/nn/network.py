@@ -13,7 +13,7 @@ from smallmind.nn.layer import Scope
 from smallmind.nn.layers import build_embedding, build_head, build_norm
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
-from smallmind.nn.residuals import Source
+from smallmind.nn.residuals import Carried
 from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
 from smallmind.settings.config import ModelConfig
@@ -27,8 +27,8 @@ class Network:
         self.workspace = workspace
         self.documents = Documents(scope.inner("documents"))
         self.embedding = build_embedding(scope.inner("embedding"))
-        self.x0 = Source(workspace, "embedding_residual") if config.x0_scalars else None
-        first_values = Source(workspace, "first_values") if config.value_residual else None
+        self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
+        first_values = Carried(workspace, "first_values") if config.value_residual else None
         self.blocks = []
         self.specs_of_blocks: list[range] = []  # numbers of the parameters that each declares
         for i in range(config.n_layer):

@@ -9,7 +9,7 @@ from smallmind.nn.workspace import Workspace
 _BOTH = np.ones(2, np.float32)  # the weights of a plain sum
 
 
-class Source:
+class Carried:
     """An activation at the start of the network, which later layers mix in.
 
     It and the sum of the gradients that they return stay until the end of the pass.
@@ -54,24 +54,24 @@ class Source:
 class EmbeddingResidual(Layer):
     """y = a x + b x0, where x0 is the embedding; a starts at 1 and b at 0 (modded-nanogpt)."""
 
-    def __init__(self, scope: Scope, source: Source) -> None:
+    def __init__(self, scope: Scope, carried: Carried) -> None:
         super().__init__(scope)
-        self.source = source
+        self.carried = carried
         self.weights = scope.declare("weight", (2,), Constant((1.0, 0.0)), Role.SCALAR)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> y (R, C); keeps x."""
         self.x = x
         y = self.workspace.rent(*x.shape)
-        self.kernels.mix(y, x, self.source.value, self.weights.compute)
+        self.kernels.mix(y, x, self.carried.value, self.weights.compute)
         return y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, C) -> dx (R, C), in place; adds to gradients."""
         # forward: y = a x + b x0
-        source, weights = self.source, self.weights
-        given = self.x, source.value, weights.compute
-        self.kernels.mix_backward(dy, source.gradient, weights.grad, *given)
+        carried, weights = self.carried, self.weights
+        given = self.x, carried.value, weights.compute
+        self.kernels.mix_backward(dy, carried.gradient, weights.grad, *given)
         return dy
 
 
@@ -82,9 +82,9 @@ class ValueResidual(Layer):
     too. The first block only keeps its own.
     """
 
-    def __init__(self, scope: Scope, source: Source, first: int, is_first_block: bool) -> None:
+    def __init__(self, scope: Scope, carried: Carried, first: int, is_first_block: bool) -> None:
         super().__init__(scope)
-        self.source = source
+        self.carried = carried
         self.first = first
         self.columns = scope.config.kv_heads * scope.config.head_channels
         self.mixes = not is_first_block
@@ -94,23 +94,23 @@ class ValueResidual(Layer):
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, W) -> the same with its values mixed, in place; keeps them as they were."""
         if not self.mixes:
-            self.source.keep(x, self.first, self.columns)
+            self.carried.keep(x, self.first, self.columns)
             return x
         self.kept = self.workspace.rent(len(x), self.columns)
         kernels = self.kernels
         kernels.copy_columns(self.kept, x, self.first)
-        kernels.mix(x, self.kept, self.source.value, self.weights.compute, self.first)
+        kernels.mix(x, self.kept, self.carried.value, self.weights.compute, self.first)
         return x
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, W), the gradient of the mixed values -> that of the values, in place."""
         # forward: v = a v + b v0
-        source = self.source
+        carried = self.carried
         if not self.mixes:
-            source.add_gradient(dy, self.first)
+            carried.add_gradient(dy, self.first)
             return dy
         weights = self.weights
-        given = self.kept, source.value, weights.compute, self.first
-        self.kernels.mix_backward(dy, source.gradient, weights.grad, *given)
+        given = self.kept, carried.value, weights.compute, self.first
+        self.kernels.mix_backward(dy, carried.gradient, weights.grad, *given)
         self.workspace.release(self.kept)
         return dy

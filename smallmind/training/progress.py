@@ -16,7 +16,7 @@ BAR_WIDTH = 10
 BAR, ASCII_BAR = "█░", "#."  # what is done, and what is left
 
 
-class Progress:
+class StatusText:
     """The progress of a run as a line: step, losses, learning rate, speed and time left."""
 
     def __init__(self, steps: int, stream: TextIO | None) -> None:
@@ -95,7 +95,7 @@ class ProgressLine:
     """The progress on standard error, for scripts and notebooks, and what else takes long."""
 
     def __init__(self) -> None:
-        self.progress = Progress(0, sys.stderr)
+        self.progress = StatusText(0, sys.stderr)
         self.line = LiveLine(sys.stderr)
         self._shown = -QUIET
 

@@ -107,18 +107,18 @@ def bind_to_cores() -> None:
 
 
 @dataclass
-class _Settings:
+class _Count:
     threads: int
 
 
-_settings = _Settings(numba.config.NUMBA_NUM_THREADS)  # asking Numba takes a microsecond
+_count = _Count(numba.config.NUMBA_NUM_THREADS)  # asking Numba takes a microsecond
 
 
 def set_threads(count: int) -> None:
     """Makes the kernels run on `count` threads; results do not depend on it."""
     start_threads()
     numba.set_num_threads(count)
-    _settings.threads = count
+    _count.threads = count
 
 
 class one_thread:
@@ -129,12 +129,12 @@ class one_thread:
         numba.set_num_threads(1)
 
     def __exit__(self, *_: TracebackType | BaseException | type | None) -> None:
-        numba.set_num_threads(_settings.threads)
+        numba.set_num_threads(_count.threads)
 
 
 def threads() -> int:
     """The number of threads that kernels run on."""
-    return _settings.threads
+    return _count.threads
 
 
 def max_threads() -> int:

@@ -36,8 +36,8 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a reader reads."""
+class Entry:
+    """A file, its unpacked content or a member of an archive: the input of a reader."""
 
     name: str  # in messages
     file: str  # name of a file, whose suffix says how to read it
@@ -55,12 +55,12 @@ class Source:
         """Whether it comes out of a compressed file or an archive."""
         return self.size is None
 
-    def unpacked(self, open: Callable[[], Stream]) -> "Source":
-        """What this source holds compressed; its name lacks the suffix."""
+    def unpacked(self, open: Callable[[], Stream]) -> "Entry":
+        """What this entry holds compressed; its name lacks the suffix."""
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 
-    def member(self, file: str, open: Callable[[], Stream]) -> "Source":
+    def member(self, file: str, open: Callable[[], Stream]) -> "Entry":
         """A file in this archive."""
         name = f"{self.name}: {file}"
         return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
@@ -71,7 +71,7 @@ def is_compressed(kind: str) -> bool:
     return f".{kind.rpartition('.')[2]}" in NESTED
 
 
-Reader = Callable[[Source], Iterator[Piece]]
+Reader = Callable[[Entry], Iterator[Piece]]
 
 
 def kind_of(file: str | PurePath) -> str:
@@ -83,42 +83,42 @@ def kind_of(file: str | PurePath) -> str:
     return f"{kind_of(stem)}{suffix}" if is_compressed else suffix[1:]
 
 
-def read(source: Source) -> Iterator[Piece]:
-    """The documents in a source.
+def read(entry: Entry) -> Iterator[Piece]:
+    """The documents in an entry.
 
     Unusable if nothing can be had from it, InputError if it is damaged.
     """
-    if source.size == 0:
-        raise Unusable(source.name, "is empty", "give a file with text in it")
-    suffix = source.suffix
+    if entry.size == 0:
+        raise Unusable(entry.name, "is empty", "give a file with text in it")
+    suffix = entry.suffix
     if suffix in UNKNOWN_ARCHIVES:
-        raise Unusable(source.name, f"is a {suffix} archive", "unpack it and give the files in it")
-    if source.is_unpacked and suffix in NESTED:
+        raise Unusable(entry.name, f"is a {suffix} archive", "unpack it and give the files in it")
+    if entry.is_unpacked and suffix in NESTED:
         reason = f"is a {suffix} file inside a compressed file"
-        raise Unusable(source.name, reason, "unpack the outer one first")
+        raise Unusable(entry.name, reason, "unpack the outer one first")
     reader: Reader = parts.load(parts.READERS, suffix if suffix in parts.READERS else TEXT)
     has_text = False
-    for piece in reader(source):
+    for piece in reader(entry):
         has_text = True
         yield piece
     if not has_text:
-        raise Unusable(source.name, "has no text in it", "give a file with text in it")
+        raise Unusable(entry.name, "has no text in it", "give a file with text in it")
 
 
-def read_found(source: Source) -> Iterator[Piece]:
-    """The documents in a source that nobody named: it is skipped if it is unusable.
+def read_found(entry: Entry) -> Iterator[Piece]:
+    """The documents in an entry that nobody named: it is skipped if it is unusable.
 
     InputError if that shows only after documents were read from it.
     """
     has_text = False
     try:
-        for piece in read(source):
+        for piece in read(entry):
             has_text = True
             yield piece
     except Unusable as error:
         if has_text:
             raise
-        source.reading.tally.skipped.append(Skipped(source.name, error.reason))
+        entry.reading.tally.skipped.append(Skipped(entry.name, error.reason))
 
 
 def document(chunks: Iterable[str], size: int) -> Iterator[Piece]:
