@@ -118,7 +118,7 @@ def _encoding(source: Source, head: bytes, declared: re.Pattern[bytes] | None) -
         return source.reading.encoding
     found = declared.search(head) if declared else None
     name = found[1].decode("ascii") if found else ""
-    # What a text in UTF-8 declares about UTF-16 was true before it was converted.
+    # A declaration of UTF-16 in a text in UTF-8 was true before the text was converted.
     return name if _is_known(name) and not name.lower().startswith("utf") else "utf-8"
 
 
@@ -133,7 +133,7 @@ def _undecodable(
     shown_name = "UTF-8" if is_utf8 else encoding
     reason = f"is not {shown_name}"
     if isinstance(error, UnicodeDecodeError):
-        # What was left of the previous block stands before this one.
+        # The rest of the previous block precedes this one.
         data = error.object
         position = offset - (len(data) - len(block)) + error.start
         byte = f"byte {data[error.start]:#04x} " if data else ""
@@ -164,5 +164,5 @@ def _wrong_encoding(source: Source, data: bytes, reason: str, likely: str | None
 
 
 def _takes_commands(source: Source) -> bool:
-    """Whether a command can read it: it is no part of an archive, and its name can be shown."""
+    """True if a command can read it: it is not part of an archive, and its name can be shown."""
     return not source.is_unpacked and source.name.isprintable() and "\ufffd" not in source.name

@@ -77,7 +77,7 @@ class PartWriter:
         self.tokens, self._sha = 0, hashlib.sha256()
 
     def progress(self) -> PartProgress:
-        """How far the part is written."""
+        """The part's progress."""
         return PartProgress(tuple(self.shards), self.tokens, self._sha.hexdigest())
 
     def sync(self, progress: PartProgress) -> None:

@@ -1,4 +1,4 @@
-"""What a reader is given, what it hands out, and which one reads what."""
+"""The input and output of a reader, and the choice of the reader for a file."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What a reader reads."""
+    """The input of a reader."""
 
     name: str  # in messages
     file: str  # name of a file, whose suffix says how to read it
@@ -52,11 +52,11 @@ class Source:
 
     @property
     def is_unpacked(self) -> bool:
-        """Whether it comes out of a compressed file or an archive."""
+        """True if the source comes out of a compressed file or an archive."""
         return self.size is None
 
     def unpacked(self, open: Callable[[], Stream]) -> "Source":
-        """What this source holds compressed; its name lacks the suffix."""
+        """The uncompressed source; its name lacks the suffix."""
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 
@@ -67,7 +67,7 @@ class Source:
 
 
 def is_compressed(kind: str) -> bool:
-    """Whether files of a kind, such as "jsonl.gz", take more room once they are unpacked."""
+    """True if files of a kind, such as "jsonl.gz", take more space when unpacked."""
     return f".{kind.rpartition('.')[2]}" in NESTED
 
 

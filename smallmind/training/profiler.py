@@ -181,7 +181,7 @@ class TrainingProfiler(Tabular):
         return box.draw(TITLE, heads, table, footer, widths, ascii_only)
 
     def table(self) -> Table:
-        """The same without lines."""
+        """The table, without lines."""
         heads, rows, footer = self._cells()
         return Table("Where the time went", [*rows, footer], heads)
 
