@@ -1,4 +1,4 @@
-"""python -m bench COMMAND: measures speed, memory and what runs survive.
+"""Measures speed, memory and what runs survive: python -m bench COMMAND.
 
 NumPy, Numba and PyTorch read which machine code to use from the environment when they are imported,
 so the arguments are read first.

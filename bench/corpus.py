@@ -1,4 +1,4 @@
-"""python -m bench corpus: preparing a corpus larger than memory should hold, and training from it.
+"""Prepares a corpus larger than memory should hold, and trains from it: python -m bench corpus.
 
 The corpus is written by the grammar of the built-in stories: as text files, and with a story in
 each line of .jsonl files. Training on its tokens is compared with training on its first megabyte in

@@ -1,4 +1,4 @@
-"""python -m bench faults: what runs survive, many times over.
+"""Checks what runs survive, many times over: python -m bench faults.
 
 The faults are those of `tests/faults`, whose short forms are part of the tests.
 """
@@ -37,7 +37,7 @@ EXAMPLES = 1000  # between two checks of the time
 
 
 def _forked(module: str, what: str, number: int) -> Counts:
-    """What a module of tests.faults counts; those that exit at the first loss count no others."""
+    """The counts of a module of tests.faults; those that exit at the first loss count no others."""
     with tempfile.TemporaryDirectory() as directory:
         tried, *lost = forked.counts(module, directory, what, number)
     return tried, sum(lost)

@@ -1,4 +1,6 @@
-"""python -m bench generate: tokens per second, beside transformers and llama.cpp if installed.
+"""Measures tokens per second, beside installed rivals: python -m bench generate.
+
+Rivals are transformers and llama.cpp.
 
 Random weights. Ours decodes in this process; each peer in one of its own, from an export of the
 same model, all in turn. A token reads every weight once: the share of the memory's bandwidth is
@@ -105,7 +107,7 @@ def _label(case: Any) -> str:
 
 
 def _seconds(model: TransformerModel, precision: str, batch: int) -> float:
-    """Of a token, for each of `batch` sequences at once."""
+    """The time of a token, for each of `batch` sequences at once."""
     model.use_precision(precision)
     cache, ids = KeyValueCache(model, batch), np.zeros((batch, 1), np.int32)
     model.decode(np.zeros((batch, PROMPT), np.int32), cache)

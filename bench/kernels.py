@@ -1,4 +1,4 @@
-"""python -m bench kernels: each kernel compared with the machine's limit, NumPy and PyTorch."""
+"""Compares each kernel with the machine's limit, NumPy and PyTorch: python -m bench kernels."""
 
 import argparse
 import gc

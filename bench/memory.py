@@ -1,4 +1,4 @@
-"""python -m bench memory: the memory of training by precision and recompute, and its estimate.
+"""Measures training memory by precision and recompute, and its estimate: python -m bench memory.
 
 Every figure is measured in a separate process.
 """

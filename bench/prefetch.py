@@ -1,4 +1,4 @@
-"""python -m bench prefetch: how long steps wait for batches, by how many are drawn ahead.
+"""Measures how long steps wait for batches, by how many are drawn ahead: python -m bench prefetch.
 
 One model trains on tokens in memory, on tokens as from a slow disk, and on a file whose pages are
 dropped before every step. Runs with different numbers of batches ahead take turns.

@@ -1,4 +1,4 @@
-"""python -m bench ranks: training on several ranks beside one process, and what a network costs.
+"""Compares several ranks with one process, and measures the network's cost: python -m bench ranks.
 
 Two ranks of one thread and one process of two threads compute the same update, in turn. Then ranks
 exchange their gradients as over networks of known latency and bandwidth, and the steps are compared

@@ -1,4 +1,4 @@
-"""python -m bench recipe: how fast recipes learn, over several seeds.
+"""Compares how fast recipes learn, over several seeds: python -m bench recipe.
 
 Each run is a whole `smallmind train`, timed from its start to its end. Runs take turns, a seed at a
 time, so that a machine that slows down does so for all of them. With --target a run ends at the

@@ -1,4 +1,4 @@
-"""python -m bench start: how long compiling takes at the first start, and loading at later ones.
+"""Measures compiling at the first start, and loading at later ones: python -m bench start.
 
 With --sizes also the time of a run that its start predicts, beside the time that it takes.
 """

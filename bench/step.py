@@ -1,4 +1,4 @@
-"""python -m bench step: a training step of smallmind compared with those of other libraries.
+"""Compares a training step of smallmind with those of other libraries: python -m bench step.
 
 Every contestant is a separate process that trains the same model from the same weights on the same
 batches. They take turns of a few steps.

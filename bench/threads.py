@@ -1,4 +1,4 @@
-"""python -m bench threads: how a training step divides among threads, counted and measured.
+"""Counts and measures how a training step divides among threads: python -m bench threads.
 
 What a step does is counted call by call: parallel regions, arithmetic, bytes, and how evenly the
 kernels' own division functions divide the work among any number of workers. From the counts and the
@@ -397,14 +397,14 @@ def copy_rate(count: int) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a prediction needs to know of a machine."""
+    """The properties of a machine that a prediction needs."""
 
     region: dict[int, float]  # by threads: seconds
     core_rate: float  # bytes per second of memory that one core reads and writes
     memory_rate: float  # that all have together
 
     def region_of(self, workers: int) -> float:
-        """That of more threads than were measured grows by as much for each."""
+        """The time of a parallel region; beyond the measured threads, each adds the same amount."""
         if workers in self.region:
             return self.region[workers]
         most = max(self.region)
@@ -438,7 +438,7 @@ def predicted(
 
 
 def undivided_seconds(sizes: Sizes, arch: str, rounds: int) -> float:
-    """What does not become faster: Python, and the way into each kernel.
+    """The seconds that more threads do not shorten: Python, and the way into each kernel.
 
     That is a step of a model with as many layers, and hardly any work: one token, two channels per
     head.

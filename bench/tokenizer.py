@@ -1,4 +1,4 @@
-"""python -m bench tokenizer: learning tokens from a text and encoding it, beside `tokenizers`."""
+"""Learns tokens from a text and encodes it, beside `tokenizers`: python -m bench tokenizer."""
 
 import argparse
 import importlib.util

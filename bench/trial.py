@@ -1,4 +1,4 @@
-"""python -m bench.trial JSON: some training steps in a separate process, to measure its memory.
+"""Runs training steps in a separate process, to measure its memory: python -m bench.trial JSON.
 
 The JSON holds the arguments of `run`, or of `train`; the answer is JSON too.
 """

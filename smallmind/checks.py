@@ -79,7 +79,7 @@ def _finite(text: str) -> float:
 
 
 def whole(value: Any, low: int = 0, meaning: str = "") -> int:
-    """value, a whole number of a file, from low on and below 2**63. ValueError otherwise."""
+    """Returns value, a whole number of a file. ValueError unless low <= value < 2**63."""
     if type(value) is not int or not low <= value < 2**63:  # True is an int too
         wanted = meaning or f"a whole number from {low} on"
         raise ValueError(f"{shown_value(value)} is not {wanted}")
@@ -127,7 +127,7 @@ COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
 
 
 def check(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """value as a plain Python number, string or bool for this field.
+    """Returns value as a plain Python number, string or bool for this field.
 
     InputError naming the field, the value and what is allowed, if the value is not.
     """
@@ -192,7 +192,7 @@ def shown_value(value: Any) -> str:
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> Any:
-    """value, if it is of one of these types, of which None is one. TypeError naming it otherwise.
+    """Returns value if it is of one of these types, None among them. TypeError naming it if not.
 
     True and False are no numbers.
     """
@@ -225,7 +225,7 @@ def _number(limit: float) -> str:
 
 
 def check_field(config: type, name: str, value: Any) -> Any:
-    """value as `check` returns it for the field with this name."""
+    """Returns value as `check` does for the field with this name."""
     return check(next(f for f in dataclasses.fields(config) if f.name == name), value)
 
 

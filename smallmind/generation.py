@@ -108,7 +108,7 @@ class Writer:
         self.seconds = 0.0
 
     def pieces(self) -> Iterator[list[str]]:
-        """What each text goes on with, one list after another; "" where there is nothing yet."""
+        """Yields lists with the next piece of each text, "" where there is nothing yet."""
         start = activity.clock()
         stops = (self.config.stop,) if isinstance(self.config.stop, str) else self.config.stop
         texts = [_Text(self.tokenizer, stops or ()) for _ in range(self.n)]
@@ -194,7 +194,7 @@ class _Text:
         return piece
 
     def end(self) -> str:
-        """What is left of the text."""
+        """Returns the rest of the text."""
         rest = "" if self.ended == "stop" else "".join(self._pieces)
         return self._held + rest
 

@@ -98,5 +98,5 @@ def _nucleus(p: np.ndarray, share: float) -> np.ndarray:
 
 
 def _likely(p: np.ndarray, least: float) -> np.ndarray:
-    """Those that are at least so likely, compared with the likeliest."""
+    """The tokens with at least this probability relative to the likeliest."""
     return np.flatnonzero(p >= least)

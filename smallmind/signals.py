@@ -96,7 +96,7 @@ def _send_later(number: int) -> None:
 
 
 def _is_within(frame: FrameType | None, function: Any) -> bool:
-    """Whether a frame belongs to a call of this function."""
+    """True if a frame belongs to a call of this function."""
     while frame and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None

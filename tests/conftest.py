@@ -1,4 +1,4 @@
-"""What all tests have in common: two processes, and runs that start and end quickly."""
+"""Fixtures for all tests: two processes, and runs that start and end quickly."""
 
 import platform
 import signal

@@ -10,7 +10,7 @@ from smallmind.training import rehearsal
 
 
 def output_of(program, *arguments, **environment):
-    """What a program prints; a warning or an error fails the test."""
+    """The output of a program; a warning or an error fails the test."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
         env={**os.environ, **environment},

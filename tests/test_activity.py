@@ -1,4 +1,4 @@
-"""What takes long is announced, and says how far it is: on a clock that the tests set."""
+"""Long activities are announced, and say how far they are: on a clock that the tests set."""
 
 import io
 import itertools
@@ -43,7 +43,7 @@ def slow(monkeypatch):
 
 @pytest.fixture
 def shown(fresh):
-    """What the hook is told: phrases, and whether they are usual."""
+    """The messages to the hook: phrases, and whether they are usual."""
     told = []
     with activity.showing_on(lambda phrase, usual: told.append((phrase, usual))):
         yield told

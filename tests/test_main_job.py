@@ -13,7 +13,7 @@ SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tinyshakespeare.t
 
 
 def train(directory, *arguments):
-    """What `smallmind train` prints, and the record of its last evaluation, if it has one."""
+    """The output of `smallmind train`, and the record of its last evaluation, if it has one."""
     result = subprocess.run(
         [sys.executable, "-m", "smallmind", "train", *arguments, "--out", str(directory)],
         capture_output=True,

@@ -46,7 +46,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """What each cell shows: mime type -> content."""
+    """The output of each cell: mime type -> content."""
     place = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, CELLS.values())))
     with pytest.MonkeyPatch.context() as patch:

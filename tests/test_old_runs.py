@@ -41,7 +41,7 @@ def edit_config(run, edit):
 
 
 def assert_resumes_to_the_same_weights(run, weights, loss):
-    """weights, loss: how far they may be from those of the earlier version."""
+    """Asserts that weights and loss are at most so far from those of the earlier version."""
     old, before = safetensors.read(run / "model.safetensors")[0], losses(run)
     truncate(run, step=8)
     assert main(["train", "--resume", str(run)]) == 0

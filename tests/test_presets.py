@@ -136,7 +136,7 @@ def test_the_rates_of_a_recipe_follow_from_what_is_chosen():
         "accumulated": {"grad_accum_steps": 4},
     }.items()}  # fmt: skip
     assert rates["adamw"]["learning_rate"] < rates["muon"]["learning_rate"]
-    # The same number of tokens halves the weight of a gradient in the second moment.
+    # An equal number of tokens halves the weight of a gradient in the second moment.
     assert rates["large"]["beta2"] == rates["accumulated"]["beta2"]
     assert rates["large"]["beta2"] == pytest.approx(rates["muon"]["beta2"] ** 4)
 

@@ -1,4 +1,4 @@
-"""What the README shows runs as it is written, in the order in which it stands there.
+"""The README's examples run as they are written, in the order in which they appear.
 
 Not run: what would install something, leave this machine, or take as long as a whole default run.
 Of these the command lines are parsed, by the real parser.

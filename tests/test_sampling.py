@@ -62,7 +62,7 @@ def test_of_equal_tokens_the_first_are_kept():
 
 
 def naive(logits, config, uniform):
-    """The same by sorting everything, as the definitions read."""
+    """Samples by sorting everything, as the definitions read."""
     p = shares(logits.astype(np.float64) / config.temperature)
     order = sorted(range(len(p)), key=lambda token: (-p[token], token))
     if config.top_k is not None:

@@ -1,4 +1,4 @@
-"""What the public functions say to arguments of a wrong type, shape or value; how objects print."""
+"""Public functions refuse arguments of a wrong type, shape or value; objects print themselves."""
 
 import numpy as np
 import pytest

@@ -1,1 +1,1 @@
-"""The same training step in several libraries: same weights, same batches, same optimizer."""
+"""One training step in several libraries: same weights, same batches, same optimizer."""

@@ -1,4 +1,4 @@
-"""python -m bench.peers NAME JOB: a contestant in a separate process, to measure its memory.
+"""Runs a contestant in a separate process, to measure its memory: python -m bench.peers NAME JOB.
 
 Reads commands from stdin, one JSON object per line, and answers each with a line:
 `{"run": [first, count]}` -> seconds, processor seconds and losses of these steps;

@@ -1,4 +1,4 @@
-"""What every contestant trains: model, initial weights, batches, optimizer settings."""
+"""The task of every contestant: model, initial weights, batches, optimizer settings."""
 
 import os
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Sizes:
 
 
 def model_config(sizes: Sizes, arch: str) -> ModelConfig:
-    """What the model of these sizes is made of."""
+    """The config of a model of these sizes."""
     return ModelConfig(
         vocab_size=sizes.V,
         block_size=sizes.T,

@@ -1,4 +1,4 @@
-"""nanoGPT's recipe for a CPU in PyTorch: python -m bench.peers.nanogpt TEXT SEED TARGET.
+"""Runs nanoGPT's recipe for a CPU in PyTorch: python -m bench.peers.nanogpt TEXT SEED TARGET.
 
 4 layers of 128 channels, 12 windows of 64 characters, 2000 steps of AdamW at 1e-3 with a cosine to
 1e-4, 100 steps of warmup, betas 0.9 and 0.99, no dropout (its README, "on a CPU"). Evaluates every

@@ -46,7 +46,7 @@ class Case:
 
     @property
     def bytes_exchanged(self) -> float:
-        """What each rank sends in a step on very many ranks."""
+        """The bytes that each rank sends in a step on very many ranks."""
         model = TransformerModel(**self.model())
         return 2 * model.flat.grad.size * (2 if self.reduce_precision == "bfloat16" else 4)
 
@@ -85,7 +85,7 @@ def _slow_down(latency: float, bandwidth: float) -> None:
         def exchange(self, vector, ends, *others):  # type: ignore[no-untyped-def]
             pending = original(self, vector, ends, *others)
             lengths = np.diff(ends)
-            # What arrives at this rank: its piece from all others, or theirs.
+            # This rank receives its piece from all others, or theirs.
             elements = count(lengths, self.rank, self.size)
             itemsize = (others[-1] if others else vector).itemsize
             due, has_arrived = arrival(float(elements) * itemsize), pending.has_arrived

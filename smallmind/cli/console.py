@@ -96,7 +96,7 @@ class Console:
             self._live.show(*(f" [{text}]" for text in variants), " ...")
 
     def activity(self, text: str | None, usual: bool) -> None:
-        """What is being done now, for the activity hook; a line of its own if not on a terminal."""
+        """The activity hook: shows an activity, on a line of its own if not in a terminal."""
         if not text:
             self._clear()
         elif self.is_terminal or usual or not self._pause.is_over(text):
@@ -184,7 +184,7 @@ class Console:
 
 
 def _has_no_reader(error: OSError) -> bool:
-    """Whether an error says that the other end of a pipe is closed; Windows has no name for it."""
+    """True if an error means that the other end of a pipe is closed; Windows has no name for it."""
     is_pipe_of_windows = os.name == "nt" and error.errno == errno.EINVAL
     return isinstance(error, BrokenPipeError) or is_pipe_of_windows
 

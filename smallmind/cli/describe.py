@@ -65,7 +65,7 @@ def _parts_of(config: ModelConfig) -> str:
 
 
 def model_for_minutes(settings: Settings) -> str:
-    """What a run of so many minutes trains."""
+    """Says how large a model a run of that many minutes trains."""
     model, run = settings.model, settings.run
     layers = "1 layer" if model.n_layer == 1 else f"{model.n_layer} layers"
     return (
@@ -100,7 +100,7 @@ def _describe_data(console: Console, run: "Run") -> None:
 
 
 def describe_reading(console: Console, report: "Report") -> None:
-    """What was done to the texts, and which files were left out."""
+    """Prints how the texts were cleaned, and which files were left out."""
     for note in report.notes:
         console.line(note)
     if report.empty:

@@ -1,4 +1,4 @@
-"""What a run shows while it trains, and its results at the end."""
+"""Shows a run while it trains, and its results at the end."""
 
 import math
 from collections.abc import Callable
@@ -110,7 +110,7 @@ class ProgressDisplay:
         self.console.quote(record.text)
 
     def show_rollback(self, record: RollbackRecord) -> None:
-        """What happened, and how the run continues."""
+        """Shows what happened, and how the run continues."""
         loss, average = record.spike_loss, record.average_loss
         problem = "is not finite" if loss is None else f"rose to {loss:.4f}"
         usual = "" if average is None else f" from an average of {average:.4f}"
@@ -134,7 +134,7 @@ class ProgressDisplay:
         )
 
     def show_file_warning(self, record: FileWarningRecord) -> None:
-        """What happened to a file of the run."""
+        """Shows what happened to a file of the run."""
         self.console.warning(record.warning)
 
     def show_instruction_set(self, record: InstructionSetRecord) -> None:
@@ -281,7 +281,7 @@ def floor_of_stories(result: Evaluation) -> tuple[float, float]:
 
 
 def token_name(kind: str) -> str:
-    """What one token of a kind of tokenizer is called: char or token."""
+    """The word for one token of a kind of tokenizer: char or token."""
     return "char" if parts.load(parts.TOKENIZERS, kind).unit == "characters" else "token"
 
 

@@ -20,7 +20,7 @@ INSTALL = "python -m pip install matplotlib"
 
 
 def has_matplotlib() -> bool:
-    """Whether figures can be drawn."""
+    """True if Matplotlib is installed, so that figures can be drawn."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

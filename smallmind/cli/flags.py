@@ -147,7 +147,7 @@ def add_run(
         metavar="RUN",
         help=f"{what}; default: the newest run in runs/",
     )
-    # How earlier versions named it.
+    # Earlier versions named the run by this flag.
     parser.add_argument("--run", dest="run_flag", type=Path, help=argparse.SUPPRESS)
 
 
@@ -226,7 +226,7 @@ def fields_of(options: argparse.Namespace, **more: Any) -> Fields:
 
 
 def given_of(options: argparse.Namespace) -> Fields:
-    """The same without the recipe: what the user has chosen."""
+    """The user's own choices, without the recipe."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     return given_fields(options.size, options.preset, options.config, flags, options.arch)
 

@@ -165,7 +165,7 @@ def _converse(loaded: "Loaded", config: GenerationConfig, notes: Console) -> int
 
 
 def _is_file_apart(text: TextIO, notes: TextIO) -> bool:
-    """Whether the text goes to a file, and the notes somewhere else."""
+    """True if the text goes to a file and the notes go somewhere else."""
     try:
         file, other = os.fstat(text.fileno()), os.fstat(notes.fileno())
     except OSError:  # not a stream of the operating system

@@ -1,4 +1,4 @@
-"""How much memory a run takes, what fits, and refusing a run that does not."""
+"""The memory a run takes, what fits, and refusing a run that does not."""
 
 import dataclasses
 import math
@@ -115,7 +115,7 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
 
 
 def _show_changes(console: Console, plan: "Plan", memory: int) -> None:
-    """What would make one sequence fit, or bring it closer."""
+    """Shows the changes that would make one sequence fit, or bring it closer."""
     console.line("Not even one sequence fits.")
     changes = plan.changes_to_fit(memory)
     rows = [[flags(change.settings), format_bytes(change.total)] for change in changes]

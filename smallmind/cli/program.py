@@ -29,7 +29,7 @@ COMMANDS = {
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
 }
 
-# What sets a value -> what to do if it is given twice, where that is not just to give it once.
+# Flag or field -> advice if it is given twice, where the advice is not just to give it once.
 TWICE = {
     "text_field": "a run reads one field: give one, or join them into one in a copy of the file"
 }

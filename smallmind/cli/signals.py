@@ -1,4 +1,4 @@
-"""What Ctrl-C and the end of a session do to a command."""
+"""Handles Ctrl-C and the end of a session for a command."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""How long a run takes, from a few passes that are timed."""
+"""Estimates the time of a run from a few passes that are timed."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ UNITS = ((36 * 3600, 24 * 3600, "days"), (90 * 60, 3600, "h"), (90, 60, "min"), 
 
 
 def time_of_run(run: "Run") -> str:
-    """What is left of a run that is about to start or resume: "about 2 min"."""
+    """The time left for a run that is about to start or resume: "about 2 min"."""
     from smallmind.runs.pace import rough_pace
 
     config, newest = run.settings.training, run.newest()
@@ -53,7 +53,7 @@ def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer"
 
 
 def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = math.inf) -> str:
-    """What is left after so many steps, in words, if it takes `most` seconds at most."""
+    """The time left after `done` steps, in words, if the run may take at most `most` seconds."""
     may_end_early = config.early_stopping_patience or config.target_loss is not None
     bound = "at most " if may_end_early and done < config.steps else ""
     seconds = min(most, pace.total(config, done))
@@ -61,7 +61,7 @@ def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = mat
 
 
 def without_new_cache(settings: Settings) -> Settings:
-    """The same settings, except that no teacher cache is written."""
+    """Copies the settings, so that no teacher cache is written."""
     distillation: DistillationConfig = settings.distillation
     cache = distillation.teacher_cache
     if cache and not os.path.lexists(cache):

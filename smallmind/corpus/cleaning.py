@@ -1,4 +1,4 @@
-"""What is done to the text of all documents: line ends become LF, half characters are replaced."""
+"""Cleans the text of every document: line ends become LF, lone surrogates are replaced."""
 
 import io
 import re

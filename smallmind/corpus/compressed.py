@@ -15,7 +15,7 @@ from smallmind.corpus.reading import Limits, shown
 
 BLOCK = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
-# What the standard library raises for damaged files and for headers that contradict each other.
+# The standard library raises these for damaged files and for contradictory headers.
 DAMAGED = (
     EOFError,
     LookupError,
@@ -57,7 +57,7 @@ class Expansion:
 
 
 class UnpackedStream:
-    """What comes out of a compressed file. InputError if that is damaged or too much."""
+    """The contents of a compressed file. InputError if it is damaged or too large."""
 
     def __init__(
         self, name: str, inner: Readable, expansion: Expansion, close: Callable[[], None]
@@ -142,7 +142,7 @@ class _Decompressed:
         return bytes(data)
 
     def _has_more(self) -> bool:
-        """Whether there is more, perhaps in the next compressed file, after zeros between them."""
+        """True if more data follows, perhaps in another compressed file, after zeros."""
         if not self._decompressor.eof:
             return True
         rest = self._decompressor.unused_data.lstrip(b"\0")

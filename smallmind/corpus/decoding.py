@@ -118,7 +118,7 @@ def _encoding(entry: Entry, head: bytes, declared: re.Pattern[bytes] | None) -> 
         return entry.reading.encoding
     found = declared.search(head) if declared else None
     name = found[1].decode("ascii") if found else ""
-    # What a text in UTF-8 declares about UTF-16 was true before it was converted.
+    # A declaration of UTF-16 in a text in UTF-8 was true before the text was converted.
     return name if _is_known(name) and not name.lower().startswith("utf") else "utf-8"
 
 
@@ -133,7 +133,7 @@ def _undecodable(
     shown_name = "UTF-8" if is_utf8 else encoding
     reason = f"is not {shown_name}"
     if isinstance(error, UnicodeDecodeError):
-        # What was left of the previous block stands before this one.
+        # The rest of the previous block precedes this one.
         data = error.object
         position = offset - (len(data) - len(block)) + error.start
         byte = f"byte {data[error.start]:#04x} " if data else ""

@@ -1,4 +1,4 @@
-"""What a reader is given, what it hands out, and which one reads what."""
+"""The input and output of a reader, and the choice of the reader for a file."""
 
 import dataclasses
 import os
@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def is_unpacked(self) -> bool:
-        """Whether it comes out of a compressed file or an archive."""
+        """True if the source comes out of a compressed file or an archive."""
         return self.size is None
 
     def unpacked(self, open: Callable[[], Stream]) -> "Entry":
@@ -67,7 +67,7 @@ class Entry:
 
 
 def is_compressed(kind: str) -> bool:
-    """Whether files of a kind, such as "jsonl.gz", take more room once they are unpacked."""
+    """True if files of a kind, such as "jsonl.gz", take more space when unpacked."""
     return f".{kind.rpartition('.')[2]}" in NESTED
 
 

@@ -58,7 +58,7 @@ class FileStream(io.RawIOBase):
 
 
 def not_regular(path: Path | str) -> str:
-    """What to do about a FIFO, a socket or a device."""
+    """Says what to do about a FIFO, a socket or a device."""
     return (
         f"{shown(path)} is not a regular file, and texts are read more than once; "
         "write it to a file first"

@@ -87,7 +87,7 @@ class Finder:
                 is_folder = stat.S_ISDIR(status.st_mode)
                 folder = path if is_folder else path.parent
                 if _has(folder, RUN):
-                    # What a model wrote is no text to learn from, and changes while it trains.
+                    # A run's output is not a text to learn from, and it changes during training.
                     self._skip(folder, "is the directory of a run")
                 elif holds_tokens(folder):
                     self._skip(folder, "holds tokens; give it alone to train on them")
@@ -169,14 +169,14 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path, hidden: bool = False) -> Iterator[Path]:
-    """What is in a folder, by name."""
+    """The entries of a folder, by name."""
     for name in sorted(os.listdir(folder)):
         if hidden or not name.startswith("."):
             yield folder / name
 
 
 def _is_new(folder: Path, seen: set[str]) -> bool:
-    """Whether a folder is not among those that were seen; now it is."""
+    """True if the folder was not in `seen`; adds it."""
     key = os.path.realpath(folder)
     is_new = key not in seen
     seen.add(key)

@@ -28,11 +28,11 @@ class Layout:
         self._separator, self._has_begun = NOTHING, True
 
     def separate(self, separator: int) -> None:
-        """What comes next is separated from what came before, if there is any of both."""
+        """Separates the next words from the previous ones, if there are both."""
         self._separator = max(self._separator, separator)
 
     def take(self) -> str:
-        """What was written since the last time."""
+        """Returns the text written since the last call."""
         written = "".join(self._written)
         self._written.clear()
         return written
@@ -42,11 +42,11 @@ class Parser(Protocol):
     """A parser that is fed, and holds what it needs more text for."""
 
     def held(self) -> int:
-        """How many characters or bytes it holds."""
+        """The number of characters or bytes held."""
         ...
 
     def may_hold(self, limits: Limits) -> int:
-        """How many it may hold of what has begun."""
+        """The number of characters or bytes of an unfinished element that may be held."""
         ...
 
 

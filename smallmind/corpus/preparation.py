@@ -38,7 +38,7 @@ MOST_SKIPPED = 100  # files whose names are kept
 
 
 class Encoding(NamedTuple):
-    """How texts become tokens: a kind of tokenizer, fitted to them, or one that there is."""
+    """A way to encode texts: a kind of tokenizer that is fitted to them, or a given one."""
 
     tokenizer: str | Tokenizer = "bpe"
     vocab_size: int = DEFAULT_SIZE
@@ -47,7 +47,7 @@ class Encoding(NamedTuple):
 
     @property
     def separator(self) -> str:
-        """What separates documents."""
+        """The token or text that separates documents."""
         if self.chosen_separator is not None:
             return self.chosen_separator
         if isinstance(self.tokenizer, Tokenizer):
@@ -56,7 +56,7 @@ class Encoding(NamedTuple):
         return separator
 
     def described(self) -> dict[str, Any]:
-        """What has to be the same for the same tokens, as JSON."""
+        """Everything that must stay equal for the tokens to be equal, as JSON."""
         separator = {} if self.chosen_separator is None else {"separator": self.chosen_separator}
         if isinstance(self.tokenizer, Tokenizer):
             return {"tokenizer": self.tokenizer.digest, **separator}
@@ -66,7 +66,7 @@ class Encoding(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is known before the first token is written."""
+    """All facts known before the first token is written."""
 
     characters: int
     nbytes: int
@@ -126,7 +126,7 @@ def prepare(
 def identity(
     corpus: Corpus, encoding: Encoding, shard_tokens: int = SHARD_TOKENS
 ) -> dict[str, Any]:
-    """What a directory is made from: the same makes the same shards."""
+    """The inputs of a directory of shards: equal inputs give equal shards."""
     return {
         "files": _files_digest(corpus),
         "field": corpus.field,

@@ -16,7 +16,7 @@ STEP = 2**16  # bytes between two changes of the share that has been read
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is held in memory at once, and how far a compressed file may expand."""
+    """Limits on the memory in use at once, and on the expansion of compressed files."""
 
     # Characters of a piece, to which one that was held back may be added; bytes read at once.
     piece: int = 2**20
@@ -50,7 +50,7 @@ class Unusable(InputError):
 
 @dataclass(frozen=True)
 class Report:
-    """What a complete reading found."""
+    """The findings of a complete reading."""
 
     files: int  # that have text in them
     documents: int
@@ -61,7 +61,7 @@ class Report:
 
 
 class Tally:
-    """What a reading has found so far."""
+    """The findings of a reading so far."""
 
     def __init__(self) -> None:
         self.files = self.documents = self.characters = self.empty = 0
@@ -120,7 +120,7 @@ class BytesRead:
 
 @dataclass
 class Reading:
-    """How texts are read, and what has been found so far."""
+    """The way texts are read, and the findings so far."""
 
     field: str | None  # of a record, its text; None: the obvious one
     encoding: str | None  # of what has no byte order mark; None: UTF-8

@@ -1,4 +1,4 @@
-"""What files of many records have in common: lines, and the field that holds the text."""
+"""Files of many records: their lines, and the field that holds the text."""
 
 import io
 from collections.abc import Collection, Iterable, Iterator
@@ -128,7 +128,7 @@ def _named(names: list[str], wanted: Iterable[str]) -> str | None:
 
 
 def _kind(value: object) -> str:
-    """What a value is called in JSON."""
+    """The JSON name of a value's type."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, int | float):

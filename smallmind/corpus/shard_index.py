@@ -1,4 +1,4 @@
-"""What a directory of shards says about itself, in JSON with a format number.
+"""The index of a directory of shards, in JSON with a format number.
 
 index.json describes a complete directory; until it is complete, progress.json says how far it is.
 """
@@ -34,7 +34,7 @@ PIECE = 2**20  # bytes of a file that are digested at once
 
 
 def holds_tokens(directory: str | os.PathLike[str]) -> bool:
-    """Whether a directory is one of shards, finished or not."""
+    """True if a directory holds shards, finished or not."""
     is_named = any(os.path.isfile(os.path.join(directory, name)) for name in (INDEX, PROGRESS))
     return is_named and any(os.path.isfile(os.path.join(directory, name)) for name in BESIDE)
 
@@ -48,7 +48,7 @@ class Shard(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What has to stay the same from the first to the last shard."""
+    """Everything that must stay the same from the first shard to the last."""
 
     vocab_size: int
     tokenizer_digest: str
@@ -146,7 +146,7 @@ def verify(directory: Path, parts: dict[str, WrittenPart]) -> None:
 
 
 def damaged(path: Path) -> str:
-    """What to say about a file that differs from what was written."""
+    """The message about a file that differs from what was written."""
     return f"{path} does not match its SHA-256: it is damaged or was changed; {REMEDY}"
 
 
@@ -191,7 +191,7 @@ def _fields(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _foreign(path: Path, reason: object) -> str:
-    """What to say about JSON of another program, or what a disk has made of ours."""
+    """The message about another program's JSON, or ours damaged on disk."""
     return f"{path} was not written by smallmind: {reason}; restore it, or choose another directory"
 
 

@@ -1,4 +1,4 @@
-"""What has to be known about a text before it is encoded: how long it is, what is held out."""
+"""Surveys a text before it is encoded: how long it is, what is held out."""
 
 import hashlib
 from array import array
@@ -49,7 +49,7 @@ class DocumentStarts:
 
 
 class Survey(NamedTuple):
-    """What is known about a text once it has been read."""
+    """All facts known about a text once it has been read."""
 
     characters: int
     nbytes: int  # in UTF-8

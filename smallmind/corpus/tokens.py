@@ -44,7 +44,7 @@ class TokensOnDisk(NamedTuple):
 
     @classmethod
     def of_shards(cls, shards: Shards) -> Self:
-        """What `prepare` wrote. InputError if something else did, or files are missing."""
+        """Opens output of `prepare`. InputError if it is something else, or files are missing."""
         state = shards.index.state
         try:
             return cls(
@@ -97,7 +97,7 @@ class TokensOnDisk(NamedTuple):
 
 
 def are_tokens(paths: Sequence[str | PathLike[str]]) -> bool:
-    """Whether one of the paths means tokens rather than texts."""
+    """True if one of the paths means tokens rather than texts."""
     return any(holds_tokens(path) or _token_files(Path(path)) for path in paths)
 
 
@@ -181,7 +181,7 @@ def _digest(tokens: MappedTokens, held_out: int) -> str:
 
 
 def _report(saved: dict[str, Any]) -> Report:
-    """What was stored of a Report."""
+    """Rebuilds a Report from its stored form."""
     return Report(
         files=whole(saved["files"]),
         documents=whole(saved["documents"]),

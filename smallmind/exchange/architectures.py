@@ -36,7 +36,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a format calls our parameters, and where it keeps them.
+    """A format's names for our parameters, and where it stores them.
 
     `names` are without ".weight" and ".bias", with {} for the number of a block; several where
     ours is a matrix of several side by side. Matrices are (out, in) with `outputs_first`, and the
@@ -69,7 +69,7 @@ class Architecture:
     filled: Mapping[str, Any] = field(default_factory=dict)
 
     def changes(self, config: ModelConfig) -> dict[str, Any]:
-        """What would have to change in config for it to be of this architecture."""
+        """The changes to config that would make it fit this architecture."""
         # Transformers refuses any other width of a Llama, whatever the size of its heads.
         needed = {**COMMON, **self.parts, "n_embd": config.divisible_n_embd}
         if self.parts["position"] == "learned":
@@ -429,7 +429,7 @@ def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:
 def config_of(
     architecture: Architecture, settings: Keys, saved: Mapping[str, Any], **known: Any
 ) -> ModelConfig:
-    """What a file says -> the settings of its model.
+    """A file's description -> the settings of its model.
 
     `known` are settings that follow from something else. InputError for what is missing, wrong or
     not known here.

@@ -1,4 +1,4 @@
-"""What a format of other programs is, and finding the one that a path is in."""
+"""Formats of other programs, and finding the one that a path is in."""
 
 from collections.abc import Mapping
 from os import PathLike
@@ -17,7 +17,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 class Exported(NamedTuple):
-    """What is written: a model, what its tokens are, and what to say about it."""
+    """A model to write, what its tokens are, and what to say about it."""
 
     model: TransformerModel
     tokenizer: Tokenizer
@@ -64,7 +64,7 @@ class Format:
         raise NotImplementedError
 
     def recognises(self, path: Path) -> bool:
-        """Whether the path is in this format, judged by a glance at it."""
+        """True if the path looks like this format, judged by a quick look."""
         raise NotImplementedError
 
     def open(self, path: Path) -> Foreign:

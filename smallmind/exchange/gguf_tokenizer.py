@@ -158,7 +158,7 @@ def _single(tokens: list[bytes]) -> Tokenizer:
 
 
 def _unescaped(token: str) -> bytes:
-    """What `_escaped` of this or another program wrote -> bytes."""
+    """A token that this or another program has escaped -> its bytes."""
     simple = {"t": b"\t", "n": b"\n", "r": b"\r"}
     found, rest = bytearray(), token
     while rest:

@@ -260,7 +260,7 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
 
 
 def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says about rope, which version 5 of transformers moved, as before.
+    """The rope settings of config.json as they were before version 5 of transformers moved them.
 
     InputError for anything but the default: models that scale their rotations, such as Llama 3.2.
     """

@@ -1,4 +1,4 @@
-"""How files store weights: as float32, in 16 bits, or in blocks of 8-bit integers."""
+"""Storage formats of weights in files: float32, 16 bits, or blocks of 8-bit integers."""
 
 import math
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class NumberType(NamedTuple):
     most: float
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the rows of a tensor are whole blocks."""
+        """True if the rows of a tensor are whole blocks."""
         return bool(shape) and shape[-1] % self.block == 0
 
     def encode(self, values: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 TEMPLATE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 MAX_BYTES = 20_000_000
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # in config.json
-# What transformers calls a token -> its key in GGUF.
+# A token's name in transformers -> its key in GGUF.
 KEYS = {
     "bos": "tokenizer.ggml.bos_token_id",
     "eos": "tokenizer.ggml.eos_token_id",
@@ -57,7 +57,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def of_directory(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the files of a directory say, of which config.json has been read."""
+    """The published facts in the files of a directory whose config.json has been read."""
     found: dict[str, Any] = {CONFIG: {name: config[name] for name in IDS if name in config}}
     _check_ids(path / CONFIG, found[CONFIG])
     for name in (TOKENIZER_CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP):
@@ -136,7 +136,7 @@ def files_of(tokenizer: Tokenizer, context: int) -> dict[str, Any]:
 
 
 def of_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """What the keys of a GGUF file say, of which the tokenizer has been read."""
+    """The published facts in the keys of a GGUF file whose tokenizer has been read."""
     contents = {token: content for content, token in tokenizer.special.items()}
     named = {name: metadata.get(key) for name, key in KEYS.items()}
     ids = {name: i for name, i in named.items() if type(i) is int and i in contents}

@@ -24,7 +24,7 @@ except ImportError:  # Windows
 else:
     FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync stops at the drive's cache
 
-# What fcntl says of disks without it: those of other computers.
+# fcntl returns these for disks of other computers, which lack a full sync.
 NO_FULL_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EOPNOTSUPP}
 # Seconds between attempts at what Windows refuses while another program has the file open, as virus
 # scanners and indexers do for a moment with every new one.

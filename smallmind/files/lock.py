@@ -106,7 +106,7 @@ class RunLock:
 
 
 def is_held(directory: str | PathLike[str]) -> bool | None:
-    """Whether a process holds the lock of a directory, seen from outside, without taking it.
+    """True if a process holds the lock of a directory, seen from outside, without taking it.
 
     None if that cannot be told: the process is on another host, or the disk was full.
     """
@@ -147,7 +147,7 @@ def lock_file(file: int) -> None:
 
 
 def _describe(content: bytes) -> str:
-    """What a lock file says about its holder."""
+    """Describes the holder named in a lock file."""
     match = _match(content)
     if not match:
         return "another process"

@@ -1,4 +1,4 @@
-"""What kernels are given in place of an array that they can do without."""
+"""Placeholders for arrays that kernels can do without."""
 
 import functools
 from typing import Any

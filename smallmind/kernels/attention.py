@@ -254,7 +254,7 @@ class Place(NamedTuple):
 
 @inline_jit
 def _two_exponentials(x, place, key, scale, top, mask, is_whole):
-    """Those of a key and the next. Writes them after dropout, returns them before it."""
+    """The exponentials of a key and the next. Writes them after dropout, returns them before it."""
     head, query, row = place.head, place.query, key - place.left
     zero = broadcast(np.float32(0))
     here = row * QUERIES + place.i
@@ -274,7 +274,7 @@ def _two_exponentials(x, place, key, scale, top, mask, is_whole):
 
 @jit
 def _two_masked(x, place, key, scale, top, mask):
-    """Those of keys that some queries do not see: not inlined, which would double the code."""
+    """`_two_exponentials` of keys hidden from some queries: inlining it would double the code."""
     return _two_exponentials(x, place, key, scale, top, mask, False)
 
 

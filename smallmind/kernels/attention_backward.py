@@ -126,7 +126,7 @@ class Turn(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """What the backward pass needs from the forward pass, besides queries, keys and values."""
+    """Results of the forward pass that the backward pass needs besides queries, keys and values."""
 
     dout: Any  # a pointer to the array, as are the two below
     out: Any
@@ -246,7 +246,7 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
 
 @jit
 def _prefetch(dqkv, qkv, forward, head, following, rows):
-    """What is read of some rows of the following head, and what is written of this one."""
+    """Prefetches rows that are read of the following head, and written of this one."""
     prefetch_head(qkv, following, rows)
     for x in (forward.dout, forward.out):
         prefetch_rows(x, following.out, head.C, rows, head.D)
@@ -328,7 +328,7 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
 
 
 class Vectors(NamedTuple):
-    """What the rows of a block have in common."""
+    """Values common to the rows of a block."""
 
     scale: Any
     shift: Any  # -logsumexp
@@ -357,7 +357,7 @@ def _two_gradients(x, own, place, key, vectors, mask, is_whole):
 
 @jit
 def _two_masked(x, own, place, key, vectors, mask):
-    """Those of keys that some queries do not see: not inlined, which would double the code."""
+    """`_two_gradients` of keys hidden from some queries: inlining it would double the code."""
     _two_gradients(x, own, place, key, vectors, mask, False)
 
 

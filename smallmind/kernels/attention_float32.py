@@ -49,14 +49,14 @@ def _start(x, place, packed):
 
 @overload(_start, strict=False, jit_options={"forceinline": True})
 def _choose_start(x, *_others):
-    # Of rows that do not fit, whichever has the right type.
+    # If the rows do not fit, either pointer of the right type will do.
     if x.dtype == types.float32:
         return lambda x, place, packed: at(x, place)  # noqa: ARG005
     return lambda x, place, packed: packed  # noqa: ARG005
 
 
 def _fit(x, D):
-    """Whether rows of D elements are multiplied where they are."""
+    """True if rows of D elements are multiplied in place."""
 
 
 @overload(_fit, strict=False, jit_options={"forceinline": True})
@@ -159,7 +159,7 @@ def multiply_queries(_x, scores, keys, queries, span, first, width, D):
     all before the diagonal are left out.
     """
     row, left = keys.stride, span.left
-    # Those that all queries see, or none because of another document: whole rows.
+    # Rows of keys that all queries see, or that none sees because of another document.
     whole = max(0, min(first, span.right) - left) // TILE_ROWS * TILE_ROWS
     if whole > 0:
         for panel in range(0, width, PANEL):

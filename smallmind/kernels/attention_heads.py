@@ -1,4 +1,4 @@
-"""What both passes of attention share: where heads lie in the arrays, and how they are packed."""
+"""Code common to both passes of attention: where heads are in the arrays, and their packing."""
 
 from typing import Any, NamedTuple
 
@@ -134,7 +134,7 @@ class Span(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Of a span of keys, those that some of LANES queries see, and those that all of them see.
+    """The part of a span of keys that some of LANES queries see, and the part that all of them see.
 
     All are even numbers of keys after the first of the span.
     """
@@ -164,7 +164,7 @@ def seen_keys(head, query, keys):
 
 @jit
 def where_seen(value, otherwise, head, query, key):
-    """value in the lanes of the queries, from this one on, that see the key, else `otherwise`."""
+    """Keeps value in lanes of the queries from `query` on that see the key, else `otherwise`."""
     value = first_or(otherwise, key - query, value)
     if head.firsts_step > 0:
         count = 0

@@ -152,7 +152,7 @@ def _pack_rows(rows, x, place, stride, count, padded, D):
 
 @jit
 def _pack_blocks(columns, x, place, head, start, end):
-    """The same transposed -> words of keys, block after block: (D, KEYS / 2) each."""
+    """Rows of x, transposed -> words of keys, block after block: (D, KEYS / 2) each."""
     size = round_up(head.D, LANES) * BLOCK
     for first in range(start, end, KEYS):
         target, source = at(columns, first // KEYS * size), place + first * head.width
@@ -240,7 +240,7 @@ def multiply_queries(_x, scores, keys, queries, span, first, width, D):
     Tiles of scores that are all before the diagonal are left out.
     """
     row, left = _words(D), span.left
-    # Those that all queries see, or none because of another document.
+    # Keys that all queries see, or that none sees because of another document.
     whole = max(0, min(first, span.right) - left)
     if whole > 0:
         _multiply(

@@ -31,20 +31,20 @@ CUBIC = np.float32(0.044715)
 
 @jit
 def _sigmoid(x):
-    """sigmoid(z(x)) of a Vector."""
+    """The sigmoid(z(x)) of a Vector."""
     slope, cubic = LOG2_E * SLOPE, LOG2_E * SLOPE * CUBIC
     return sigmoid_base2(x * fma(x * x, broadcast(cubic), broadcast(slope)))
 
 
 @jit
 def gelu_of(x):
-    """gelu of a Vector."""
+    """GELU of a Vector."""
     return x * _sigmoid(x)
 
 
 @jit
 def gelu_and_derivative_of(x):
-    """gelu and gelu' of a Vector."""
+    """GELU and its derivative of a Vector."""
     # forward: y = x s, s = sigmoid(z), z = SLOPE (x + CUBIC x^3)
     s = _sigmoid(x)
     y = x * s

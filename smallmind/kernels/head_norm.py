@@ -283,7 +283,7 @@ def _backward_columns(dx, dgain, means, given, layout, part, i, count):
 
 @jit
 def _means(means, dx, given, layout, part):
-    """means (ROWS heads,) of dxhat xhat over each head."""
+    """Computes the means (ROWS heads,) of dxhat xhat over each head."""
     heads, D, half = layout.heads, layout.D, layout.D // 2
     whole = half - half % LANES
     t = part.first % layout.T
@@ -320,7 +320,7 @@ class Place(NamedTuple):
 
 @inline_jit
 def _add_products(total, dx, given, place, i, count):
-    """total + dxhat x of the pairs of channels from i on."""
+    """Adds to total the products dxhat x of the pairs of channels from i on."""
     half, source, target = place.half, place.source + i, place.target + i
     cosine, sine = _angle(given, place.angle + i, place.rotates, count)
     a, b = _rotated_back(dx, target, half, cosine, sine, place.rotates, count)

@@ -36,7 +36,7 @@ def column_sum(out, x):
 
 @serial_jit
 def _column_sums_alone(out, x):
-    """The same sums, which stay in registers: a vector of columns after the other."""
+    """`_column_sums` with the sums in registers: one vector of columns after another."""
     R, C = x.shape
     for c in range(0, C, LANES):
         count = min(LANES, C - c)

@@ -17,7 +17,7 @@ def sum_of_squares(x):
 
 
 class AdamWCoefficients(NamedTuple):
-    """What one update of `adamw` needs."""
+    """The constants of one update of `adamw`."""
 
     learning_rate: float
     beta1: float
@@ -77,7 +77,7 @@ class MatrixBlocks(NamedTuple):
 
 
 class MuonCoefficients(NamedTuple):
-    """What one update of `muon` needs."""
+    """The constants of one update of `muon`."""
 
     learning_rate: float
     momentum: float
@@ -86,7 +86,7 @@ class MuonCoefficients(NamedTuple):
     max_gradient: float = math.inf  # limit for each element of the scaled gradient
 
 
-# Of the polynomial that `newton_schulz` applies to every singular value, five times.
+# The polynomial that `newton_schulz` applies to every singular value, five times.
 LINEAR, CUBIC, QUINTIC, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
 MIN_NORM = 1e-7  # a smaller matrix is divided by this
 

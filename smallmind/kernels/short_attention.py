@@ -44,7 +44,7 @@ SHORT = 32  # tokens, up to which this is faster
 
 
 def is_short(T, dtype):
-    """Whether the functions here are to be used."""
+    """True if the functions here are to be used."""
     # In 16 bits the gradient takes the mean under p from the rounded result.
     return T <= SHORT and dtype == np.float32
 
@@ -147,7 +147,7 @@ def _short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, mask, first_he
 
 
 class Turn(NamedTuple):
-    """Whether a head is the first or the last of those that share keys and values."""
+    """Marks the first and the last of the heads that share keys and values."""
 
     is_first: bool
     is_last: bool
@@ -250,7 +250,7 @@ def _score_gradients(logsumexp, head, own, mask, first, last):
 
 
 class Vectors(NamedTuple):
-    """What the scores of LANES queries have in common."""
+    """Values common to the scores of LANES queries."""
 
     scale: Any
     shift: Any  # -logsumexp
@@ -351,7 +351,7 @@ def _put_row(dqkv, place, rows, value, row, target, head, factor):
 
 @inline_jit
 def _dropout_factors(mask, head, first, key):
-    """Those of LANES queries, from the query `first` on, for a key."""
+    """The dropout factors of LANES queries, from the query `first` on, for a key."""
     return dropout_factors(mask.key, first * head.T + key, head.T, mask.threshold, mask.factor)
 
 

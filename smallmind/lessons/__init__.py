@@ -25,7 +25,7 @@ def pages() -> list[Path]:
 
 
 def short_name(path: Path) -> str:
-    """What a page is called in a command: the number of a lesson, or the name of another page."""
+    """The name of a page in a command: the number of a lesson, or the name of another page."""
     return path.stem.split("_")[0].removeprefix("lesson") if path in lessons() else path.stem
 
 

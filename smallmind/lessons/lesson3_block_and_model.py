@@ -292,7 +292,7 @@ products: list[int] = []  # the multiplications of each
 
 
 def counting(name, kernel):
-    """The same kernel, but it notes its multiplications if it is a product."""
+    """Wraps a kernel so that it notes its multiplications if it is a product."""
 
     def counted(*arguments):
         if name.startswith("matmul"):
@@ -393,7 +393,7 @@ def llama_block_keeps(C, H, G, W):
 
 
 def measured_keeps(C, H, G, W, R=2048):
-    """The same, from a dry run of the real block."""
+    """The numbers per token that the real block keeps, from a dry run."""
     config = ModelConfig(
         block_size=R,
         n_embd=C,

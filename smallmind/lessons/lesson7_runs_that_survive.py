@@ -235,7 +235,7 @@ def bits(x):
 
 
 def sum_of_shares(x, threads):
-    """What each of `threads` threads would add up, added up."""
+    """Sums in shares, one for each of `threads` threads, then adds up the shares."""
     return in_order(np.array([in_order(part) for part in np.array_split(x, threads)]))
 
 
@@ -465,7 +465,7 @@ class Disk:
         self.synced_names = dict(self.names)
 
     def possible(self, name) -> Iterator[bytes | None]:
-        """What the file may hold after a power failure or a kill; None: there is no such file."""
+        """The possible contents of the file after a power failure or a kill; None: no such file."""
         for names in (self.names, self.synced_names):
             yield names[name].synced if name in names else None
         yield self.names[name].content if name in self.names else None

@@ -125,7 +125,7 @@ random = np.random.default_rng(0)
 
 
 def counting(batch_size):
-    """ids, targets (B, T): sequences that count up from a random number."""
+    """Batches of ids, targets (B, T): sequences that count up from a random number."""
     numbers = (random.integers(0, 16, (batch_size, 1)) + np.arange(17)) % 16
     return numbers[:, :-1], numbers[:, 1:]
 
@@ -250,7 +250,7 @@ add_kernel("tanh_norm_backward", tanh_norm_backward, fast_tanh_norm_backward)
 
 # %%
 class FastTanhNorm(TanhNorm):
-    """The same with kernels."""
+    """`TanhNorm` with kernels."""
 
     def forward(self, x):
         """x (R, C) -> y (R, C); keeps x."""

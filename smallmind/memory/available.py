@@ -1,4 +1,4 @@
-"""How much memory is available to this process, on the machine and within its container."""
+"""The memory available to this process, on the machine and within its container."""
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ FILES = {
 
 
 def available_bytes(process: Path = PROCESS) -> int:
-    """What this process can still allocate: the machine's free memory, limited by its container.
+    """The memory left to this process: the machine's free memory, limited by its container.
 
     `process` is its directory in /proc; if that does not exist, only the machine counts.
     """
@@ -24,7 +24,7 @@ def available_bytes(process: Path = PROCESS) -> int:
 
 
 def _left_by_limits(process: Path) -> Iterator[int]:
-    """What is left below each limit of this process's control group and its parents."""
+    """The memory left below each limit of this process's control group and its parents."""
     for kind, mount, group in _groups(process):
         limits, used, idle = FILES[kind]
         for directory in (group, *group.parents):
@@ -54,7 +54,7 @@ def _groups(process: Path) -> Iterator[tuple[str, Path, Path]]:
 
 
 def _remaining(directory: Path, limits: tuple[str, ...], used: str, idle: str) -> Iterator[int]:
-    """What is left below each of the limits of one control group."""
+    """The memory left below each of the limits of one control group."""
     usage = _number(_lines(directory / used))
     if usage is None:
         return

@@ -43,7 +43,7 @@ def bucket_size(n: int) -> int:
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """What a pool has done and what it holds. Bytes are those of whole buckets."""
+    """The use of a pool so far, and its present contents. Bytes are those of whole buckets."""
 
     rents: int
     hits: int  # rents that allocated nothing

@@ -1,4 +1,4 @@
-"""How much memory the process uses, phase by phase."""
+"""Measures the memory of the process, phase by phase."""
 
 import sys
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ REFED = 4  # a full cache with learned positions drops one in so many tokens
 
 
 class Model(Protocol):
-    """What has to be known of a model."""
+    """The interface of a model that a cache needs."""
 
     config: ModelConfig
     parameters: Mapping[str, np.ndarray]
@@ -49,7 +49,7 @@ class KeyValueCache:
         if check_type("batch", batch, int) < 1:
             raise InputError(f"batch={batch} must be at least 1")
         self.batch, self.length = batch, length
-        # What kernels read from here stays in its place: recorded passes read it again.
+        # Arrays that kernels read stay in place: recorded passes read them again.
         self.position = np.zeros((), np.int64)
         self.previous = np.zeros(batch, np.int32)  # the last tokens
         self.documents = np.zeros(batch, np.int32)  # where the current one of each began
@@ -72,7 +72,7 @@ class KeyValueCache:
 
     @property
     def start(self) -> int:
-        """How many tokens each sequence has so far."""
+        """The number of tokens in each sequence so far."""
         return int(self.position)
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class KeyValueCache:
         made._values = self._values.repeat(count, axis=1)
         return made
 
-    # What follows is for the layers of a model and for `decode`.
+    # The rest is for the layers of a model and for `decode`.
 
     def keep(self, kernels: Any, layer: int, qkv: np.ndarray) -> None:
         """qkv (B T, (H + 2 G) D) of new tokens: keeps their keys and values."""

@@ -1,4 +1,4 @@
-"""What a gradient check needs to know of a model or a function: arrays, and two functions of them.
+"""The interface of a gradient check to a model or a function: arrays, and two functions of them.
 
 For layers see `single_layer`.
 """
@@ -103,7 +103,7 @@ def of_function(
 
 
 def by_name(result: Any, arrays: Mapping[str, np.ndarray], names: list[str]) -> dict[str, Any]:
-    """What a backward pass returned -> the gradient of each array."""
+    """The result of a backward pass -> the gradient of each array."""
     gradients = list(result) if isinstance(result, tuple | list) else [result]
     if len(gradients) == len(names):
         found = dict(zip(names, gradients, strict=True))
@@ -117,12 +117,12 @@ def by_name(result: Any, arrays: Mapping[str, np.ndarray], names: list[str]) -> 
 
 
 def is_float(value: Any) -> bool:
-    """Whether a value is an array that has a gradient."""
+    """True if a value is an array that has a gradient."""
     return isinstance(value, np.ndarray | np.generic) and value.dtype in FLOATS
 
 
 def names_of(function: Callable[..., Any], count: int) -> list[str]:
-    """What a function calls its first arguments."""
+    """A function's names for its first arguments."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]
     return [known[i] if i < len(known) else f"input {i}" for i in range(count)]

@@ -26,5 +26,5 @@ class Documents(Layer):
 
     @property
     def firsts(self) -> np.ndarray | None:
-        """What was kept (B, T); None if a window is a single document."""
+        """The kept array (B, T); None if a window is a single document."""
         return self.workspace.carried.get(self.name)

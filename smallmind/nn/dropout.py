@@ -14,7 +14,7 @@ class Dropout(Layer):
 
     @property
     def on(self) -> bool:
-        """Whether this pass drops anything."""
+        """True if this pass drops anything."""
         return self.workspace.drop_probability > 0
 
     def mask(self) -> tuple[int, float, int]:

@@ -40,7 +40,7 @@ class Derivative:
 
 @dataclass(frozen=True, repr=False)
 class GradientCheck(Tabular):
-    """What a gradient check found: `ok` if everything is right, else `wrong` names what is not.
+    """The result of a gradient check: `ok` if everything is right, else `wrong` names what is not.
 
     Prints as a table, which a notebook shows as one.
     """
@@ -50,7 +50,7 @@ class GradientCheck(Tabular):
 
     @property
     def ok(self) -> bool:
-        """Whether all derivatives agree."""
+        """True if all derivatives agree."""
         return not self.wrong
 
     def __bool__(self) -> bool:
@@ -67,7 +67,7 @@ class GradientCheck(Tabular):
         return {row.name: row.error for row in self.rows}
 
     def table(self) -> Table:
-        """Of each parameter and input the two derivatives, their difference and the verdict."""
+        """The two derivatives of each parameter and input, their difference and the verdict."""
         count = "1 gradient" if len(self.rows) == 1 else f"{len(self.rows)} gradients"
         verdict = f"WRONG: {', '.join(self.wrong)}" if self.wrong else "ok"
         rows = []
@@ -187,7 +187,7 @@ def _compare(
 
 
 def _step(array: np.ndarray) -> float:
-    """How far to move: each element by the share of its usual size at which errors balance.
+    """Step sizes: for each element, the share of its usual size at which errors balance.
 
     The central difference is off by about the square of the share, and rounding by the precision
     divided by it.

@@ -1,4 +1,4 @@
-"""What happens inside a model: attention, activations and gradients of one batch, as copies."""
+"""A look inside a model: attention, activations and gradients of one batch, as copies."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ SIDE = 420  # of a heat map, in pixels
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Inspection(Tabular):
-    """What `TransformerModel.inspect` found, all of it copies in float32 or float64.
+    """The result of `TransformerModel.inspect`, all copies in float32 or float64.
 
     `attention[l, b, h, t]` are the probabilities with which query t of head h looks at each key.
     `activations` are what each layer wrote, by the name of the layer: a norm its result,
@@ -45,7 +45,7 @@ class Inspection(Tabular):
     activation_gradients: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def table(self) -> Table:
-        """Of each activation its name, shape and size, and the size of its gradient."""
+        """The name, shape and size of each activation, and the size of its gradient."""
         (B, T), (L, _, H) = self.ids.shape, self.attention.shape[:3]
         title = f"Inspection of {B} x {T} tokens: {L} x {H} heads"
         heads = ["activation", "shape", "root mean square"]
@@ -126,14 +126,14 @@ class Observer:
         self.gradients: dict[str, np.ndarray] = {}
 
     def found(self, ids: np.ndarray, logits: np.ndarray) -> Inspection:
-        """What a forward pass of ids (B, T) with these logits (B T, V) has shown."""
+        """The inspection of a forward pass of ids (B, T) with these logits (B T, V)."""
         logits = np.array(logits).reshape(*self.shape, -1)
         return Inspection(np.array(ids), logits, np.stack(self.attention), self.activations)
 
     def with_gradients(
         self, found: Inspection, losses: np.ndarray, gradients: Mapping[str, np.ndarray]
     ) -> Inspection:
-        """The same with what the backward pass has shown. losses (B, T), gradients are copied."""
+        """Adds the backward pass to an inspection. losses (B, T), gradients are copied."""
         return dataclasses.replace(
             found,
             losses=losses,
@@ -171,7 +171,7 @@ class Observer:
         self._keep(self.gradients, gradient, given)
 
     def _keep(self, kept: dict[str, np.ndarray], rows: Any, given: dict[str, Any]) -> None:
-        """rows (B T, W): a copy (B, T, W), or of the columns that the kernel is for."""
+        """Copies rows (B T, W) as (B, T, W), or only the columns that the kernel is for."""
         if rows is None:
             return
         if "first" in given:
@@ -200,7 +200,7 @@ class Observer:
     def _keep_heads(
         self, kept: dict[str, np.ndarray], qkv: np.ndarray, shape: tuple[int, ...], width: int
     ) -> None:
-        """qkv (B T, (H + 2 G) D), shape (B, H, T): copies of all three, head by head."""
+        """Copies qkv (B T, (H + 2 G) D), shape (B, H, T), head by head."""
         for name, heads in zip(
             ("query", "key", "value"), split_heads(qkv, shape, width), strict=True
         ):

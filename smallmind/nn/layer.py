@@ -20,7 +20,7 @@ from smallmind.settings.config import ModelConfig
 
 
 class Scope(NamedTuple):
-    """What the constructor of every layer takes. Names are dotted: blocks.0.mlp.expansion."""
+    """The arguments common to all layers. Names are dotted: blocks.0.mlp.expansion."""
 
     workspace: Workspace
     parameters: Parameters

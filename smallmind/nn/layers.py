@@ -22,7 +22,7 @@ def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
 
 
 def build_mlp(scope: Scope) -> Branch:
-    """What mixes the channels of a token."""
+    """Builds the part that mixes the channels of a token."""
     mlp: Branch = parts.load(parts.MLPS, scope.config.mlp)(scope)
     return mlp
 

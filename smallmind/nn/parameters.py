@@ -19,7 +19,7 @@ CHUNK = 1 << 18  # elements rounded at a time: temporary arrays stay small
 
 
 class Role(enum.StrEnum):
-    """What a parameter is for. Optimizers and exports select by role, never by name."""
+    """The purpose of a parameter. Optimizers and exports select by role, never by name."""
 
     EMBEDDING = "embedding"  # a row per token or position
     MATRIX = "matrix"
@@ -47,7 +47,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same number everywhere, or these numbers."""
+    """One number everywhere, or these numbers."""
 
     value: float | tuple[float, ...]
 
@@ -61,7 +61,7 @@ ONES, ZEROS = Constant(1.0), Constant(0.0)
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """What a layer declares about one of its parameters."""
+    """The declaration of one of a layer's parameters."""
 
     name: str
     shape: tuple[int, ...]
@@ -249,5 +249,5 @@ def _group(role: Role) -> int:
 
 
 def _padded(size: int) -> int:
-    """size rounded up to whole cache lines."""
+    """Rounds size up to whole cache lines."""
     return math.ceil(size / ALIGNED) * ALIGNED

@@ -1,4 +1,4 @@
-"""What adds to the residual stream: a linear layer, dropout, addition."""
+"""A branch's end, added to the residual stream: a linear layer, dropout, addition."""
 
 import math
 

@@ -43,7 +43,7 @@ class RecomputePlan:
 
     @property
     def state(self) -> tuple[bool, int]:
-        """What the plan depends on."""
+        """The settings that the plan depends on."""
         return self.enabled, self.checkpoint_interval
 
     def segments(self, n_layer: int) -> list[range]:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Workspace(Protocol):
-    """What has to be known of a workspace."""
+    """The interface of a workspace that recordings need."""
 
     new_recording: Callable[[], Any] | None
     threads: Callable[[], int]
@@ -29,7 +29,7 @@ class RecordedPass:
         self._recording: Any = None
         self._ids = self._recorded_ids = np.empty((0, 0), np.int32)
         self._result = np.empty(0)
-        # Whether it is equal to what the layers compute, with the ids of the recording or with
+        # True if it equals what the layers compute, with the ids of the recording or with
         # others; None: not known.
         self._is_equal: dict[bool, bool | None] = {}
 

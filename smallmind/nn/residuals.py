@@ -29,12 +29,12 @@ class Carried:
 
     @property
     def value(self) -> np.ndarray:
-        """What was kept (R, N)."""
+        """The kept values (R, N)."""
         return self.workspace.carried[self.name]
 
     @property
     def gradient(self) -> np.ndarray:
-        """What layers add their gradients to (R, N); zeros at first. Never rounded to 16 bits."""
+        """The sum (R, N) of the layers' gradients; zeros at first, never in 16 bits."""
         carried, name = self.workspace.carried, f"gradient of {self.name}"
         if name not in carried:
             carried[name] = self.workspace.rent_full_precision(*self.value.shape)

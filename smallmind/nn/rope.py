@@ -26,7 +26,7 @@ class RotaryEmbedding(Layer):
         return x
 
     def angles(self) -> tuple[float, np.ndarray | None, int]:
-        """What the angles of this pass follow from: theta, the first position, how many."""
+        """The inputs of this pass's angles: theta, the first position, the number of positions."""
         workspace = self.workspace
         positions = workspace.cache.positions if workspace.cache else workspace.T
         return self.theta, workspace.start, positions

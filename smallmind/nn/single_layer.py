@@ -127,7 +127,7 @@ def of_layer(layer: Any, inputs: tuple[Any, ...]) -> Differentiable:
 
 
 def _undefined(size: int, dtype: Any) -> np.ndarray:
-    """What a layer rents has NaN in it, so that reading it before writing is noticed."""
+    """Fills rented arrays with NaN, so that reading before writing is noticed."""
     array = aligned_zeros(size, dtype)
     if array.dtype.kind == "f":
         array.fill(np.nan)

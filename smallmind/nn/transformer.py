@@ -64,7 +64,7 @@ def micro_batches(ids: np.ndarray, micro_batch_size: int | None) -> Iterator[sli
 
 
 def resolve_precision(precision: Precision, backend: str) -> Precision:
-    """precision, with AUTO resolved. InputError for 16 bits with the NumPy backend."""
+    """Returns the precision, with AUTO resolved. InputError for 16 bits with the NumPy backend."""
     if precision == Precision.AUTO:
         if backend == "numpy":
             return Precision.FLOAT32
@@ -149,7 +149,7 @@ class TransformerModel(Tabular):
         self.flat.allocate(dtype, backend.zeros)
         self.parameters = self.flat.views
         self.gradients = self.flat.grad_views
-        # Of the tokenizer that it was trained with; None: not known.
+        # Digest of the tokenizer it was trained with, or None if unknown.
         self.tokenizer_digest: str | None = None
         self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.first_window = 0  # of the next batch in a larger one: they depend on that too
@@ -171,7 +171,7 @@ class TransformerModel(Tabular):
 
     @property
     def instruction_set(self) -> str:
-        """What the bits of its results depend on besides the code: "AVX2" or "NumPy on x86_64"."""
+        """The machine's influence on the bits of results: "AVX2" or "NumPy on x86_64"."""
         if self.backend == "numpy":
             return f"NumPy on {platform.machine()}"
         from smallmind.kernels.codegen.isa import ISA
@@ -499,7 +499,7 @@ class TransformerModel(Tabular):
         return dlogits
 
     def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """ids as the kernels take them: C-contiguous int32 (B, T), inside the vocabulary."""
+        """Returns ids as kernels take them: C-contiguous int32 (B, T), in the vocabulary."""
         ids = check_ids(name, ids, self.config.vocab_size)
         if ids.ndim != 2 or ids.size == 0:
             raise InputError(f"{name} has shape {ids.shape}; it must be (B, T), not empty")

@@ -1,4 +1,4 @@
-"""What all layers of a model share: kernels, rented memory, and the key of this pass's dropout."""
+"""State common to all layers of a model: kernels, rented memory, the key of this pass's dropout."""
 
 import math
 import threading
@@ -76,11 +76,11 @@ class Workspace:
         return self._rent(shape, self.activation_dtype)
 
     def rent_full_precision(self, *shape: int) -> np.ndarray:
-        """The same for what is never rounded to 16 bits: sums, losses, logits."""
+        """Rents float32 whatever the precision: sums, losses, logits."""
         return self._rent(shape, self.dtype)
 
     def rent_ids(self, *shape: int) -> np.ndarray:
-        """The same for int32 numbers of tokens or rows."""
+        """Rents int32, for numbers of tokens or rows."""
         return self._rent(shape, np.int32)
 
     def _rent(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -170,7 +170,7 @@ class Workspace:
 
     @property
     def training(self) -> bool:
-        """Whether a backward pass follows."""
+        """True if a backward pass follows."""
         return self.pass_number is not None
 
     @property
@@ -213,7 +213,7 @@ class Workspace:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether nothing but its results depends on how the kernels of this pass are called.
+        """True if the calls of the kernels in this pass affect nothing but its results.
 
         Not so while they are profiled or checked. With dropout they take other numbers each time.
         """

@@ -19,7 +19,7 @@ DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)
 
 
 class _Part(NamedTuple):
-    """Of a range of parameters, those that a rank updates."""
+    """The part of a range of parameters that a rank updates."""
 
     whole: slice
     parameters: slice
@@ -65,7 +65,7 @@ class AdamW(Optimizer):
         self.eps = eps
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         flat = model.flat
-        # Those that decay come first in the flat vector.
+        # The parameters that decay come first in the flat vector.
         self._decayed = flat.ranges(*DECAYED)[0].stop
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
@@ -125,7 +125,7 @@ class AdamW(Optimizer):
                 share_parameters(self.model, self.ranks, part.whole, part.ends)
 
     def _own_parts(self) -> Iterator[_Part]:
-        """What this rank has of each range of parameters with its roles."""
+        """This rank's part of each range of parameters with its roles."""
         end = 0
         for whole in self._ranges:
             start, end = end, end + whole.stop - whole.start

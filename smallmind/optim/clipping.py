@@ -11,7 +11,7 @@ MAX_GRADIENT = 1.8e19  # the square of a larger one overflows float32, and so wo
 
 
 class Clipping(NamedTuple):
-    """How an update reads the gradient: times `scale`, then each element at most max_gradient."""
+    """Clips the gradient in an update: times `scale`, then each element at most max_gradient."""
 
     scale: float
     max_gradient: float

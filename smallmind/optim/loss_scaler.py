@@ -38,11 +38,11 @@ class LossScaler:
 
     @property
     def is_lost(self) -> bool:
-        """Whether smaller scales no longer help."""
+        """True if smaller scales no longer help."""
         return self.skips >= MAX_SKIPS
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, JSON-able."""
+        """The state that a resumed run needs, JSON-able."""
         return {"scale": self.scale, "clean_steps": self.clean_steps, "skips": self.skips}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What all optimizers have in common, and the one that a run uses."""
+"""The base class of all optimizers, and the one that a run uses."""
 
 import math
 from collections.abc import Mapping, Sequence

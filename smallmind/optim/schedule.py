@@ -1,4 +1,4 @@
-"""How the learning rate changes over a run: one class per schedule, built by `schedule`."""
+"""Learning rates over a run: one class per schedule, built by `schedule`."""
 
 import math
 from typing import Any
@@ -61,7 +61,7 @@ class Schedule:
         """Called with the held-out loss of each evaluation, in nats per token."""
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, JSON-able: all that `observe` has changed."""
+        """The state that a resumed run needs, JSON-able: everything that `observe` has changed."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:

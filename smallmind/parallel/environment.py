@@ -1,17 +1,17 @@
-"""What the environment says about other ranks. Needs neither MPI nor NumPy."""
+"""Reads from the environment how many ranks there are. Needs neither MPI nor NumPy."""
 
 from collections.abc import Sequence
 
 from smallmind.checks import environment_number
 
-# What the launchers of MPICH and Intel MPI, of Open MPI, and of Slurm tell each process: how many
+# MPICH and Intel MPI, Open MPI, and Slurm tell each process by these variables how many ranks
 # there are. PMIx alone tells only which one it is.
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 
 
 def launched() -> bool:
-    """Whether mpiexec, or something like it, has started this process."""
+    """True if mpiexec, or something like it, has started this process."""
     return rank() is not None
 
 

@@ -47,7 +47,7 @@ class GradientSum:
         self._rounds = rounds and shards > 1
         self._dtype = np.dtype(BFLOAT16) if self._rounds else self._grad.dtype
         self._tree: TreeSum[np.ndarray] = TreeSum(self._join)  # of all own shards but the last
-        # What each rank has left once it has added its own shards.
+        # The nodes that each rank has left once it has added its own shards.
         self._left = [left_over(own_shards(r, ranks.size, shards)) for r in range(ranks.size)]
         self._unused: list[np.ndarray] = []
         self._rooms: dict[tuple[int, int], np.ndarray] = {}
@@ -110,7 +110,7 @@ class GradientSum:
         self._tree.nodes.clear()
 
     def _join(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """left + right, in left; right is not needed any more."""
+        """Adds right to left, in place; right is not needed any more."""
         self._model.workspace.kernels.add_vectors(left, left, right)
         if right is not self._grad:
             self._unused.append(right)
@@ -214,7 +214,7 @@ class GradientSum:
 
 
 def _others(parts: Sequence[slice], size: int) -> Iterator[slice]:
-    """What `parts` leave of a vector, in parts of at most BLOCK elements."""
+    """The rest of a vector beside `parts`, in parts of at most BLOCK elements."""
     end = 0
     for part in [*sorted(parts, key=lambda part: part.start), slice(size, size)]:
         for start in range(end, part.start, BLOCK):

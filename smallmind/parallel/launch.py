@@ -107,7 +107,7 @@ def usable_cpus() -> list[int]:
 
 
 def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
-    """What each rank on a machine may use -> the logical CPUs of rank `place`, one per core.
+    """The CPUs that each rank may use -> the logical CPUs of rank `place`, one per core.
 
     Ranks that may use the same ones divide them, core by core; ranks that mpiexec has bound apart
     stay where they are. More ranks than cores take turns.
@@ -124,7 +124,7 @@ def share_of_cores(place: int, cpus: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _one_per_core(cpus: Sequence[int]) -> list[int]:
-    """Of logical CPUs, the first one of every core."""
+    """The first logical CPU of every core."""
     chosen, seen = [], set()
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -168,7 +168,7 @@ class _Pending:
         ranks.pending.append(self)
 
     def has_arrived(self) -> bool:
-        """Whether it has; MPI makes progress while it is asked."""
+        """True if the data has arrived; MPI makes progress while it is asked."""
         return bool(self._request.Test())
 
     def wait(self) -> list[np.ndarray | None]:

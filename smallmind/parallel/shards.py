@@ -1,4 +1,4 @@
-"""How batches are divided into shards, and the fixed order in which shards are added.
+"""Divides batches into shards, and fixes the order in which shards are added.
 
 The gradient of a step is the sum over the shards of its batches. Floating-point sums depend on
 their order, so shards are added pair by pair, in a binary tree that depends on their number alone:
@@ -64,7 +64,7 @@ class ShardSampler(Sampler):
         return self.whole.windows_in_step(step)
 
     def shard(self, number: int, batch: Batch, shard: int) -> Batch:
-        """Of batch `number`, as drawn by this sampler, the windows of one of its shards."""
+        """The windows of one shard of batch `number`, as drawn by this sampler."""
         if self.shards == 1:
             return batch
         begin = bounds(self.windows_in_batch(number), self.shards)
@@ -108,7 +108,7 @@ class TreeSum(Generic[Value]):
         self.nodes.append(node)
 
     def joins(self, node: Node[Value]) -> bool:
-        """Whether the last node and this one are the two halves of a larger one."""
+        """True if the last node and this one are the two halves of a larger one."""
         last = self.nodes[-1]
         return last.size == node.size and last.first % (2 * last.size) == 0
 

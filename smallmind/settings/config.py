@@ -16,7 +16,7 @@ __version__ = "0.2.0"
 
 
 class Precision(enum.StrEnum):
-    """How weights and activations are stored while a model runs; sums are always float32."""
+    """Number formats of weights and activations while a model runs; sums are always float32."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -216,7 +216,7 @@ PREFETCH = 2  # batches, for data on a disk: one may be slow, the next is there 
 @suggesting()
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model learns: length, schedule, optimizer, evaluation."""
+    """Training: length, schedule, optimizer, evaluation."""
 
     steps: int = setting(2000, "number of weight updates", low=0)
     epochs: int = setting(
@@ -400,21 +400,21 @@ class TrainingConfig:
 
     @property
     def resolved_min_lr(self) -> float:
-        """min_lr, or a tenth of learning_rate if it is None."""
+        """Returns min_lr, or a tenth of learning_rate if it is None."""
         return self.learning_rate / 10 if self.min_lr is None else self.min_lr
 
     def with_min_lr(self) -> "TrainingConfig":
-        """The same config with min_lr as a number, as it is saved with a run."""
+        """Copies the config with min_lr as a number, as it is saved with a run."""
         return dataclasses.replace(self, min_lr=self.resolved_min_lr)
 
     @property
     def shards(self) -> int:
-        """data_shards, or 1 if it is None."""
+        """Returns data_shards, or 1 if it is None."""
         return self.data_shards or 1
 
     @property
     def rounds_sums(self) -> bool:
-        """Whether the gradients of shards are rounded as they are added."""
+        """True if the gradients of shards are rounded as they are added."""
         return self.reduce_precision != Precision.FLOAT32
 
     @property
@@ -424,7 +424,7 @@ class TrainingConfig:
         return Precision(self.precision or default)
 
     def batches_ahead(self, is_on_disk: bool) -> int:
-        """prefetch, or what suits the data if it is None."""
+        """Returns prefetch, or the default for the data if it is None."""
         if self.prefetch is None:
             return PREFETCH if is_on_disk else 0
         return self.prefetch
@@ -521,7 +521,7 @@ LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 @suggesting()
 @dataclass(frozen=True)
 class DistillationConfig:
-    """How a student learns from a teacher (Hinton et al. 2015)."""
+    """Distillation: a student learns from a teacher (Hinton et al. 2015)."""
 
     teacher: str | None = setting(None, "a run or a model file with the same vocabulary")
     temperature: float = setting(
@@ -553,7 +553,7 @@ class DistillationConfig:
 @suggesting()
 @dataclass(frozen=True)
 class GenerationConfig:
-    """How text is sampled from a model."""
+    """Settings for sampling text from a model."""
 
     max_tokens: int = setting(500, "tokens to write", low=0)
     temperature: float = setting(

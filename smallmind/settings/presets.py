@@ -42,7 +42,7 @@ ARCHITECTURES["modern"] = ARCHITECTURES["llama"] | {
 
 
 class Recipe(NamedTuple):
-    """How a model learns unless something else is chosen."""
+    """The settings of training unless something else is chosen."""
 
     about: str
     settings: Fields

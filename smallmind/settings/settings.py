@@ -84,7 +84,7 @@ class Settings:
         }
 
     def replace(self, **fields: Any) -> "Settings":
-        """The same settings with other values for these fields, whichever config has them.
+        """Copies the settings with other values for these fields, whichever config has them.
 
         InputError for an unknown name or a value out of range.
         """

@@ -63,7 +63,7 @@ def given_fields(
     flags: Fields | None = None,
     arch: str | None = None,
 ) -> Fields:
-    """The same without a recipe: what the user has chosen."""
+    """The user's own choices, without a recipe."""
     named = {
         f"--size {size}": SIZES[size] if size else {},
         f"--arch {arch}": ARCHITECTURES[arch] if arch else {},
@@ -85,7 +85,7 @@ def given_fields(
 
 
 def with_recipe(given: Fields, recipe: str | None = None, size: str | None = None) -> Fields:
-    """What the user has chosen, and the settings of a recipe for the rest.
+    """The user's own choices, and the settings of a recipe for the rest.
 
     InputError for an unknown recipe or a value out of range.
     """
@@ -128,7 +128,7 @@ def read_settings(file: Path) -> Fields:
 
 
 def is_saved_run(file: Path) -> bool:
-    """Whether a file of settings is the config.json of a run, which has all of them."""
+    """True if a file of settings is the config.json of a run, which has all of them."""
     return file.suffix == ".json"
 
 

@@ -78,7 +78,7 @@ class Special(NamedTuple):
         return max(max(map(len, self.raw), default=1), late * MOST_JOINED if self.joins else late)
 
     def is_cut(self, text: str, end: int) -> bool:
-        """Whether one of them begins before the end of a word and reaches beyond it."""
+        """True if a special token begins before the end of a word and reaches beyond it."""
         if _is_cut(text, end, self.raw):
             return True
         if not self.late:
@@ -118,7 +118,7 @@ def cut(texts: Iterable[str], special: Special) -> Iterator[str]:
 
 def _border(text: str, begin: int, special: Special) -> int:
     """The first place from begin on where a word ends, outside of special tokens; 0: none."""
-    # What the text ends with may become a special token once more of it has been read.
+    # The end of the text may become a special token once more of it has been read.
     for found in BORDER.finditer(text, begin, max(0, len(text) - special.longest() + 2)):
         if not special.is_cut(text, found.start()):
             return found.start()
@@ -259,7 +259,7 @@ def encode_chunks(
 
 
 def _on_threads(function: Callable[[Chunk], Result], given: Iterable[Chunk]) -> Iterator[Result]:
-    """function(chunk) for each chunk, in their order, on as many threads as there are cores.
+    """Yields function(chunk) for each chunk, in their order, on as many threads as there are cores.
 
     The first one here, as it may compile kernels. Only as many chunks are made as threads take.
     """

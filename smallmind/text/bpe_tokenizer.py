@@ -91,7 +91,7 @@ class BPETokenizer(Tokenizer):
         special: dict[str, int],
         rules: Rules,
     ) -> None:
-        """vocabulary: the bytes of each token; none for special tokens and missing numbers."""
+        """Sets vocabulary, the bytes of each token: none for special tokens and missing ids."""
         from smallmind.kernels.bpe.encode import Merges, Whole
         from smallmind.kernels.bpe.split import PATTERNS
         from smallmind.text.bpe import Special
@@ -202,7 +202,7 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BPETokenizer":
-        """What a post_processor adds is left out: texts get it where they say so."""
+        """Ignores tokens that a post_processor adds: texts get them where they say so."""
         split = tokenizer_json.split_of(data["pre_tokenizer"])
         if split is None:
             raise InputError("it does not split texts into words")
@@ -288,13 +288,13 @@ def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int])
 
 
 def _is_in_order(merges: np.ndarray) -> bool:
-    """Whether the i-th merge is of tokens before 256 + i, so that its result can be that token."""
+    """True if the i-th merge is of tokens before 256 + i, so that its result can be that token."""
     before = np.arange(256, 256 + len(merges))
     return bool((merges >= 0).all() and (merges < before[:, None]).all())
 
 
 def _follows(vocabulary: list[bytes], merges: np.ndarray) -> bool:
-    """Whether the tokens of a vocabulary that are not empty are `_in_order(merges)`."""
+    """True if the tokens of a vocabulary that are not empty are `_in_order(merges)`."""
     n = 256 + len(merges)
     if len(vocabulary) < n or not _is_in_order(merges) or any(vocabulary[n:]):
         return False
@@ -318,5 +318,5 @@ def _in_order(merges: np.ndarray) -> list[bytes]:
 
 
 def _characters(token: bytes) -> int:
-    """How many characters begin in a token."""
+    """The number of characters that begin in a token."""
     return len(token.translate(None, CONTINUED))

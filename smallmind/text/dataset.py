@@ -171,7 +171,7 @@ class Dataset:
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether windows are read from files when they are needed."""
+        """True if windows are read from files when they are needed."""
         return not isinstance(self.train, np.ndarray)
 
     @property
@@ -180,7 +180,7 @@ class Dataset:
         return math.ceil(len(self.held_out) / (self.batch_size * self.block_size))
 
     def spelled(self, tokens: np.ndarray) -> Spelled:
-        """What tokens spell; without a tokenizer, a character of one byte each."""
+        """The text length of tokens; without a tokenizer, a character of one byte each."""
         return self.tokenizer.spelled(tokens) if self.tokenizer else Spelled.as_bytes(tokens)
 
     def evaluation_batch(self, part: str, number: int) -> Batch:

@@ -17,7 +17,7 @@ FORMATS = {
     b"%PDF-": ("a PDF document", "pdftotext {file} {text}"),
     b"\xd0\xcf\x11\xe0": ("an office document", ""),
 }
-# The same for zip archives, by the name of their first file, which begins at byte 30.
+# The formats of zip archives, by the name of their first file, which begins at byte 30.
 ZIPPED = {
     b"mimetypeapplication/epub+zip": ("an EPUB book", "pandoc -t plain -o {text} {file}"),
     b"mimetypeapplication/vnd.oasis": ("an office document", ""),
@@ -39,7 +39,7 @@ MOSTLY_VALID = 0.9  # share of the bytes above ASCII, in a damaged UTF-8 text
 
 
 def encoded(text: str, start: int, stop: int, errors: str = "strict", offset: int = 0) -> bytes:
-    """text[start:stop] in UTF-8. InputError for half a character, which no file can hold.
+    """Encodes text[start:stop] in UTF-8. InputError for half a character, which no file can hold.
 
     `offset` is where the text begins in a longer one, whose positions are reported.
     """
@@ -109,7 +109,7 @@ def unmarked_utf16(data: bytes) -> str | None:
 
 
 def _format(data: bytes) -> tuple[str, str] | None:
-    """What a file is that does not hold plain text, and a command that extracts the text."""
+    """The format of a file that is not plain text, and a command that extracts the text."""
     for magic, found in FORMATS.items():
         if data.startswith(magic):
             zipped = [ZIPPED[name] for name in ZIPPED if data.startswith(name, 30)]

@@ -104,7 +104,7 @@ def parse_symbols(template: str) -> Symbols:
 
 
 def parse_rule(body: str) -> Rule:
-    """What follows `name:` -> the rule. ValueError if it is malformed."""
+    """The text after `name:` -> the rule. ValueError if it is malformed."""
     weights, alternatives = [], []
     for alternative in re.sub(r"\s+", " ", body).split("|"):
         weighted = re.fullmatch(r"(?:(\d+) \* )?(.+)", alternative.strip())

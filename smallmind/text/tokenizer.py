@@ -21,7 +21,7 @@ CHUNK = 1 << 20  # characters encoded together
 
 
 class Spelled(NamedTuple):
-    """How much text some tokens stand for."""
+    """The length of the text that some tokens spell."""
 
     characters: int  # that begin in them
     bytes: int  # of UTF-8
@@ -113,7 +113,7 @@ class Tokenizer:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What `from_state` needs, as JSON-able values; "kind" is one of them."""
+        """The arguments of `from_state` as JSON-able values; "kind" is one of them."""
         raise NotImplementedError
 
     @classmethod
@@ -149,7 +149,7 @@ class Tokenizer:
         return tokenizer.with_published(state.get("published", {}))
 
     def with_published(self, published: Mapping[str, Any]) -> "Tokenizer":
-        """The same tokenizer with this as `published`.
+        """Copies the tokenizer with this as `published`.
 
         TypeError unless it is tables by name, ValueError if it has halves of characters.
         """
@@ -162,7 +162,7 @@ class Tokenizer:
         return made
 
     def as_json(self) -> dict[str, Any]:
-        """What a tokenizer.json holds that gives the same ids in other programs."""
+        """The contents of a tokenizer.json that gives the same ids in other programs."""
         raise NotImplementedError
 
     @classmethod

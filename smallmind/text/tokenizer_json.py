@@ -1,4 +1,4 @@
-"""tokenizer.json, the file of tokenizers of the field: what all kinds of ours write and read of it.
+"""Reads and writes tokenizer.json, the field's common file of tokenizers, for all our kinds.
 
 Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/serialization.rs".
 """
@@ -30,7 +30,7 @@ DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 class Rules(NamedTuple):
-    """What byte-level tokenizers of other programs do that those made here do not."""
+    """Rules of other programs' byte-level tokenizers that those made here lack."""
 
     normalizer: str | None = None  # "NFC": letters and their accents are joined first
     ignore_merges: bool = False  # a word that is in the vocabulary is that token
@@ -88,7 +88,7 @@ def kind_of(data: dict[str, Any]) -> str:
 
 
 def rules_of(data: dict[str, Any]) -> Rules:
-    """What a file says about how texts become tokens, besides its vocabulary and merges."""
+    """A file's rules for turning texts into tokens, besides its vocabulary and merges."""
     added = data.get("added_tokens") or []
     normalizer = normalizer_of(data)
     late = {token["content"] for token in added if token.get("normalized")}
@@ -100,7 +100,7 @@ def rules_of(data: dict[str, Any]) -> Rules:
 
 
 def normalizer_of(data: dict[str, Any]) -> str | None:
-    """What is done to a text first: "NFC", which joins letters and their accents, or nothing.
+    """The first change made to a text: "NFC", which joins letters and their accents, or None.
 
     InputError if it is something else.
     """
@@ -121,7 +121,7 @@ def contents(
     special: Mapping[str, int] | None = None,
     rules: Rules = OWN,
 ) -> dict[str, Any]:
-    """What a tokenizer.json holds; the arguments are what kinds differ in."""
+    """The contents of a tokenizer.json; the arguments are what kinds differ in."""
     return {
         "version": "1.0",
         "truncation": None,

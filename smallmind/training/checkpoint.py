@@ -128,7 +128,7 @@ def verify(directory: str | PathLike[str]) -> list[tuple[Path, str | None]]:
 
 
 def exist(directory: str | PathLike[str]) -> bool:
-    """Whether a directory holds checkpoints, sound or not."""
+    """True if a directory holds checkpoints, sound or not."""
     return bool(_files(_folder(directory)))
 
 
@@ -302,7 +302,7 @@ def _metadata(state: RunState) -> dict[str, str]:
 
 
 def _state(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """What `_metadata` made of a state, in any version -> the state."""
+    """The metadata of a state, from any version -> the state."""
     state = safetensors.from_json(metadata["state"])
     if not isinstance(state, dict):
         raise ValueError("its state is not a JSON object")

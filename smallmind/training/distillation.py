@@ -104,7 +104,7 @@ class Distillation:
     def loss_and_gradients(
         self, model: TransformerModel, batch: Batch, scale: float = 1.0, share: float = 1.0
     ) -> float:
-        """model.loss_and_gradients for this loss; adds share times the temperature's gradient."""
+        """Computes this loss and its gradients; adds share times the temperature's gradient."""
         pool, dtype = model.workspace.pool, model.workspace.dtype
 
         def objective(windows: slice, losses: np.ndarray, *others: Any) -> None:
@@ -143,7 +143,7 @@ class Distillation:
         self.temperature_parameter.step(learning_rate)
 
     def settings(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the run that it resumes."""
+        """The settings that a resumed run must share with the run that it resumes."""
         return {
             "digest": self.digest,
             "temperature": self.config.temperature,
@@ -153,7 +153,7 @@ class Distillation:
         }
 
     def state(self) -> dict[str, float]:
-        """What steps change, JSON-able."""
+        """The state that steps change, JSON-able."""
         return self.temperature_parameter.state()
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How well a model predicts a text, or some windows of it; when a run evaluates and stops."""
+"""Evaluates a model on a text, or some windows of it; decides when a run evaluates and stops."""
 
 import functools
 import itertools
@@ -50,12 +50,12 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float:
-        """Of UTF-8: to be compared between tokenizers."""
+        """Bits per byte of UTF-8: comparable between tokenizers."""
         return self.loss * self.tokens / self.bytes / math.log(2)
 
     @property
     def perplexity(self) -> float:
-        """exp(loss): as hard to guess as among this many equally likely tokens."""
+        """Returns exp(loss): as hard to guess as among this many equally likely tokens."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
@@ -68,7 +68,7 @@ def _continue() -> None:
 
 
 class _Counts(NamedTuple):
-    """What one batch of an evaluation adds to it."""
+    """The sums that one batch adds to an evaluation."""
 
     losses: list[float]  # to be added one by one: their sum does not depend on who computed them
     tokens: int
@@ -159,7 +159,7 @@ def evaluate(
 
 
 def count_overlapping(n: int, T: int, most: int | None = None) -> int:
-    """How many windows `evaluate` takes for n predictions, or about `most` of them."""
+    """The number of windows `evaluate` takes for n predictions, or about `most` of them."""
     T = min(T, n)
     stride = max(1, T // 2)
     in_all = math.ceil((n - T) / stride) + 1
@@ -193,7 +193,7 @@ def evaluate_held_out(
     before_batch: Callable[[], object] = _continue,
     divide: Divide = in_turn,
 ) -> Evaluation:
-    """How well a model predicts the held-out part of a text: all of it, or about MOST_HELD_OUT."""
+    """Evaluates a model on the held-out part of a text: all of it, or about MOST_HELD_OUT."""
     spells = dataset.spelled
     with activity.doing("Evaluating the held-out text", usual=True):
         return evaluate(
@@ -222,7 +222,7 @@ def held_out_loss(
 
 
 def evaluate_tokens(model: TransformerModel, tokenizer: Tokenizer, tokens: Tokens) -> Evaluation:
-    """How well a model predicts the tokens of a text, all but the first."""
+    """Evaluates a model on the tokens of a text, all but the first."""
     with activity.doing("Evaluating the text", usual=True):
         return evaluate(model, tokens, tokenizer.spelled)
 
@@ -268,7 +268,7 @@ def evaluate_parts(
 
 
 def evaluation_is_due(config: TrainingConfig, progress: RunProgress) -> bool:
-    """Whether the step that a run has reached still has to be evaluated."""
+    """True if the step that a run has reached still has to be evaluated."""
     step = progress.step
     if not step or not config.val_every or progress.evaluated == step:
         return False

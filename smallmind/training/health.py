@@ -161,7 +161,7 @@ def dead_units(
 def _silent_units(
     model: TransformerModel, ids: np.ndarray, targets: np.ndarray
 ) -> dict[str, list[bool]]:
-    """Whether each hidden unit of each layer is silent for every token; {} without tokens."""
+    """For each layer, which hidden units are silent for every token; {} without tokens."""
     if not len(ids):
         return {}
     peaks: dict[str, np.ndarray] = {}  # the largest |activation| of each unit, by layer

@@ -69,7 +69,7 @@ class LiveState:
             self.distillation.zero_gradient()
 
     def capture_model(self) -> RunState:
-        """What stays when a run ends: weights, dropout counter, temperature. Copies nothing."""
+        """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
         tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}
         temperature = self.distillation and self.distillation.state()
         state = {"passes": self.model.passes, "temperature": temperature}

@@ -166,7 +166,7 @@ class Loop:
                 return
             yield found
         step = progress.step
-        # That of the last step comes when everything else is saved.
+        # The final evaluation runs after the last save.
         is_last = progress.ended or step == config.steps
         if config.sample_every and step % config.sample_every == 0 and not is_last:
             with clock.apart("samples"):
@@ -199,7 +199,7 @@ class Loop:
         return Target(run.config, run.data, run.progress, run.spikes.average)
 
     def _is_broken(self, loss: float) -> bool:
-        """Whether a loss must not lead to an update."""
+        """True if a loss must not lead to an update."""
         if self.run.config.max_rollbacks:
             return self.run.spikes.is_spike(loss)
         return not math.isfinite(loss) and not self.run.scaler  # a scaler skips the update itself

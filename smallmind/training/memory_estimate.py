@@ -36,14 +36,14 @@ from smallmind.training.training import SAMPLE_TOKENS
 
 @dataclass(frozen=True)
 class Program:
-    """What a process takes apart from a run: Python, NumPy, Numba and kernels. Units: bytes."""
+    """The memory of a process apart from a run: Python, NumPy, Numba and kernels. Units: bytes."""
 
     resident: int
     peak: int = 0  # of the process so far: learning tokens may have taken more than training will
 
     @classmethod
     def measured(cls, text: "TextSize | None" = None) -> "Program":
-        """That of this process, before its model is built, and perhaps with its text in memory.
+        """The memory of this process before its model is built, perhaps with its text in memory.
 
         After a rehearsal it includes all kernels, and what compiling has left behind.
         """
@@ -62,7 +62,7 @@ TYPICAL, PLAIN = Program(134 * 2**20), Program(51 * 2**20)
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a student learns from; top_k if its logits are read from a cache."""
+    """The teacher of a student; top_k if its logits are read from a cache."""
 
     model: ModelConfig
     top_k: int | None = None
@@ -78,7 +78,7 @@ class TextSize:
 
     @classmethod
     def of(cls, nbytes: int, data: Dataset) -> "TextSize":
-        """That of a text of nbytes and its dataset."""
+        """The size of a text of nbytes and its dataset."""
         return cls(nbytes, len(data.train) + len(data.held_out), data.is_on_disk)
 
     @property
@@ -87,14 +87,14 @@ class TextSize:
         return self.nbytes + (0 if self.is_on_disk else 4 * self.tokens)
 
 
-# What comes once a run has started, besides arrays: modules, records, the saver's thread. Measured.
+# Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
 LATER = 4 * 2**20
 OPTIONAL = ("teacher", "text", "sample", "timing")  # parts that not every run has
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Tabular):
-    """What a training run takes at its peak. Units: bytes."""
+    """The peak memory of a training run. Units: bytes."""
 
     weights: int  # float32
     working_weights: int  # their copy in 16 bits
@@ -330,7 +330,7 @@ def _dry_kernels(backend: str) -> NoKernels:
 
 
 def _caching(teacher: Teacher, backend: str) -> int:
-    """What a teacher takes besides its weights while its logits are cached."""
+    """The memory of a teacher besides its weights while its logits are cached."""
     T, kernels = teacher.model.block_size, _dry_kernels(backend)
     opened = dry_run_backend(kernels)
     windows = max(1, TOKENS_PER_PASS // T)
@@ -377,7 +377,7 @@ class _WithoutRows(StoredTensor):
 
 
 def _scratch(run: _DryRun, threads: int) -> int:
-    """What kernels keep: the scratch of the hungriest one, and rotary tables."""
+    """The memory that kernels keep: the scratch of the hungriest one, and rotary tables."""
     from smallmind.kernels import attention_backward, muon
     from smallmind.kernels.gemm import blocked, sixteen_bit
 

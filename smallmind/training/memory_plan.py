@@ -1,4 +1,4 @@
-"""Whether a run fits in memory, and what to change if it does not."""
+"""Decides whether a run fits in memory, and what to change if it does not."""
 
 import dataclasses
 import math
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def held(self) -> int:
-        """What this process holds of it already, where that was measured."""
+        """The part of it that this process holds already, where that was measured."""
         held = self.program.resident if self.program else 0
         return held + (self.text.in_memory if held and self.text else 0)
 
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def _circumstances(self) -> dict[str, Any]:
-        """What estimates depend on besides model, training and batch."""
+        """The circumstances of an estimate besides model, training and batch."""
         return {
             "threads": self.run.threads or 1,
             "teacher": self.teacher,

@@ -1,4 +1,4 @@
-"""What NumPy's kernels allocate besides the arrays that they are given."""
+"""The memory that NumPy's kernels allocate besides the arrays that they are given."""
 
 from collections.abc import Callable
 from typing import Any

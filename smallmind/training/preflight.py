@@ -1,4 +1,4 @@
-"""Checks before a run: does the model start, learn and differentiate as it should?"""
+"""Checks before a run that the model starts, learns and differentiates as it should."""
 
 import dataclasses
 import math
@@ -47,7 +47,7 @@ class Check(Tabular):
         return f"{verdict}  {self.name}: {self.measured}; expected {self.expected}"
 
     def table(self) -> Table:
-        """What was measured and what was expected, in one row."""
+        """The measured and the expected value, in one row."""
         row = (self.name, self.measured, self.expected, "ok" if self.passed else "FAILED")
         return Table("", [row], ("check", "measured", "expected", ""), "<<<<")
 
@@ -245,7 +245,7 @@ def backward_pass(config: ModelConfig) -> Check:
 
 
 def small_config(config: ModelConfig) -> ModelConfig:
-    """The same parts, small enough for a pass to take a millisecond.
+    """The same architecture, small enough for a pass to take a millisecond.
 
     Has enough channels that dropout never drops all those of a token: a norm of zeros is so steep
     that finite differences mean nothing.

@@ -1,4 +1,4 @@
-"""What a run shows of its progress on a line that keeps changing, at any width."""
+"""Shows a run's progress on a line that keeps changing, at any width."""
 
 import sys
 import time
@@ -50,7 +50,7 @@ class StatusText:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a step has been reported."""
+        """True if a step has been reported."""
         return self._record is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What a run reports: records of its steps, evaluations and problems, and its progress.
+"""Reports of a run: records of its steps, evaluations and problems, and its progress.
 
 `kind` says in the metrics which record a line is.
 """
@@ -204,7 +204,7 @@ Record = (
 
 @dataclass
 class RunProgress:
-    """How far a run is. All fields are JSON-able."""
+    """The progress of a run. All fields are JSON-able."""
 
     step: int = 0  # updates so far, including those that overflowed or were skipped
     clipped: int = 0  # updates whose gradient was clipped by its norm
@@ -214,7 +214,7 @@ class RunProgress:
     best_step: int = 0
     waited: int = 0  # evaluations since one that was lower by early_stopping_min_delta
     ended: bool = False  # by early stopping, or at the target loss
-    # Of a run with a target loss; see `training.target`.
+    # These are set in a run with a target loss; see `training.target`.
     looks: int = 0  # so far
     first_look: int = 0  # its step
     looked: int = 0  # step of the last look

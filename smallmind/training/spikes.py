@@ -28,7 +28,7 @@ class Spikes:
         self._copy = StateCopy()
 
     def is_spike(self, loss: float) -> bool:
-        """Whether a loss, in nats per token, is not finite or over 3 times the average so far."""
+        """True if a loss, in nats per token, is not finite or over 3 times the average so far."""
         if not math.isfinite(loss):
             return True
         return self.average is not None and loss > FACTOR * max(self.average, MIN_AVERAGE)
@@ -81,7 +81,7 @@ class Spikes:
         return 0.5**self.rollbacks
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, JSON-able."""
+        """The state that a resumed run needs, JSON-able."""
         skipped = list(self.skipped)
         return {"average": self.average, "rollbacks": self.rollbacks, "skipped": skipped}
 

@@ -49,7 +49,7 @@ class LossAndGradients(Protocol):
 
 
 def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
-    """What a run minimises: the cross-entropy of its text, or the loss of its distillation."""
+    """Returns the loss of a run: the cross-entropy of its text, or that of its distillation."""
 
     def objective(batch: Batch, scale: float, share: float) -> float:
         if distillation:

@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
     variance: float
 
     def combined(self, other: "Estimate") -> "Estimate":
-        """What both say together: each counts as much as the other one is uncertain."""
+        """Combines both, each weighted by the uncertainty of the other."""
         total = self.variance + other.variance
         share = self.variance / total if total else 1.0
         return Estimate(self.loss + share * (other.loss - self.loss), share * other.variance)
@@ -55,14 +55,14 @@ class Target(NamedTuple):
 
     @property
     def affordable(self) -> int:
-        """How many batches looks may take by now, if the run ends here."""
+        """The number of batches that looks may take by now, if the run ends here."""
         trained = PER_PASS * self.progress.step * self.config.grad_accum_steps
         others = trained + self._all_batches
         return int(LOOKING / (1 - LOOKING) * others) - self.progress.look_batches
 
     @property
     def batches(self) -> int:
-        """How many the next look takes."""
+        """The number of batches of the next look."""
         target, expected = self.config.target_loss, self.expected
         few = min(math.ceil(TOKENS / self._tokens(2)), self._all_batches)
         if target is None or expected is None or expected.loss > (1 + CLOSE) * target:
@@ -84,7 +84,7 @@ class Target(NamedTuple):
         return Estimate(loss - (then - now), progress.look_variance + noise + drift)
 
     def is_due(self) -> bool:
-        """Whether to look after the step that the run has reached."""
+        """True if a look is due after the step that the run has reached."""
         target, progress, now = self.config.target_loss, self.progress, self.training_loss
         is_over = progress.ended or progress.step >= self.config.steps
         if target is None or now is None or is_over or progress.step <= EARLIEST * progress.looked:
@@ -130,6 +130,6 @@ class Target(NamedTuple):
 
     @property
     def _all_batches(self) -> int:
-        """How many batches the evaluation at the end takes."""
+        """The number of batches of the evaluation at the end."""
         n, T = len(self.data.held_out) - 1, self.data.block_size
         return math.ceil(count_overlapping(n, T, MOST_HELD_OUT) / self.data.batch_size)

@@ -148,7 +148,7 @@ def top_k_log_probabilities(logits: np.ndarray, k: int) -> tuple[np.ndarray, np.
 
 
 def _windows(dataset: Dataset) -> int:
-    """How many windows of the training part are cached."""
+    """The number of windows of the training part that are cached."""
     return (len(dataset.train) - dataset.block_size - 1) // dataset.block_size + 1
 
 

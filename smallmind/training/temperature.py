@@ -67,7 +67,7 @@ class Temperature:
         self.zero_gradient()
 
     def state(self) -> dict[str, float]:
-        """What a resumed run needs, JSON-able."""
+        """The state that a resumed run needs, JSON-able."""
         x, m, v = (float(array[0]) for array in (self.x, self._m, self._v))
         return {"x": x, "m": m, "v": v, "updates": self.updates}
 

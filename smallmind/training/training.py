@@ -132,7 +132,7 @@ class Training:
 
     @property
     def dataset(self) -> Dataset:
-        """The same as `data`, which is the newer name."""
+        """Returns `data`, its newer name."""
         return self.data
 
     # State of the current run, or of the last one.
@@ -209,7 +209,7 @@ class Training:
     def follow(
         self, config: TrainingConfig, until: int | None, has_state: bool, is_saved: bool
     ) -> Generator[Record, None, None]:
-        """What the other ranks do while rank 0 takes `steps`."""
+        """Runs on the other ranks while rank 0 takes `steps`."""
         self._stopping = False
         state = None
         if has_state:

@@ -43,7 +43,7 @@ def text(tmp_path):
 
 
 def flat(printed):
-    """What was printed, with every line break and its indentation as one space."""
+    """The printed text, with every line break and its indentation as one space."""
     return " ".join(printed.split())
 
 
@@ -174,7 +174,7 @@ def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
 
 
 def test_characters_that_a_model_has_never_seen_can_be_left_out(run, tmp_path, capsys):
-    """What is left is measured as the same text without them; the message says how."""
+    """Only the rest of the text is measured; the message says how."""
     table = {}
     for name, content in (("known", "the mat sat."), ("other", "the Γmat sÉat.")):
         (tmp_path / f"{name}.txt").write_text(content, encoding="utf-8")
@@ -209,7 +209,7 @@ def test_the_advised_tokenizers_encode_any_text(kind, text, tmp_path, capsys):
 
 
 def advice_on_length(capsys, *words):
-    """What `train` says below the table of the text, before the first step."""
+    """The advice that `train` prints below the table of the text, before the first step."""
     assert main(["train", *last_of_each(*words, "--backend", "numpy", "--val-every", "0")]) == 0
     printed = flat(capsys.readouterr().out)
     return re.search(r"the end of the text │ ╰[─┴]+╯ (.*?)Run ╭", printed)[1]
@@ -1042,7 +1042,7 @@ def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, caps
 
 
 def estimate_of(capsys, *flags):
-    """What `smallmind estimate` returns and prints: the status, its cells and its lines."""
+    """The output of `smallmind estimate`: the status, its cells and its lines."""
     status = main(["estimate", *flags])
     lines = capsys.readouterr().out.splitlines()
     cells: dict[str, str] = {}
@@ -1264,7 +1264,7 @@ def test_tokens_learned_from_the_text(text, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("any text: \u65e5")
     assert main(["evaluate", out]) == 0
     assert "bits/byte" in capsys.readouterr().out
-    # The same tokenizer for another run, from its file.
+    # Another run takes the tokenizer from its file.
     file = str(tmp_path / "run" / "tokenizer.json")
     again = str(tmp_path / "again")
     assert main(["train", text, *SMALL, "--tokenizer", file, "--out", again]) == 0

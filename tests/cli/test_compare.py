@@ -19,7 +19,7 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def show(monkeypatch, capsys):
-    """What `smallmind compare` prints, in so many columns."""
+    """The output of `smallmind compare`, at a given width."""
 
     def show(*arguments, columns=100):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -27,7 +27,7 @@ def runs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def show(monkeypatch, capsys):
-    """What `smallmind plot` prints on both outputs, in a terminal of some size."""
+    """Both outputs of `smallmind plot`, in a terminal of some size."""
 
     def show(*arguments, columns=80, lines=40, status=0):
         monkeypatch.setenv("COLUMNS", str(columns))

@@ -1,4 +1,4 @@
-"""What a rank prints before it ends all: mpiexec gets the time to read it."""
+"""A rank prints its last words before it ends all: mpiexec gets the time to read them."""
 
 import io
 import os

@@ -37,7 +37,7 @@ def runs(tmp_path):
 
 @pytest.fixture
 def show(monkeypatch, capsys):
-    """What `smallmind runs` prints, in so many columns."""
+    """The output of `smallmind runs`, at a given width."""
 
     def show(*arguments, columns=120):
         monkeypatch.setenv("COLUMNS", str(columns))

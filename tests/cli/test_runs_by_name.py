@@ -1,4 +1,4 @@
-"""How commands name a run and a checkpoint in it, and what they say to a mistyped word."""
+"""Commands accept names of runs and checkpoints, and answer a mistyped word."""
 
 import os
 import re

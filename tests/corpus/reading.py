@@ -1,4 +1,4 @@
-"""What the tests of this folder share: reading paths to the end, and what is refused."""
+"""Helpers for the tests of this folder: reading paths to the end, and asserting refusals."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def refused(paths, **settings):
 
 
 def written(path, data):
-    """path, with data in it."""
+    """Writes data to path, and returns path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return path

@@ -21,7 +21,7 @@ LINES = '{"text": "one"}\n"two"\n'
 
 
 def zipped(path, members, method=zipfile.ZIP_DEFLATED):
-    """path, with an archive of members by name."""
+    """Writes an archive of members by name to path, and returns path."""
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in members.items():
             archive.writestr(name, data)

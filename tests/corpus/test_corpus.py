@@ -171,7 +171,7 @@ def test_a_large_file_comes_in_pieces(large):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What the hook is told while each look at the clock takes two seconds."""
+    """The hook's messages while each look at the clock takes two seconds."""
     seconds = itertools.count(0, 2)
     monkeypatch.setattr(activity, "_state", activity._State())  # it remembers the real time
     monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))

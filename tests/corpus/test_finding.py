@@ -11,7 +11,7 @@ from tests.corpus.reading import documents, refused, skipped, written
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """texts/ with files, folders and hidden ones; the working directory is above it."""
+    """Fills texts/ with files, folders and hidden ones; the working directory is above it."""
     monkeypatch.chdir(tmp_path)
     for name in ("b.txt", "a.md", "c/z.txt", "c/a.py", "c/d/deep.txt", ".hidden.txt", ".git/x.txt"):
         written(tmp_path / "texts" / name, name)

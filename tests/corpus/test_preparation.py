@@ -85,7 +85,7 @@ def fields(request, tmp_path):
 
 
 def in_memory(paths, **fields):
-    """What a run with a text in memory trains on: the dataset, and its source."""
+    """The data of a run with a text in memory: the dataset, and its source."""
     wanted = Settings.from_fields(fields)
     read = source.read_source(list(paths), wanted.run, assembly.encoding_of(wanted.run))
     made = assembly.fit_tokenizer(wanted, read)
@@ -93,7 +93,7 @@ def in_memory(paths, **fields):
 
 
 def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, **fields):
-    """The same of a text that is prepared."""
+    """The data of a run with a prepared text."""
     corpus = Corpus(list(paths), limits=Limits(piece=piece))
     encoding = assembly.encoding_of(Settings.from_fields(fields).run)
     return TokensOnDisk.of_shards(prepare(corpus, directory, encoding, shard_tokens))
@@ -136,7 +136,7 @@ def test_tokens_do_not_depend_on_where_texts_are_cut(tmp_path, monkeypatch, fiel
 
 
 def test_the_whole_text_is_encoded_as_its_tokens_are_in_other_programs(tmp_path, fields):
-    """Of one document: its tokens are those of the text, wherever it is divided."""
+    """The tokens of one document are those of the text, wherever it is divided."""
     paths = one_document(tmp_path / "texts")
     found = on_disk(paths, tmp_path / "shards", **fields)
     text = (STORY * 8).replace("\r\n", "\n")

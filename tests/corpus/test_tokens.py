@@ -113,7 +113,7 @@ def test_a_file_is_not_held_out_because_its_name_has_these_letters(tmp_path, nam
 
 
 def test_the_bytes_of_a_digest_are_those_of_the_tokens_and_of_the_parts(tmp_path):
-    """The same tokens in another file are the same text, and with other parts another one."""
+    """Equal tokens in another file are the same text; with other parts, they are another one."""
     one = find_tokens([nanogpt(tmp_path / "a" / "train.bin", encoded())], bpe())
     other = find_tokens([llm_c(tmp_path / "b.bin", encoded(), LLAMA3)], bpe())
     assert one.sha256 == other.sha256

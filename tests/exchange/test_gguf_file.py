@@ -117,7 +117,7 @@ def test_a_byte_that_is_not_escaped_is_itself():
 
 
 def test_bpe_says_which_token_ends_a_text():
-    """llama.cpp takes token 11 unless told."""
+    """Unless told otherwise, llama.cpp ends texts at token 11."""
     tokenizer = tokenizer_of_kind("bpe")
     metadata = metadata_of(tokenizer)
     end = tokenizer.special["<|endoftext|>"]

@@ -57,7 +57,7 @@ def edit(model, **changes):
 
 
 def refusal(path):
-    """What a person reads who imports it."""
+    """The message to a person who imports it."""
     with pytest.raises(InputError) as caught:
         found = find_foreign(path)
         assert found

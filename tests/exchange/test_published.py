@@ -1,4 +1,4 @@
-"""What a chat model says about its tokens survives training: import, run, resume, export."""
+"""A chat model's facts about its tokens survive training: import, run, resume, export."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What goes out comes back: in each format, the same logits bit for bit, and the same tokens."""
+"""Exports come back: in each format, the same logits bit for bit, and the same tokens."""
 
 import json
 import tracemalloc
@@ -160,7 +160,7 @@ def test_tokenizers_of_published_models_go_out_and_come_back(tmp_path, name, to)
     lost = ("normalizer", "late") if to == "gguf" else ()
     kept = {key: value for key, value in tokenizer.state().items() if key not in lost}
     assert found.state() == kept
-    # The same rules under another name of llama.cpp's, and refused where it has none.
+    # Equal rules have another name in llama.cpp, and are refused where it has none.
     if name == "Llama 3":
         other = Tokenizer.from_state({**tokenizer.state(), "split": "gpt2"})
         if to == "gguf":

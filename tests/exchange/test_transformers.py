@@ -51,7 +51,7 @@ def one_thread():
 
 @pytest.fixture
 def messages():
-    """What transformers logs as a warning or worse."""
+    """Collects the messages that transformers logs as a warning or worse."""
     found = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: found.append(record.getMessage())
@@ -193,7 +193,7 @@ def test_fine_tuning_follows_torch(tmp_path, name, tied, epsilon):
 
 
 def test_a_model_goes_there_and_back_and_there(tmp_path):
-    """What transformers has saved again is read again, with the same logits."""
+    """A model that transformers has saved again is read again, with the same logits."""
     tokenizer = tokenizer_of("bpe")
     model = model_of("Qwen3", tokenizer)
     smallmind.export(model, tokenizer, tmp_path / "ours")

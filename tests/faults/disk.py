@@ -23,7 +23,7 @@ def checkpoint(step, elements=500):
 
 
 def assert_sound(found, steps):
-    """found equals the checkpoint of one of these steps."""
+    """Asserts that the found state equals the checkpoint of one of these steps."""
     assert found is not None and found.step in steps
     expected = checkpoint(found.step)
     assert found.state == expected.state and found.tensors.keys() == expected.tensors.keys()
@@ -89,7 +89,7 @@ class PowerCut(BaseException):
 
 
 class File:
-    """What was written, and how much of it is surely on disk."""
+    """The written bytes, and how many of them are surely on disk."""
 
     def __init__(self):
         self.content = b""

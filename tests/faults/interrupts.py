@@ -74,7 +74,7 @@ def _trace(action, files, at_moment):
 
 
 def _in_finaliser(frame):
-    """Whether Python would swallow an exception here."""
+    """True if Python would swallow an exception here."""
     while frame and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None

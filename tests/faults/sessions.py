@@ -36,7 +36,7 @@ def command(root, run):
 
 
 def has_trained(run):
-    """Whether the run has logged a step."""
+    """True if the run has logged a step."""
     metrics = run / "metrics.jsonl"
     return metrics.exists() and metrics.stat().st_size > 0
 

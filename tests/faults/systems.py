@@ -1,4 +1,4 @@
-"""What other systems lack and do differently, played here for this package alone.
+"""Plays here, for this package alone, the gaps and differences of other systems.
 
 `python -m tests.faults.systems windows COMMAND...` runs commands as on such a system, one per
 argument; a text file whose encoding is left to the system is an error.
@@ -32,7 +32,7 @@ class Other(types.ModuleType):
 
 
 class Locking:
-    """msvcrt.locking, which locks a byte from the place in the file on."""
+    """Stands in for msvcrt.locking, which locks one byte, from the place in the file on."""
 
     LK_NBLCK = 2
     places: ClassVar[list[int]] = []

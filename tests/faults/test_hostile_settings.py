@@ -134,7 +134,7 @@ def test_any_settings_and_metrics_are_read_or_refused(tmp_path_factory, fields, 
 
 
 def within_seconds(work, seconds=20):
-    """Whether work ends; it would wait for ever on a FIFO, which no other end has opened."""
+    """True if work ends in time; it would wait for ever on a FIFO that no other end has opened."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -296,7 +296,7 @@ def test_a_teacher_that_describes_no_model_is_refused(tmp_path, capsys, config):
 
 
 class Stream:
-    """What is written, to a terminal or a pipe."""
+    """Collects text written to a terminal or a pipe."""
 
     encoding = "utf-8"
 

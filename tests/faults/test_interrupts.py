@@ -99,7 +99,7 @@ def small_run(path):
 
 
 def left_by(path):
-    """What a run leaves: its tensors, the numbers of its metrics, its model and its samples."""
+    """The remains of a run: its tensors, the numbers of its metrics, its model and its samples."""
     newest, skipped = checkpoint.newest(path)
     assert not skipped and newest.step == FIELDS["steps"]
     tensors = {name: value.tobytes() for name, value in newest.tensors.items()}

@@ -1,4 +1,4 @@
-"""What differs on Windows and macOS, played on any system: `systems`, and bench/README.md."""
+"""Windows and macOS differ in this, played on any system: `systems`, and bench/README.md."""
 
 import contextlib
 import ctypes
@@ -73,7 +73,7 @@ def test_a_run_is_trained_resumed_verified_and_used(tmp_path, system):
 
 
 class Held:
-    """os, whose files another program has open for the first few attempts."""
+    """Stands in for os, whose files another program has open for the first few attempts."""
 
     def __init__(self, attempts):
         self.attempts = attempts
@@ -146,7 +146,7 @@ def test_windows_syncs_files_but_no_directories(tmp_path, monkeypatch):
 
 
 class FullFsync:
-    """fcntl and os of macOS: what they were asked to sync, and how."""
+    """Stands in for macOS's fcntl and os, noting what they were asked to sync, and how."""
 
     def __init__(self, monkeypatch, error=None):
         self.calls, self.error = [], error
@@ -308,7 +308,7 @@ def test_without_affinity_the_ranks_of_a_machine_take_a_thread_each(monkeypatch,
 
 
 class Sysctl:
-    """sysctlbyname of macOS, on a Mac with some performance cores, or an older one."""
+    """Stands in for macOS's sysctlbyname, on a Mac with some performance cores, or an older one."""
 
     def __init__(self, cores):
         self.cores = cores

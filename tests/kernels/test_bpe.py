@@ -19,7 +19,7 @@ EXPRESSIONS = {
     "gpt4": reference.GPT4,
 }
 BYTES = np.arange(256, dtype=np.int32)
-# What patterns tell apart, with characters of one to four bytes.
+# Patterns tell these apart, in characters of one to four bytes.
 TELLING = " \t\n\r\u3000\x85'sStTmMdDlLrRvVeE\u017faB1\u0663\u00bd.,_!\u00df\u0301\u65e5\U0001f600"
 TEXTS = st.one_of(st.text(alphabet=TELLING), st.text())
 

@@ -28,7 +28,7 @@ VALUE = pytest.approx(1.0829641)
 
 
 def run_kernel(package_parent, **environment):
-    """gelu'(1), whether a kernel was compiled, and the directory of the cache."""
+    """Returns gelu'(1), whether a kernel was compiled, and the directory of the cache."""
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": str(package_parent), **environment},

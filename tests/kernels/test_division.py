@@ -1,4 +1,4 @@
-"""How kernels divide their work among any number of threads: all of it, once, and evenly."""
+"""Kernels divide their work among any number of threads: all of it, once, and evenly."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ for count in map(int, sys.argv[1].split(",")):
 
 
 def _owners(shares, size):
-    """How many workers own each of `size` elements."""
+    """The number of workers that own each of `size` elements."""
     owners = np.zeros(size, np.int64)
     for first, last in shares:
         assert 0 <= first <= last <= size

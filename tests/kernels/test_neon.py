@@ -1,4 +1,4 @@
-"""What LLVM makes of the kernels' operations on ARM, compiled here for CPUs that are not here."""
+"""LLVM compiles the kernels' operations for ARM CPUs that need not be here."""
 
 import re
 

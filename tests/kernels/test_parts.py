@@ -293,7 +293,7 @@ def test_non_finite_values_pass_through(random, C, value):
 
 
 def output(name, shape, *inputs):
-    """What the kernel writes into its first output, of this shape; others are discarded."""
+    """The kernel's first output, of this shape; others are discarded."""
     out = np.zeros(shape)
     extra = [np.zeros(shape[0])] if name == "rmsnorm" else []
     getattr(reference, name)(out, *extra, *inputs)

@@ -104,7 +104,7 @@ def test_a_failed_call_is_not_recorded():
 
 
 def ways_of(pace, costs):
-    """How repetitions are made that take costs(number, alone) nanoseconds."""
+    """The choices for repetitions that take costs(number, alone) nanoseconds."""
     ways = []
     for number in range(4000):
         ways.append(pace.is_faster_alone())

@@ -101,7 +101,7 @@ def hottest_block(module, function, cpu, triple):
 
 
 def assembly(module, function, cpu, triple):
-    """What LLVM generates for that CPU."""
+    """The assembly that LLVM generates for that CPU."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     module.triple = triple

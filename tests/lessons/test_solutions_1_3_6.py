@@ -20,7 +20,7 @@ def source_of(number):
 
 
 def run_lesson(number, directory, *shortened):
-    """What a lesson defines, with pairs of old and new code: slow parts, made quick."""
+    """The names a lesson defines, with pairs of old and new code that make slow parts quick."""
     source = source_of(number)
     for old, new in shortened:
         assert source.count(old) == 1, f"lesson {number} has to have {old!r} once"
@@ -52,7 +52,7 @@ def lesson6(tmp_path_factory):
 
 
 def assert_refused(check, wrong):
-    """wrong: pairs of a solution and words that the verdict on it must contain."""
+    """Asserts that each wrong solution is refused, in words that the verdict on it must contain."""
     for solution, words in wrong:
         verdict = judge(lambda solution=solution: check(solution))
         assert verdict.startswith("not right yet") and words in verdict, (solution, verdict)

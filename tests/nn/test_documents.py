@@ -95,7 +95,7 @@ def test_a_document_after_another_equals_the_document_alone(arch):
 
 
 def leaks(model, place=11):
-    """Whether a token of the first document changes a bit of what the second computes."""
+    """True if a token of the first document changes a bit of what the second computes."""
     ids, targets = (x.copy() for x in batch())
     ids[:, :place][ids[:, :place] == DOCUMENT] = 0
     ids[:, place] = DOCUMENT

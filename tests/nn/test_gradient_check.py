@@ -281,7 +281,7 @@ class ReadsLate(Scale):
 
 
 class AddsToNothing(Scale):
-    """What is rented is undefined."""
+    """Adds to rented memory, which is undefined."""
 
     def backward(self, dy, addend=None):
         self.gain.grad += (dy * self.x).sum(axis=0)

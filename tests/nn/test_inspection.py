@@ -1,4 +1,4 @@
-"""What `model.inspect` returns is what the kernels compute, in any architecture."""
+"""The result of `model.inspect` is what the kernels compute, in any architecture."""
 
 from xml.etree import ElementTree
 

@@ -76,11 +76,11 @@ class Pair:
 
     @property
     def is_repeating(self):
-        """Whether a step of the first model does not go through its layers."""
+        """True if a step of the first model does not go through its layers."""
         return not self.goes_through_layers()
 
     def goes_through_layers(self, **named):
-        """Whether a step of the first model does."""
+        """True if a step of the first model goes through its layers."""
         calls, forward = [], Network.forward
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Network, "forward", lambda *given: calls.append(1) or forward(*given))

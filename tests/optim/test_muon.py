@@ -127,7 +127,7 @@ def test_the_kernel_matches_the_reference(shape):
     for guarded, exact, start in zip(fast, slow, starts, strict=True):
         guarded.assert_intact()
         np.testing.assert_allclose(guarded.array[inside], exact[inside], rtol=0, atol=2e-6)
-        # What is between the blocks belongs to others.
+        # The parameters between the blocks belong to others.
         np.testing.assert_array_equal(guarded.array[~inside], start[~inside])
 
 

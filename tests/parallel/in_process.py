@@ -18,7 +18,7 @@ from tests.faults import runs
 
 
 class _World:
-    """What the ranks have sent: messages[i][rank] is its part of their i-th exchange."""
+    """The messages of the ranks: messages[i][rank] is its part of their i-th exchange."""
 
     def __init__(self):
         self.turn = threading.Condition()  # held by the thread that runs

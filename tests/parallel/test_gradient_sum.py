@@ -39,7 +39,7 @@ def model(request):
 
 def gradients_of(model, shards, seed=0):
     random, size = np.random.default_rng(seed), model.flat.grad.size
-    # Of different sizes, so that every order of the sum has other bits.
+    # Different magnitudes, so that every order of the sum has other bits.
     return [random.standard_normal(size, np.float32) * 3.0 ** (i % 5) for i in range(shards)]
 
 

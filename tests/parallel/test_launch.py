@@ -1,4 +1,4 @@
-"""What the environment says about other ranks, and how those on a machine divide its cores."""
+"""The environment names the other ranks; those on a machine divide its cores."""
 
 import os
 import signal

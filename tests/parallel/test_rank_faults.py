@@ -122,7 +122,7 @@ def test_an_anomaly_on_one_rank_names_rank_and_layer(tmp_path):
     assert newest(tmp_path / "run")[0].step in (7, 10, 12)
 
 
-# What is other on rank 1: what is said.
+# A difference on rank 1 -> the message about it.
 UNEQUAL = {
     ("version", 1, 0): "rank 1: it has version='0.1.9', rank 0 '",
     ("instructions", 1, 0): f"rank 1: its CPU computes with {OTHER}, that of rank 0 with ",

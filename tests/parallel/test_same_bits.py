@@ -1,4 +1,4 @@
-"""The same bits of weights, losses and evaluations at any number of ranks, and alone.
+"""Weights, losses and evaluations have equal bits at any number of ranks, and alone.
 
 Ranks that are threads of this process are fast; those of MPI show that its messages are the same.
 """

@@ -1,4 +1,4 @@
-"""What --minutes chooses: a model and a batch for the time, the machine and the text."""
+"""With --minutes, a run gets a model and a batch for the time, the machine and the text."""
 
 import dataclasses
 import json

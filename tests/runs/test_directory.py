@@ -490,7 +490,7 @@ def test_a_finished_run_of_an_earlier_version_is_finished(tmp_path):
     assert Run.open(run.path).is_finished
 
 
-# What is long, and what cannot be saved
+# Long tokenizers, and names that cannot be saved
 
 
 def test_a_tokenizer_of_any_size_is_in_the_model_and_in_each_checkpoint(tmp_path):

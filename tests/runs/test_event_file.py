@@ -110,7 +110,7 @@ TAGS = {
 
 
 def in_metrics(run):
-    """The same from the metrics, for some of their columns."""
+    """The scalars from the metrics, for some of their columns."""
     scalars: dict[str, dict] = {}
     for row in run.metrics().rows:
         for name in TAGS.keys() & row.keys():

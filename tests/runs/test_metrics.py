@@ -1,4 +1,4 @@
-"""metrics.jsonl as a table, however the run ended."""
+"""Reads metrics.jsonl as a table, however the run ended."""
 
 import csv
 import dataclasses

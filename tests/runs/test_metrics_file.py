@@ -1,4 +1,4 @@
-"""metrics.jsonl read piece by piece, while a run writes it, cuts it and replaces it."""
+"""Reads metrics.jsonl piece by piece, while a run writes it, cuts it and replaces it."""
 
 import json
 import os

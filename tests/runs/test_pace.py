@@ -389,7 +389,7 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
     steps = config["training"]["steps"]
     assert config["training"]["warmup_steps"] == steps // 10
     shown = re.search(r"(\d+) steps of 6000\.0 ms\s+fit in the remaining (\d+)\s+seconds", printed)
-    # How many seconds remain after the start depends on how busy the machine is.
+    # The seconds that remain after the start depend on how busy the machine is.
     assert int(shown[1]) == steps and 6 * steps <= 0.98 * (int(shown[2]) + 0.5) < 6 * (steps + 1.1)
     assert f"step {steps}/{steps}" in printed
     monkeypatch.setattr(pace, "measure", None)  # a resumed run times nothing

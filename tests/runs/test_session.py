@@ -49,7 +49,7 @@ def finished(tmp_path_factory):
 
 
 def outcome(run):
-    """What a run has learned: a hash of its model, and the losses of its steps."""
+    """The outcome of a run: a hash of its model, and the losses of its steps."""
     model = (run.path / "model.safetensors").read_bytes()
     losses = [row["loss"] for row in run.metrics().rows if "loss" in row]
     return hashlib.sha256(model).hexdigest(), losses

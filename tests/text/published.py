@@ -174,5 +174,5 @@ def file_of(name):
 
 @functools.cache
 def theirs_of(name):
-    """The same as `tokenizers` has it."""
+    """The tokenizer as `tokenizers` has it."""
     return pytest.importorskip("tokenizers").Tokenizer.from_str(json.dumps(file_of(name)))

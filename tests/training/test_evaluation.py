@@ -1,4 +1,4 @@
-"""What the evaluations during a run measure, and on which tokens."""
+"""Evaluations during a run measure the right thing, on the right tokens."""
 
 import math
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def test_zero_batches_evaluate_the_whole_held_out_part():
     assert record.accuracy == whole.accuracy
     assert record.bits_per_character == whole.bits_per_character
     assert record.val_loss != pytest.approx(training.evaluate(30, 4).val_loss, rel=1e-4)
-    # The same number of windows of the training text.
+    # Windows of the training text, as many as above.
     batches = math.ceil(len(held_out) / (3 * 16))
     assert record.train_loss == training.evaluate(30, batches).train_loss
 

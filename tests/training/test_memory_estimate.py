@@ -445,7 +445,7 @@ sys.exit(status)
 
 
 def smallmind(command, *flags):
-    """What a command prints, and the peak of its process in bytes."""
+    """The output of a command, and the peak of its process in bytes."""
     arguments = [sys.executable, "-c", PROGRAM_AND_PEAK, command, *flags]
     printed = subprocess.run(arguments, check=True, text=True, stdout=subprocess.PIPE).stdout
     return printed, int(re.search(r"peak (\d+)", printed)[1])

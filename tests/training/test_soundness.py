@@ -99,7 +99,7 @@ def test_nothing_is_read_before_it_is_written(monkeypatch, backend, precision):
     ("arch", "optimizer"), [("gpt2", "adamw"), ("llama", "adamw"), ("modern", "muon")]
 )
 def test_python_allocates_no_array_after_the_first_step(arch, optimizer):
-    # Of a batch that is larger than anything else Python allocates.
+    # This buffer belongs to a batch larger than anything else that Python allocates.
     training = small_training(batch_size=1024, **ARCHITECTURES[arch])
     config = TrainingConfig(
         steps=9, log_every=1, val_every=0, optimizer=optimizer, micro_batch_size=256

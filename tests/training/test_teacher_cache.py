@@ -22,7 +22,7 @@ def losses_and_gradients(training, batches=4, stride=None):
 
 
 def without_cache(teacher, **settings):
-    """The same for the teacher itself, on the windows that a cache would have."""
+    """The teacher's own logits, on the windows that a cache would have."""
     training = new_training(Distillation(teacher, **settings), dropout=0.0)
     return losses_and_gradients(training, stride=T)
 

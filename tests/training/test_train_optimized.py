@@ -87,7 +87,7 @@ def test_one_run_at_a_time_uses_a_directory(tmp_path, resume):
 def test_a_run_interrupted_before_its_first_checkpoint_does_not_resume_from_its_own_weights(
     tmp_path,
 ):
-    """The same object has other weights than those that the run began with."""
+    """The object then has other weights than those that the run began with."""
 
     def interrupt(record):
         if record.step == 3:

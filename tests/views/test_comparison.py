@@ -1,4 +1,4 @@
-"""What differs between runs, and where their losses are compared."""
+"""Runs differ in settings, and their losses are compared at equal places."""
 
 import json
 

@@ -30,7 +30,7 @@ class Merges(NamedTuple):
     def of(
         cls, lefts: np.ndarray, rights: np.ndarray, results: np.ndarray, of_bytes: np.ndarray
     ) -> "Merges":
-        """The same with slots for them."""
+        """The merges, with hash slots for them."""
         slots = np.full(2 << len(lefts).bit_length(), FREE, np.int32)
         merges = cls(slots, lefts, rights, results, of_bytes)
         fill_merges(merges)
@@ -45,7 +45,7 @@ class Whole(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Mapping[bytes, int]) -> "Whole":
-        """The same as a table."""
+        """Builds the table of these words."""
         words = Words.empty(1 << len(tokens).bit_length(), sum(map(len, tokens)))
         if tokens:
             letters = np.frombuffer(bytearray().join(tokens), np.uint8)
@@ -145,7 +145,7 @@ def _pop(chain):
 
 @inline_jit
 def _is_possible(chain, merges, merge, place):
-    """Whether this is still what is at the place and after it."""
+    """True if the merge still applies to the token at this place and the next."""
     if chain.tokens[place] != merges.lefts[merge]:
         return False
     following = chain.after[place]

@@ -12,7 +12,7 @@ from collections import Counter
 from smallmind.kernels.bpe.characters import LETTERS, NEWLINES, NUMBERS, WHITE_SPACE
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# What is between numbers is split as a text of its own.
+# Text between numbers is split on its own.
 GPT2_DIGITS = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 GPT4 = (
     r"'(?:[sS\u017fdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}"
@@ -37,7 +37,7 @@ def expression(pattern: str) -> re.Pattern[str]:
 
 
 def _within(brackets: str, letters: str, numbers: str, spaces: str) -> str:
-    """The same for what is in brackets."""
+    """Replaces the classes within brackets."""
     named = {r"\p{L}": letters, r"\p{N}": numbers, r"\s": spaces}
     for name, characters in named.items():
         brackets = brackets.replace(name, characters)

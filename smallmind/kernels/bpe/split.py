@@ -17,7 +17,7 @@ END = 255  # the class of what follows the text
 
 
 class Pattern(NamedTuple):
-    """How a text is split."""
+    """A way to split a text into words."""
 
     is_gpt4: bool  # else GPT-2's
     digits: int  # the most in a word; 0: any number of them, after a space too
@@ -109,7 +109,7 @@ def _white_space_end(data, i, stop, classes, ends_lines):
 
 @short_jit
 def _gpt2_end(data, i, stop, classes):
-    """'s|'t|'re|'ve|'m|'ll|'d| ?letters| ?numbers| ?others|white space"""
+    """Matches 's|'t|'re|'ve|'m|'ll|'d| ?letters| ?numbers| ?others|white space."""
     end = _contraction(data, i, stop, False)
     if end > i:
         return end

@@ -34,7 +34,7 @@ class Words(NamedTuple):
         )
 
     def grown(self) -> "Words":
-        """The same words with room for twice as many of them, and for twice as many bytes."""
+        """A copy with room for twice as many words and twice as many bytes."""
         n = int(self.size[0])
         larger = Words.empty(2 * len(self.counts), 2 * len(self.letters))
         insert(larger, self.letters, self.starts[: n + 1], self.counts[:n])

@@ -123,7 +123,7 @@ class KernelCache(FunctionCache):
             )
 
     def reduce(self, compiled: Any) -> Any:
-        """What is saved."""
+        """Returns the compiled function in the form that is saved."""
         return compiled._reduce()
 
     def flush(self) -> None:

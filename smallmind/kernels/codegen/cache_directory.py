@@ -59,7 +59,7 @@ def cache_directory() -> Path | None:
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """Whether a file or directory belongs to this user or root, and nobody else can write to it."""
+    """True if a file or directory belongs to this user or root, and nobody else can write to it."""
     if not hasattr(os, "geteuid"):  # Windows: the profile's directories are private
         return True
     return found.st_uid in (os.geteuid(), 0) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -74,12 +74,12 @@ def instruction_set(architecture: str, features: dict[str, bool]) -> Instruction
 
 
 def is_arm(architecture: str) -> bool:
-    """Whether this is the name of 64-bit ARM, which systems call differently."""
+    """True if this is a name of 64-bit ARM; operating systems disagree on it."""
     return architecture.lower().startswith(("aarch64", "arm64"))
 
 
 def compiles_bfloat16(triple: str, cpu: str, features: str) -> bool:
-    """Whether LLVM uses the bfloat16 instructions of an ARM CPU with these features.
+    """True if LLVM uses the bfloat16 instructions of an ARM CPU with these features.
 
     It knows them by the CPU's name alone: the features that it reads from the system lack them.
     What it makes of a conversion says whether it may be given a dot product, on which it would end

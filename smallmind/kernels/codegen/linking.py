@@ -36,7 +36,7 @@ class LinkedLibrary(JITCodeLibrary):
 
 @contextmanager
 def libraries(kind: type[JITCodeLibrary], codegen: JITCPUCodegen) -> Iterator[None]:
-    """What codegen compiles or loads meanwhile becomes a library of this kind."""
+    """Makes codegen use this kind of library for everything compiled or loaded meanwhile."""
     previous, codegen._library_class = codegen._library_class, kind
     try:
         yield

@@ -106,7 +106,7 @@ def start_of_overlapping(typingctx, array):
 
 @intrinsic
 def borrow(typingctx, array):
-    """The same array without reference counting, which would slow down small kernels.
+    """The array without reference counting, which would slow down small kernels.
 
     Only for arrays that outlive the call, such as those that Python passes in.
     """
@@ -217,7 +217,7 @@ def prefetch_to_write(typingctx, array, index):
 
 @intrinsic
 def line_elements(typingctx, pointer):
-    """How many elements a cache line has."""
+    """The number of elements in a cache line."""
 
     def codegen(context, builder, sig, args):
         return I64(8 * LINE_SIZE // pointer.dtype.bitwidth)
@@ -247,7 +247,7 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def dot_pairs(typingctx, total, a, b):
-    """total plus the products of two bfloat16 in every lane of a and b."""
+    """Adds to total the products of two bfloat16 in every lane of a and b."""
 
     def codegen(context, builder, sig, args):
         return HOST.dot_pairs(builder, *args)
@@ -277,7 +277,7 @@ def minimum(typingctx, a, b):
 
 @intrinsic
 def zero_below(typingctx, value, x, limit):
-    """value in the lanes where x is not below limit, zero in the others."""
+    """Keeps value in the lanes where x is not below limit; zero in the others."""
 
     def codegen(context, builder, sig, args):
         value, x, limit = args
@@ -288,7 +288,7 @@ def zero_below(typingctx, value, x, limit):
 
 @intrinsic
 def keep_first(typingctx, value, count):
-    """value in the first `count` lanes, zero in the others."""
+    """Keeps the first `count` lanes of value; zero in the others."""
 
     def codegen(context, builder, sig, args):
         return builder.select(HOST.first_lanes(builder, args[1]), args[0], HOST.constant(0.0))
@@ -298,7 +298,7 @@ def keep_first(typingctx, value, count):
 
 @intrinsic
 def first_or(typingctx, value, count, otherwise):
-    """value in the first `count` lanes, `otherwise` in the others."""
+    """Keeps the first `count` lanes of value; `otherwise` in the others."""
 
     def codegen(context, builder, sig, args):
         value, count, otherwise = args
@@ -339,7 +339,7 @@ def scale_by_power(typingctx, a, n):
 
 @intrinsic
 def scale_by_normal_power(typingctx, a, n):
-    """The same for n from -126 to 127, which takes fewer instructions on some CPUs."""
+    """`scale_by_power` for n from -126 to 127 only, which takes fewer instructions on some CPUs."""
 
     def codegen(context, builder, sig, args):
         return HOST.scale_by_normal_power(builder, *args)
@@ -476,7 +476,7 @@ for _function, _instruction in (
 
 @intrinsic
 def dropout_factors(typingctx, key, index, step, threshold, scale):
-    """scale in the lanes that dropout keeps, zero in those that it drops.
+    """The scale in the lanes that dropout keeps, zero in those that it drops.
 
     The lanes are at the flat positions index, index + step, ... The one at position i is kept if
     the 32-bit hash of (key, i) is at least threshold: see `reference.dropout_mask`.

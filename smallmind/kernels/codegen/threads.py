@@ -1,4 +1,4 @@
-"""How many threads the kernels run on, and which library runs them."""
+"""The number of threads that kernels use, and the library that runs them."""
 
 import ctypes
 import os
@@ -180,7 +180,7 @@ def fast_cores_of_mac() -> int | None:
 
 
 def has_started() -> bool:
-    """Whether the library that runs the threads has started and read its environment."""
+    """True if the library that runs the threads has started and read its environment."""
     try:
         numba.threading_layer()
     except ValueError:

@@ -14,7 +14,7 @@ def _transpose_quarters(shuffle, groups):
         return [(0, groups[0])]
 
     def quarters(x, y, *order):
-        """order: which quarters of x, then of y."""
+        """Picks quarters of x, then of y, in this order."""
         return shuffle(x, y, (4 * q + i for q in order for i in range(4)))
 
     if LANES == 8:
@@ -45,11 +45,11 @@ def transpose_tile(typingctx, source, source_stride, target, target_stride):
         quarters = range(0, LANES, 4)
 
         def shuffle(x, y, order):
-            """order: which of the LANES of x, then of the LANES of y."""
+            """Picks lanes of x, then of y, in this order."""
             return builder.shuffle_vector(x, y, ir.Constant(HOST.integers, list(order)))
 
         def in_quarters(x, y, *order):
-            """order: which of the 4 of x, then of the 4 of y, in every quarter."""
+            """Picks from the 4 lanes of x, then of y, within every quarter, in this order."""
             return shuffle(x, y, (q + i % 4 + i // 4 * LANES for q in quarters for i in order))
 
         storage = STORAGE[sig.args[0].dtype]

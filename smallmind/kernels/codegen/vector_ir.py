@@ -12,7 +12,7 @@ F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(
 
 
 class Storage(enum.Enum):
-    """How a number is stored in memory."""
+    """The way a number is stored in memory."""
 
     FLOAT32 = F32
     FLOAT16 = ir.HalfType()
@@ -197,7 +197,7 @@ class VectorIR:
         return self.fma(builder, a, b, total)
 
     def dot_pairs(self, builder, total, a, b):
-        """total plus the products of two bfloat16 per lane, in one instruction if there is one."""
+        """Adds the products of two bfloat16 per lane to total, in one instruction if possible."""
         if not self.isa.bfloat16:
             a, b = builder.bitcast(a, self.integers), builder.bitcast(b, self.integers)
             for halves in (self._lower_half, self._upper_half):
@@ -237,7 +237,7 @@ class VectorIR:
         return self.scale_by_normal_power(builder, first, rest)
 
     def scale_by_normal_power(self, builder, a, n):
-        """The same for n from -126 to 127."""
+        """`scale_by_power` for n from -126 to 127 only."""
         if self.lanes == 16:
             return self.scale_by_power(builder, a, n)
         return builder.fmul(a, self._power_of_two(builder, n))
@@ -273,7 +273,7 @@ class VectorIR:
         return self.call(builder, f"llvm.floor.v{self.lanes}f32", self.vector, a)
 
     def _clamped_power(self, builder, n):
-        """n from -152 to 130: powers of two beyond are zero and infinity. NaN stays NaN."""
+        """Clamps n to -152..130: powers of two beyond are zero and infinity. NaN stays NaN."""
         for predicate, end in ((">", -152.0), ("<", 130.0)):
             is_inside = builder.fcmp_unordered(predicate, n, self.constant(end))
             n = builder.select(is_inside, n, self.constant(end))
@@ -290,7 +290,7 @@ class VectorIR:
         return builder.bitcast(builder.shuffle_vector(*halves, order), self.vector)
 
     def zip_halves(self, builder, both):
-        """What `round_two` returns -> words of an element of the first and one of the second."""
+        """The result of `round_two` -> words of one element of the first and one of the second."""
         kind = ir.VectorType(I16, 2 * self.lanes)
         halves = builder.bitcast(both, kind)
         order = [lane + half for lane in range(self.lanes) for half in (0, self.lanes)]

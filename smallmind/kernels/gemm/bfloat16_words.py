@@ -1,4 +1,4 @@
-"""bfloat16 in words of two numbers adjacent along K, as CPUs multiply them.
+"""The bfloat16 storage: words of two numbers adjacent along K, as CPUs multiply them.
 
 A word has the size of a float32 and is treated as one. A matrix that is contiguous along K already
 consists of words; otherwise its rows are interleaved two at a time as it is packed.
@@ -136,7 +136,7 @@ def round_two(typingctx, first, second):
 
 @intrinsic
 def zip_halves(typingctx, both):
-    """What `round_two` returns -> words of an element of the first and one of the second."""
+    """The result of `round_two` -> words of one element of the first and one of the second."""
 
     def codegen(context, builder, sig, args):
         return HOST.zip_halves(builder, args[0])
@@ -146,7 +146,7 @@ def zip_halves(typingctx, both):
 
 @intrinsic
 def store_halves(typingctx, words, first, second, both):
-    """What `round_two` returns -> the numbers of the first from one word on, then the others."""
+    """The result of `round_two` -> the numbers of the first from one word on, then the others."""
 
     def codegen(context, builder, sig, args):
         pointer, first, second, both = args
@@ -191,7 +191,7 @@ def pack_word_rows(panel, b, start, end, column, last, depth):
 
 @jit
 def pack_words_transposed(panel, b, start, end, column, last, depth):
-    """The same of b[column:last, start:end]^T."""
+    """The transpose b[column:last, start:end]^T -> words, as from `pack_word_rows`."""
     K = b.shape[1]
     width = round_up(last - column, LANES)
     # Rows of an odd length do not start with a word.

@@ -98,7 +98,7 @@ class Block(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What is prefetched while a panel is multiplied."""
+    """Data to prefetch while a panel is multiplied."""
 
     a: Region
     b: Region
@@ -106,13 +106,13 @@ class Ahead(NamedTuple):
 
 @called_jit
 def is_few(M, variant):
-    """Whether a product has so few rows that nothing is packed."""
+    """True if a product has so few rows that nothing is packed."""
     return M == 1 or (M <= FEW and variant != TRANSPOSE_A)
 
 
 @called_jit
 def single_columns(N, variant):
-    """How many of the last columns are dot products.
+    """The number of last columns that are computed as dot products.
 
     A vector costs as much for a few columns as for all its lanes; dot products cost less.
     """
@@ -196,7 +196,7 @@ def _gemm_strip(operands, packed, region):
 
 @jit
 def _ahead(region, block, panel):
-    """What to prefetch while a panel of the region is multiplied.
+    """Selects the data to prefetch while a panel of the region is multiplied.
 
     From b, a share of the rows of the panels that follow the GROUP of this one; from a, a share of
     the rows of the next block along K.

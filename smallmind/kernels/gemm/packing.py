@@ -1,4 +1,4 @@
-"""How a matrix product is divided, and how its operands are packed.
+"""Divides a matrix product among workers, and packs its operands.
 
 The threads divide the result by a grid. A thread processes its part in strips of rows and panels of
 columns, and K in blocks; the matching parts of a and b are packed so that a tile reads them

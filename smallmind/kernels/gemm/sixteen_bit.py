@@ -252,7 +252,7 @@ def _as_float32_of(array, index):
 
 @jit
 def _adds_in_place(operands):
-    """Whether sums are kept in the result itself, which is in float32 and in whole vectors."""
+    """True if sums are kept in the result itself, which is in float32 and in whole vectors."""
     out, addend = operands.out, operands.addend
     is_float32 = not_null(_as_float32(out, 0)) and (
         addend.size == 0 or not_null(_as_float32(addend, 0))

@@ -226,7 +226,7 @@ def _constant_pointer(context, builder, kind, value):
 
 @intrinsic
 def not_null(typingctx, pointer):
-    """Whether a pointer is not NULL."""
+    """True if a pointer is not NULL."""
 
     def codegen(context, builder, sig, args):
         return builder.icmp_unsigned("!=", args[0], ir.Constant(_POINTER, None))
@@ -329,7 +329,7 @@ def _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs):
 
 @jit
 def tile_operands(tile, c, a, extent, addend):
-    """c, a, extent and addend of one tile."""
+    """The operands c, a, extent and addend of one tile."""
     row = tile * TILE_ROWS
     return (
         Rows(advance(c.start, row * c.stride), c.stride),
