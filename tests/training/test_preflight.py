@@ -188,7 +188,7 @@ def test_the_gradient_check_takes_no_longer_for_a_large_model():
 
 
 def test_no_two_samples_start_with_the_same_token():
-    ids, targets, _ = distinct_samples(small_training(block_size=40).data)
+    ids, targets, *_ = distinct_samples(small_training(block_size=40).data)
     assert ids.shape == targets.shape == (8, 16)
     assert len(set(ids[:, 0])) == 8
     np.testing.assert_array_equal(ids[:, 1:], targets[:, :-1])

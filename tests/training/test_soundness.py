@@ -132,8 +132,9 @@ def test_kernels_allocate_nothing(source):
     for function in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if not isinstance(function, ast.FunctionDef) or not function.decorator_list:
             continue
-        if {ast.unparse(decorator) for decorator in function.decorator_list} <= in_python:
-            continue
+        decorators = {ast.unparse(decorator) for decorator in function.decorator_list}
+        if all(name in in_python or name.startswith("kernel(") for name in decorators):
+            continue  # a plain twin is described, and may allocate
         called = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
         names = {function.attr for function in called if isinstance(function, ast.Attribute)}
         assert not names & allocating, function.name
