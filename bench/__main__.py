@@ -290,7 +290,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--target",
         type=float,
         metavar="X",
-        help="end each run at the first evaluation whose held-out loss is at most this",
+        help="stop each run once the held-out loss reaches X",
     )
     recipe.add_argument("--seeds", type=_count, default=3, metavar="N", help="runs of each (3)")
     recipe.add_argument(

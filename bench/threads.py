@@ -151,7 +151,7 @@ def _product_of(name: str, variant: int) -> Callable[[Arguments, int], Work]:
     return lambda a, workers: _product(*a[name].shape, variant, workers)
 
 
-# What threads divide depends on more than one argument, or in chunks of another size.
+# The division depends on more than one argument, or on chunks of another size.
 OWN: dict[str, Callable[[Arguments, int], Work]] = {
     "attention": _attention,
     "attention_backward": _attention_backward,

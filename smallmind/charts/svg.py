@@ -74,7 +74,7 @@ def chart(
 
 
 def picture(lines: Sequence[Line], x_label: str, y_label: str, title: str) -> Svg:
-    """The same with a legend, on white whatever the page is like; empty if nothing is drawn."""
+    """Adds a legend, on white whatever the page is like; empty if nothing is drawn."""
     if not (elements := _elements(lines, x_label, y_label)):
         return Svg()
     colours = dict(re.findall(r"--(\w+): (#\w+)", LIGHT))
@@ -149,7 +149,7 @@ def _drawable(curve: Curve) -> Curve:
 
 
 def _range(values: list[float]) -> tuple[float, float]:
-    """What is worth seeing, with a margin."""
+    """The range worth seeing, with a margin."""
     low, high = worth_seeing(values)
     margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
     return low - margin, high + margin

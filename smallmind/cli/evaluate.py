@@ -47,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     path = run_of(options)
     is_model = path.is_file() or find_foreign(path) is not None
     if is_model and not options.text:
-        raise InputError(f"{path} is a model, which knows no text of its own: name one after it")
+        raise InputError(
+            f"{path} is a bare model: name the text to evaluate, e.g. `evaluate MODEL book.txt`"
+        )
     with activity.showing_on(Console(sys.stderr).activity):
         opened = None if is_model else Run.open(path)
         found = find(path, options.checkpoint)

@@ -86,7 +86,7 @@ def _watch_lines(view: "RunView", console: Console) -> None:
 
 
 def _frame(view: "RunView", console: Console, width: int, height: int) -> list[str]:
-    """What there is to see, in lines of at most `width` columns, as far as `height` has room."""
+    """Everything to see, in lines of at most `width` columns, as far as `height` has room."""
     ascii_only = not can_print(console.stream, SAMPLES)
     text = f", {view.text}" if view.text else ""
     lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]

@@ -1,1 +1,1 @@
-"""What people see: the line that changes, what is under way, tables."""
+"""The console: the line that changes, work under way, tables."""

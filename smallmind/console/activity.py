@@ -1,4 +1,4 @@
-"""What a program waits for, told through one hook; and a clock that does not count compiling.
+"""Announces through one hook what a program waits for; and a clock that does not count compiling.
 
 Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called with
 what is being done now, and with None at its end. `usual` ones are only for a line that is replaced:
@@ -32,7 +32,7 @@ class Pause:
         self._last, self._time = "", -QUIET
 
     def is_over(self, text: str) -> bool:
-        """Whether this line may be written now; then the next pause begins."""
+        """True if this line may be written now; then the next pause begins."""
         is_same = text.startswith(COMPILING) and self._last.startswith(COMPILING)
         now = time.monotonic()
         if now - self._time < (SPARING if is_same else QUIET):
@@ -89,7 +89,7 @@ class _Task:
 
 
 class _Phrase(_Task):
-    """What the hook shows: at once, or only once it has taken a second."""
+    """A phrase for the hook: shown at once, or only once it has taken a second."""
 
     delay = REFRESH
 
@@ -109,7 +109,7 @@ class _Phrase(_Task):
 
 
 class _Refreshed(_Task):
-    """What its caller shows."""
+    """Leaves showing to its caller."""
 
     def __init__(self, show: Callable[[str], object]) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ def clock() -> float:
 
 
 def clock_ns() -> int:
-    """The same in nanoseconds."""
+    """In nanoseconds."""
     now = _state.compile_start if _state.compiling else time.perf_counter_ns()
     return now - _state.compile_time
 

@@ -41,7 +41,7 @@ class LiveLine:
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is something to clear."""
+        """True if there is something to clear."""
         return self._width > 0
 
     def show(self, *variants: str) -> None:
@@ -59,7 +59,7 @@ class LiveLine:
             self._width = 0
 
     def erasing(self, columns: int | None = None) -> str:
-        """What clears the line and returns to its start."""
+        """The characters that clear the line and return to its start."""
         columns = columns or shutil.get_terminal_size().columns
         if not self.is_live:
             return ""
@@ -92,7 +92,7 @@ class LiveLine:
 
 
 def knows_escapes(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that knows escape sequences.
+    """True if a stream is a terminal that knows escape sequences.
 
     The console of Windows does only after a program has asked it to, which this one does not.
     """

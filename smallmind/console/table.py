@@ -124,7 +124,7 @@ class Tabular:
 
 
 def escape(value: Any) -> str:
-    """What the value prints as, as the text of an HTML or SVG element or attribute.
+    """Escapes what the value prints as, for the text of an HTML or SVG element or attribute.
 
     Control characters become marks: HTML and SVG do not have them.
     """

@@ -51,8 +51,8 @@ class Expansion:
         allowed = max(self._limits.unpacked, ratio * (self._packed.count - self._start))
         if self._count > allowed:
             raise InputError(
-                f"{self._name} expands to more than {ratio} times its size, as no ordinary "
-                "text does; unpack it first if you trust it"
+                f"{self._name} expands more than {ratio}-fold (a decompression bomb?); unpack it "
+                "yourself if you trust it"
             )
 
 

@@ -162,5 +162,5 @@ def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) 
 
 
 def _takes_commands(entry: Entry) -> bool:
-    """Whether a command can read it: it is no part of an archive, and its name can be shown."""
+    """True if a command can read it: it is not part of an archive, and its name can be shown."""
     return not entry.is_unpacked and entry.name.isprintable() and "\ufffd" not in entry.name

@@ -56,7 +56,7 @@ class Entry:
         return self.size is None
 
     def unpacked(self, open: Callable[[], Stream]) -> "Entry":
-        """What this entry holds compressed; its name lacks the suffix."""
+        """The uncompressed entry; its name lacks the suffix."""
         file = os.path.splitext(self.file)[0]
         return dataclasses.replace(self, file=file, open=open, size=None)
 

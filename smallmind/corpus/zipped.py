@@ -56,7 +56,7 @@ def _check(entry: Entry, member: zipfile.ZipInfo) -> None:
     if OUTSIDE.match(member.orig_filename):
         raise InputError(
             f"{entry.name} has a member {name!r}, outside the folder of the archive; "
-            "nobody packs that by accident, so do not trust the archive"
+            "refusing it: such paths are used to overwrite files"
         )
     if member.flag_bits & ENCRYPTED:
         raise InputError(f"{entry.name} is encrypted; unpack it and give the files in it")

@@ -124,7 +124,7 @@ def _pack_both(x, rows, columns, place, stride, count, D):
     if _fit(x, D) and count % LANES == 0:
         found = _rows(x, place, stride, rows, D)
     else:
-        # In whole tiles whatever D is. The columns not from x again.
+        # Pad D to whole tiles; the padding columns are not read from x.
         pack_rows(rows, round_up(D, LANES), x, place, stride, count, round_up(count, LANES), D)
         found = Rows(rows, round_up(D, LANES))
     _transpose_rows(columns, found, count, D)

@@ -25,7 +25,7 @@ LARGEST = 1024 * 1024 * 1024
 
 
 class Workspace(Protocol):
-    """What has to be known of a workspace."""
+    """The part of a workspace that recordings need."""
 
     new_recording: Callable[[], Any] | None
     threads: Callable[[], int]
@@ -39,7 +39,7 @@ class Workspace(Protocol):
 
 
 class Vectors(Protocol):
-    """What has to be known of the parameters."""
+    """The part of the parameters that recordings need."""
 
     data: np.ndarray
     grad: np.ndarray
@@ -159,7 +159,7 @@ class _Recorded:
         return reservation is not None and reservation.rent()
 
     def has_same(self, batch: Batch) -> bool:
-        """Whether this is the batch of the recording; False if that no longer matters.
+        """True if this is the batch of the recording; False if that no longer matters.
 
         What layers have computed from it while recording fits by chance.
         """
@@ -175,7 +175,7 @@ class _Recorded:
         return self._losses
 
     def can_check(self, flat: Vectors) -> bool:
-        """Whether `check` would show anything.
+        """True if `check` would show anything.
 
         Not with the weights of the recording: what layers have computed from them fits by chance.
         And only where gradients begin at zero, so that they can do so again.
@@ -211,7 +211,7 @@ def _some(vector: np.ndarray) -> np.ndarray:
 
 
 def _digest(*arrays: np.ndarray) -> bytes:
-    """What two sets of arrays have in common only if they are equal to the bit."""
+    """A digest: equal for two sets of arrays only if these are equal to the bit."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(array.data)

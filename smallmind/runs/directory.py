@@ -414,7 +414,7 @@ class RunDirectory:
             (self.path / METRICS).touch(exist_ok=was_begun)
         except FileExistsError:
             raise self._taken() from None
-        # The same text may be the user's own file.
+        # An identical text may be the user's own file.
         own = [n for n in _new_files(text) if n != TEXT or not os.path.lexists(self.path / n)]
         self._files = [self.path / name for name in own]
 

@@ -38,7 +38,7 @@ SLACK = 0.02  # share of the time that is left unused: steps vary
 TIMED_TOKENS = 40  # of a sample
 MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is predicted worse
 
-# Of a rough pace.
+# The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
 RECORDED = AFTER + 2 * CHECKED  # passes of training, after which they are repeated at full speed
 MAX_TIMING = 1.0  # seconds, once TRIES are timed
@@ -170,7 +170,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         save=0.0,
         end=end,
         sample=sample,
-        # Of what is never recorded: all its tries should take as long.
+        # Reading is never recorded: all its tries should take as long.
         spread=statistics.median(tries[2]) / min(tries[2]) if min(tries[2]) else 1.0,
     )
 

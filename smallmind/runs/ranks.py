@@ -133,8 +133,8 @@ def _check_instruction_sets(ranks: Ranks, training: Training, settings: Settings
     def check(first: str, here: str) -> None:
         if here != first and not settings.training.allow_mixed_cpus:
             raise InputError(
-                f"its CPU computes with {here}, that of rank 0 with {first}, and the bits would "
-                f"differ: set NUMBA_CPU_NAME to the older CPU on all machines, for example to "
+                f"it uses {here} but rank 0 uses {first}; results would depend on the rank count: "
+                f"set NUMBA_CPU_NAME to the older CPU on all machines, for example to "
                 f"haswell for AVX2 or skylake-avx512 for AVX-512, or add --allow-mixed-cpus"
             )
 

@@ -59,59 +59,58 @@ class ModelConfig:
     default the parts of Qwen3.
     """
 
-    vocab_size: int = setting(256, "distinct tokens; follows from the text", low=1, high=2**24)
+    vocab_size: int = setting(256, "distinct tokens; set from the text", low=1, high=2**24)
     block_size: int = setting(64, "tokens of context", low=1, high=2**20)
     n_layer: int = setting(4, "transformer blocks", low=1, high=MAX_LAYERS)
     n_head: int = setting(4, "attention heads per block", low=1, high=2**16)
     n_embd: int = setting(
         128, "channels; a multiple of n_head unless head_size is set", low=1, high=2**16
     )
-    dropout: float = setting(0.0, "share of activations to drop in training", low=0.0, below=1.0)
-    tie_weights: bool = setting(True, "use the token embedding as output matrix too")
+    dropout: float = setting(0.0, "fraction of activations to drop in training", low=0.0, below=1.0)
+    tie_weights: bool = setting(True, "use the token embedding as the output matrix too")
     bias: bool = setting(True, "biases in linear layers and layer norms")
     norm: str = setting("layernorm", "norm before each layer", choices=parts.NORMS)
     norm_epsilon: float = setting(
-        1e-5, "what norms add to the mean of squares that they divide by", low=1e-12, high=0.1
+        1e-5, "epsilon added to the variance inside norms", low=1e-12, high=0.1
     )
-    mlp: str = setting("gelu", "activation of the perceptrons", choices=parts.MLPS)
+    mlp: str = setting("gelu", "activation of the MLPs", choices=parts.MLPS)
     mlp_width: int | None = setting(
         None,
-        "hidden channels of a perceptron; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
+        "hidden channels of an MLP; default: 4 n_embd, with swiglu 8/3 n_embd rounded up to "
         "a multiple of 32",
         low=1,
         high=MAX_WIDTH,
     )
     position: str = setting(
         "learned",
-        "a learned embedding, a rotation of queries and keys, or nothing",
+        "position encoding: a learned embedding, rotated queries and keys, or none",
         choices=parts.POSITIONS,
     )
     rope_theta: float = setting(
-        1e4, "base of the wavelengths of rope", above=1.0, needs=("position", "rope")
+        1e4, "base of the rope wavelengths", above=1.0, needs=("position", "rope")
     )
     head_size: int | None = setting(
-        None, "channels of a head; default: n_embd / n_head", low=1, high=2**16
+        None, "channels per head; default: n_embd / n_head", low=1, high=2**16
     )
     n_kv_head: int | None = setting(
-        None, "heads of keys and values; a divisor of n_head, which is the default", low=1
+        None, "heads of keys and values; must divide n_head, the default", low=1
     )
     qk_norm: bool = setting(False, "normalise queries and keys, head by head")
     value_residual: bool = setting(False, "mix the first block's values into those of each block")
     x0_scalars: bool = setting(False, "mix the embedding into the input of each block")
     bigram_rows: int = setting(
         0,
-        "rows of an embedding of the last two tokens, hashed if there are more pairs; 0: none",
+        "rows in an embedding of token pairs, hashed if there are more pairs; 0: none",
         low=0,
         high=2**24,
     )
-    zero_init: bool = setting(False, "start with projections into the residual stream at zero")
+    zero_init: bool = setting(False, "initialise projections into the residual stream to zero")
     logit_softcap: float = setting(
-        0.0, "keep logits within +- this, by tanh; 0: no limit", low=0.0, high=1e3
+        0.0, "cap logits smoothly at +-X, with tanh; 0: no cap", low=0.0, high=1e3
     )
     document_token: int | None = setting(
         None,
-        "the token that begins a document, which attention does not look past; follows from the "
-        "text",
+        "id of the token that starts each document; attention stops there. Set from the text",
         low=0,
         high=2**24 - 1,
     )
@@ -238,7 +237,7 @@ class TrainingConfig:
     schedule: str = setting("cosine", "learning rate after the warmup", choices=SCHEDULES)
     lr_decay_factor: float = setting(
         0.5,
-        "factor that step and plateau multiply the learning rate by",
+        "factor of each decay, for the schedules step and plateau",
         above=0.0,
         below=1.0,
         needs=("schedule", "step", "plateau"),
@@ -248,7 +247,7 @@ class TrainingConfig:
     )
     lr_decay_share: float = setting(
         0.1,
-        "share of the steps, at the end, in which wsd decays",
+        "fraction of the steps, at the end, over which wsd decays",
         low=0.0,
         high=1.0,
         needs=("schedule", "wsd"),
@@ -262,20 +261,20 @@ class TrainingConfig:
     optimizer: str = setting("adamw", "update rule", choices=parts.OPTIMIZERS)
     matrix_learning_rate: float = setting(
         0.02,
-        "muon's peak learning rate of hidden matrices, by the same schedule",
+        "Muon's peak learning rate for hidden matrices, on the same schedule",
         low=0.0,
         needs=("optimizer", "muon"),
     )
     momentum: float = setting(
         0.95,
-        "muon's decay of the mean gradient",
+        "Muon's decay of the mean gradient",
         low=0.0,
         below=1.0,
         needs=("optimizer", "muon"),
     )
     momentum_warmup_steps: int = setting(
         300,
-        "steps in which muon's momentum rises to that from 0.85",
+        "steps over which Muon's momentum rises from 0.85 to --momentum",
         low=0,
         needs=("optimizer", "muon"),
     )
@@ -284,27 +283,28 @@ class TrainingConfig:
     beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; 0: never", low=0.0)
     max_grad_value: float = setting(
-        0.0, "then clip each element of the gradient to this; 0: never", low=0.0
+        0.0, "then clip each element of the gradient to +-X; 0: never", low=0.0
     )
-    grad_accum_steps: int = setting(1, "batches per update, whose gradients are averaged", low=1)
+    grad_accum_steps: int = setting(1, "batches per update; their gradients are averaged", low=1)
     data_shards: int | None = setting(
         None,
-        "parts of every batch, at least one per rank; results depend on this number, not on the "
-        "number of ranks; default: 1, or 8 with mpiexec",
+        "split each batch into N shards, at least one per rank; results depend on this number, not "
+        "on the number of ranks; default: 1, or 8 with mpiexec",
         low=1,
         high=MAX_SHARDS,
     )
     reduce_precision: str = setting(
         "float32",
-        "gradients of shards as they are added; bfloat16 halves what ranks send",
+        "number type for summing shard gradients; bfloat16 halves network traffic",
         choices=("float32", "bfloat16"),
     )
-    shard_optimizer: bool = setting(False, "keep only a part of the optimizer's state in each rank")
+    shard_optimizer: bool = setting(False, "divide the optimizer's state among the ranks")
     allow_mixed_cpus: bool = setting(
-        False, "let ranks have different instruction sets; bits then depend on their number"
+        False,
+        "let ranks have different instruction sets; results then depend on the number of ranks",
     )
     rank_timeout: float = setting(
-        600.0, "seconds after which a rank that does not answer is given up", above=0.0, high=1e6
+        600.0, "stop if a rank has not answered for N seconds", above=0.0, high=1e6
     )
     val_every: int = setting(250, "steps between evaluations; 0: none", low=0)
     val_batches: int = setting(20, "batches per evaluation; 0: all held-out text", low=0)
@@ -315,29 +315,28 @@ class TrainingConfig:
         0, "evaluations without a lower loss before the run ends early; 0: never", low=0
     )
     early_stopping_min_delta: float = setting(
-        0.0, "nats by which a loss must be below the best to count as lower", low=0.0
+        0.0, "smallest improvement that counts, in nats", low=0.0
     )
     target_loss: float | None = setting(
         None,
-        "stop once the loss on the whole held-out text reaches this; it is estimated more often "
-        "as it comes close",
+        "stop once the held-out loss reaches X; it is estimated more often as it comes close",
         low=0.0,
     )
     max_rollbacks: int = setting(
-        3, "times a run rolls back after a loss spike before it gives up; 0: never", low=0
+        3, "rollbacks after loss spikes before the run gives up; 0: never roll back", low=0
     )
-    log_every: int = setting(10, "steps between records of the loss", low=1)
+    log_every: int = setting(10, "steps between logged losses", low=1)
     use_mixed_precision: bool = setting(False, "same as --precision float16")
     precision: str | None = setting(
-        None, "storage of weights and activations; default: float32", choices=tuple(Precision)
+        None, "number type of weights and activations; default: float32", choices=tuple(Precision)
     )
     micro_batch_size: int | None = setting(
-        None, "windows in memory at once; default: 2048 tokens' worth", low=1
+        None, "windows per forward pass; default: 2048 tokens' worth", low=1
     )
     prefetch: int | None = setting(
         None,
-        "batches that a background thread draws ahead of the step; default: 2 if they are read "
-        "from disk, else 0",
+        "batches that a background thread prepares in advance; default: 2 if they are read from "
+        "disk, else 0",
         low=0,
         high=2**10,
     )
@@ -354,7 +353,7 @@ class TrainingConfig:
     )
     checkpoint_strategy: str | None = setting(
         None,
-        "which activations to keep in that case; default: sqrt_layers",
+        "which activations gradient checkpointing keeps; default: sqrt_layers",
         choices=tuple(CheckpointStrategy),
         needs=("use_gradient_checkpointing", True),
     )
@@ -462,18 +461,18 @@ class RunConfig:
         "its weights, with its tokenizer",
     )
     tokenizer: str = setting(
-        "char", f"what a token is: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use"
+        "char", f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use"
     )
     bpe_vocab_size: int = setting(
         512,
-        "tokens of the vocabulary: the 256 bytes, an end of text, and what the text repeats",
+        "vocabulary size: the 256 bytes, an end of text, and frequent pieces of the text",
         low=257,
         high=2**20,
         needs=("tokenizer", "bpe"),
     )
     bpe_split: str = setting(
         "gpt2",
-        "pattern by which texts are cut into words; after -digits each digit is one",
+        'word pattern of the tokenizer; "-digits" makes each digit a word',
         choices=("gpt2", "gpt4", "gpt2-digits", "gpt4-digits"),
         needs=("tokenizer", "bpe"),
     )
@@ -488,17 +487,15 @@ class RunConfig:
     )
     minutes: float | None = setting(
         None,
-        "be done in about N minutes: timing a few steps decides how many, and with the default "
-        "recipe which model, batch and dropout",
+        "finish in about N minutes; the number of steps is chosen by timing, and with the default "
+        "recipe the model, batch and dropout too",
         above=0.0,
     )
     threads: int | None = setting(
         None, "threads; default: one per core, fewer for small models", low=1
     )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
-    tensorboard: bool = setting(
-        False, "write event files into the run too, for tensorboard --logdir runs"
-    )
+    tensorboard: bool = setting(False, "write event files too, for tensorboard --logdir runs")
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
 
     def __post_init__(self) -> None:
@@ -528,7 +525,7 @@ class DistillationConfig:
         2.0, "divides the logits of teacher and student", low=0.1, high=100.0
     )
     alpha: float = setting(
-        0.5, "weight of the teacher in the loss; the rest is the text's", low=0.0, high=1.0
+        0.5, "weight of the teacher's loss; the text's has the rest", low=0.0, high=1.0
     )
     learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
     teacher_cache: str | None = setting(
@@ -555,31 +552,31 @@ class DistillationConfig:
 class GenerationConfig:
     """Settings for sampling text from a model."""
 
-    max_tokens: int = setting(500, "tokens to write", low=0)
+    max_tokens: int = setting(500, "number of tokens to write", low=0)
     temperature: float = setting(
         0.8, "divides the logits; 0: always the most likely token", low=0.0
     )
     top_k: int | None = setting(None, "sample from the k most likely tokens only", low=1)
     top_p: float | None = setting(
         None,
-        "sample from the fewest tokens whose probabilities add up to p",
+        "sample from the smallest set of tokens whose probabilities add up to p",
         above=0.0,
         high=1.0,
     )
     min_p: float | None = setting(
         None,
-        "sample from the tokens that are at least p times as likely as the most likely one",
+        "sample from tokens at least p times as likely as the most likely one",
         low=0.0,
         high=1.0,
     )
     repetition_penalty: float = setting(
-        1.0, "divides the logits of tokens in the text so far, if they are above 0", above=0.0
+        1.0, "divides the positive logits of tokens in the text so far", above=0.0
     )
-    presence_penalty: float = setting(0.0, "taken from the logits of tokens already written")
-    frequency_penalty: float = setting(0.0, "the same, as many times as the token was written")
-    stop: str | tuple[str, ...] | None = setting(
-        None, "end the text where this occurs, before it; may be given several times"
+    presence_penalty: float = setting(0.0, "subtracted from the logits of tokens already written")
+    frequency_penalty: float = setting(
+        0.0, "subtracted from a token's logit for each time it was written"
     )
+    stop: str | tuple[str, ...] | None = setting(None, "stop before this text; repeatable")
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:

@@ -185,7 +185,7 @@ class BPETokenizer(Tokenizer):
         elif _is_in_order(merges):
             vocabulary = _in_order(merges)
         else:
-            raise ValueError("its merges are of tokens that do not exist")
+            raise ValueError("its merges name tokens that do not exist")
         return cls._of(state["split"], vocabulary, merges, dict(special), Rules.from_state(state))
 
     def as_json(self) -> dict[str, Any]:
@@ -212,12 +212,12 @@ class BPETokenizer(Tokenizer):
             for token, number in data["model"]["vocab"].items()
             if token not in special
         }
-        _numbers(numbers.values(), "its vocabulary has numbers that are none of tokens")
+        _numbers(numbers.values(), f"its vocabulary contains ids outside 0..{MAX_TOKENS - 1:,}")
         vocabulary = [b""] * (1 + max(numbers.values(), default=-1))
         for token, number in numbers.items():
             vocabulary[number] = as_bytes(token)
         if sum(map(bool, vocabulary)) < len(numbers):
-            raise InputError("two of its tokens have the same number")
+            raise InputError("two of its tokens have the same id")
         pairs = map(tokenizer_json.pair_of, data["model"]["merges"])
         merges = [numbers[token] for pair in pairs for token in pair]
         rules = tokenizer_json.rules_of(data)
@@ -249,17 +249,19 @@ def _check_split(split: str) -> None:
 def _check_vocabulary(vocabulary: list[bytes], merges: np.ndarray, special: dict[str, int]) -> None:
     tokens = set(vocabulary) - {b""}
     if len(tokens) != sum(map(bool, vocabulary)):
-        raise InputError("two of its tokens are the same")
+        raise InputError("two of its tokens are equal")
     if b"\n" not in tokens:
         raise InputError("it has no token for a line break")
     if merges.size and not (merges.min() >= 0 and merges.max() < len(vocabulary)):
-        raise InputError("its merges are of tokens that do not exist")
-    numbers = _numbers(special.values(), "its special tokens have numbers that are none of tokens")
+        raise InputError("its merges name tokens that do not exist")
+    numbers = _numbers(
+        special.values(), f"its special tokens have ids outside 0..{MAX_TOKENS - 1:,}"
+    )
     if not all(isinstance(content, str) for content in special):
-        raise InputError("its special tokens are not texts")
+        raise InputError("its special tokens are not strings")
     taken = [number for number in numbers if number < len(vocabulary) and vocabulary[number]]
     if taken or len(set(numbers)) < len(numbers) or not all(special):
-        raise InputError("its special tokens have the numbers of others, or no text")
+        raise InputError("its special tokens have the ids of other tokens, or no text")
 
 
 def _numbers(values: Iterable[Any], otherwise: str) -> list[int]:
@@ -273,7 +275,7 @@ def _numbers(values: Iterable[Any], otherwise: str) -> list[int]:
 
 def _pairs(numbers: Iterable[Any]) -> np.ndarray:
     """The tokens of merges, one after another, from anywhere -> (M, 2) int64."""
-    checked = _numbers(numbers, "its merges are of tokens that do not exist")
+    checked = _numbers(numbers, "its merges name tokens that do not exist")
     return np.array(checked, np.int64).reshape(-1, 2)
 
 
@@ -283,7 +285,9 @@ def _results(vocabulary: list[bytes], merges: np.ndarray, ids: dict[bytes, int])
     results = [ids.get(vocabulary[left] + vocabulary[right], -1) for left, right in pairs]
     if -1 in results:
         left, right = pairs[results.index(-1)]
-        raise InputError(f"what its merge of tokens {left} and {right} makes is not a token")
+        raise InputError(
+            f"its merge ({left}, {right}) yields a string that is not in the vocabulary"
+        )
     return np.array(results, np.int32)
 
 

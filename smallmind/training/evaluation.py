@@ -30,8 +30,8 @@ MOST_HELD_OUT = 1 << 18  # tokens predicted at the end of a run: the loss to 0.0
 class Evaluation:
     """Mean loss in nats per token over `tokens` predictions.
 
-    They spell so many characters and bytes of UTF-8. `correct` counts the predictions in which the
-    model ranked the right token first.
+    `characters` and `bytes` are the UTF-8 length of the evaluated tokens. `correct` counts the
+    predictions in which the model ranked the right token first.
     """
 
     loss: float

@@ -107,7 +107,7 @@ class Gradients:
         return self._batches.latest.part(slice(count))
 
     def _own_part(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
-        """What `_own_shards` returns. Others wait for what is sent early, even after an error."""
+        """Returns the result of `_own_shards`. Others wait for early sends, even after an error."""
         try:
             return self._own_shards(step, loss_scale)
         finally:

@@ -245,7 +245,7 @@ def backward_pass(config: ModelConfig) -> Check:
 
 
 def small_config(config: ModelConfig) -> ModelConfig:
-    """The same architecture, small enough for a pass to take a millisecond.
+    """A model of this architecture, small enough for a pass to take a millisecond.
 
     Has enough channels that dropout never drops all those of a token: a norm of zeros is so steep
     that finite differences mean nothing.

@@ -34,7 +34,7 @@ class Summed(NamedTuple):
     weight: float  # in windows: exact where all targets count the same
 
     def over(self, windows: int) -> float:
-        """What the loss and the gradients of so many windows have to be divided by."""
+        """The divisor of the loss and the gradients of so many windows."""
         return self.weight / windows if self.weight else 1.0
 
 

@@ -1,4 +1,4 @@
-"""What differs between runs: their settings, and their losses at equal steps or equal times."""
+"""The differences between runs: their settings, and their losses at equal steps or equal times."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ def differences(runs: Sequence[RunView]) -> dict[str, list[Any]]:
 
 
 def compared_field(runs: Sequence[RunView], differing: Mapping[str, Any]) -> str:
-    """What to compare: bits per byte if tokens differ, held-out losses, or those of training."""
+    """The measure to compare: bits per byte if tokens differ, held-out or training losses."""
     has_bits = all(len(run.curves["bits_per_byte"].finite()) for run in runs)
     if has_bits and any(name in differing for name in OF_TOKENS):
         return "bits_per_byte"

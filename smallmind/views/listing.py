@@ -10,7 +10,7 @@ from typing import Any
 from smallmind.checks import InputError, number
 from smallmind.views.run_view import RunView, State
 
-# What runs can be sorted by -> the field of RunRow.
+# A word to sort runs by -> the field of RunRow.
 SORT_KEYS = {
     "created": "created",
     "name": "name",
@@ -30,7 +30,7 @@ LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # a dat
 
 @dataclass(frozen=True)
 class RunRow:
-    """What a table says about a run. None is what is not known, or not yet."""
+    """A run's row in a table. None stands for what is not known, or not yet."""
 
     name: str
     path: str
@@ -76,7 +76,7 @@ def find_runs(parent: str | PathLike[str]) -> list[RunView]:
 
 
 def row_of(view: RunView) -> RunRow:
-    """What a table says about a run."""
+    """Returns the row of a run."""
     best = view.best or {}
     loss, bits = best.get("val_loss"), best.get("bits_per_byte")
     if not best and view.final:

@@ -1,4 +1,4 @@
-"""What a plot of runs shows: panels of curves over steps or time, however they are drawn."""
+"""A plot of runs: panels of curves over steps or time, however they are drawn."""
 
 import math
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Panel:
 
     @property
     def y_range(self) -> tuple[float, float] | None:
-        """What is worth seeing of the means, and all marks. None if they are all the same."""
+        """The range worth seeing of the means, and all marks. None if they are all the same."""
         means, marks = (
             [value for curve in curves for value in curve.values]
             for curves in (self.means, self.marks)

@@ -187,7 +187,7 @@ def _evaluations(view: RunView) -> str:
 
 
 def _course(view: RunView) -> str:
-    """What else changed over the steps."""
+    """The other curves over the steps."""
     parts = []
     for name, title, unit in (
         ("lr", "Learning rate", ""),
@@ -281,7 +281,7 @@ def _use(view: RunView) -> str:
 
 
 def _settings(view: RunView) -> str:
-    """What was chosen, then everything."""
+    """The chosen settings, then all."""
     chosen, everything = [], []
     for name, kind in SECTIONS.items():
         defaults = {field.name: field.default for field in dataclasses.fields(kind)}

@@ -28,7 +28,7 @@ PLOTTED = ("loss", "val_loss", "lr", "grad_norm")  # fields of records that are 
 
 
 class State(enum.StrEnum):
-    """What has become of a run."""
+    """The state of a run."""
 
     RUNNING = "running"
     INTERRUPTED = "interrupted"  # it can be resumed
@@ -84,7 +84,7 @@ class RunView:
 
     @property
     def is_run(self) -> bool:
-        """Whether the directory holds a run, or the beginning of one that is starting."""
+        """True if the directory holds a run, or the beginning of one that is starting."""
         metrics = self.path / METRICS
         if self.settings is not None or not metrics.is_file():
             return self.settings is not None
@@ -142,7 +142,7 @@ class RunView:
 
     @property
     def state(self) -> State:
-        """What has become of it."""
+        """The state of the run."""
         if self.saved.get("imported"):
             return State.IMPORTED
         if self._is_held():
@@ -274,7 +274,7 @@ class RunView:
         return bool(held)
 
     def _is_finished(self) -> bool:
-        """Whether it has ended by itself, as `Run.is_finished` says; its sample is written last."""
+        """True if it has ended by itself, as `Run.is_finished` says; its sample is written last."""
         if self.settings is None or not (self.path / MODEL).exists():
             return False
         step, extended = self.step, number(self.saved.get("extended_after", 0))

@@ -58,7 +58,7 @@ _addresses: dict[tuple[Any, ...], int] = {}  # of callers, by function and types
 
 
 class _Active(threading.local):
-    """What this Python thread records, if anything."""
+    """The recording of this Python thread, if there is one."""
 
     recording: "Recording | None" = None
 
@@ -67,7 +67,7 @@ active = _Active()
 
 
 class Pace:
-    """Whether repetitions are faster on one thread: small ones are, and where another program has
+    """True if repetitions are faster on one thread: small ones are, and where another program has
     the other cores. Threads wait for each other at the end of every kernel.
 
     Both ways are timed from time to time, more rarely the more that costs. One thread is tried less
