@@ -288,9 +288,9 @@ print(f"Loss {first:.3f}, after 40 steps in bfloat16 {last:.3f}")
 # %% [markdown]
 # ## In the package
 #
-# The same pieces, each in its place: the plain kernels go to `kernels/reference.py`, the compiled
-# ones to a file of their own in `kernels/` and a line in `kernels/compiled.py`, the layer to `nn/`,
-# its name to `parts.py`. Then `--norm tanh`, the memory estimate, `smallmind check` and the file
+# The same pieces, each in its place: the plain kernels go to `kernels/reference.py`, described by
+# `@kernel`, the compiled ones to a file of their own in `kernels/`, the layer to `nn/`, its name to
+# `parts.py`. Then `--norm tanh`, the memory estimate, `smallmind check` and the file
 # formats know it, and kernels are compiled once instead of at every start.
 #
 # A perceptron (`parts.MLPS`) ends a branch: its `forward(x, addend=None)` adds. See `nn/mlp.py`,
