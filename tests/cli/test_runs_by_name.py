@@ -79,7 +79,7 @@ def test_evaluate_takes_a_text_after_the_run_or_the_flag(runs, tmp_path, capsys)
     assert shown(capsys, "evaluate", "--run", "runs/older", "other.txt") == by_place
     model = runs / "older" / "model.safetensors"
     assert "other, all of it" in shown(capsys, "evaluate", model, "other.txt")[0]
-    assert "name one after it" in shown(capsys, "evaluate", model, status=2)[1]
+    assert "name the text to evaluate" in shown(capsys, "evaluate", model, status=2)[1]
 
 
 def test_a_checkpoint_is_chosen_and_named(runs, capsys):

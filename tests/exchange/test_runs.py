@@ -63,7 +63,7 @@ def test_commands_take_models_of_other_programs_as_they_are(root, capsys):
     assert main(["evaluate", str(root / "hf"), str(root / "text.txt")]) == 0
     assert "the Qwen3 in" in capsys.readouterr().out
     assert main(["evaluate", str(root / "hf")]) == 2
-    assert "name one after it" in capsys.readouterr().err
+    assert "name the text to evaluate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("source", ["hf", "model.gguf", "imported"])
