@@ -5,7 +5,7 @@ import numpy as np
 from smallmind.nn.documents import Documents
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.layer import Branch, Layer, Scope
-from smallmind.nn.linear import Linear
+from smallmind.nn.layers import build_linear
 from smallmind.nn.projection import Projection
 from smallmind.nn.residuals import Carried, ValueResidual
 from smallmind.nn.rmsnorm import HeadNorm
@@ -35,7 +35,8 @@ class Attention(Branch):
         self.documents = documents
         self.dropout = Dropout(scope)
         widths = H * D, G * D, G * D
-        self.qkv_linear = Linear(scope.inner("qkv"), (config.n_embd, sum(widths)), widths=widths)
+        shape = config.n_embd, sum(widths)
+        self.qkv_linear = build_linear(scope.inner("qkv"), shape, widths=widths)
         self.in_place: list[Layer] = []  # what changes queries, keys and values, in order
         if first_values:
             inner, first = scope.inner("value_residual"), (H + G) * D

@@ -28,9 +28,8 @@ class RMSNorm(Norm):
         """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
         # forward: y = x rstd weight
         dx, weight = self.gradient_of(self.x, addend), self.weight
-        self.kernels.rmsnorm_backward(
-            dx, weight.grad, dy, self.x, self.rstd, weight.compute, addend
-        )
+        given = dy, self.x, self.rstd, weight.compute, addend
+        self.kernels.rmsnorm_backward(dx, self.gradient(weight), *given)
         self.workspace.release(self.rstd)
         return dx
 
@@ -71,8 +70,7 @@ class HeadNorm(Layer):
         query_gain, key_gain = self.query_gain, self.key_gain
         given = self.kept, self.rstd, query_gain.compute, key_gain.compute, self.queries
         theta = self.rotary.theta if self.rotary else None
-        self.kernels.norm_heads_backward(
-            dy, query_gain.grad, key_gain.grad, *given, self.workspace.T, theta
-        )
+        gradients = self.gradient(query_gain), self.gradient(key_gain)
+        self.kernels.norm_heads_backward(dy, *gradients, *given, self.workspace.T, theta)
         self.workspace.release(self.kept, self.rstd)
         return dy

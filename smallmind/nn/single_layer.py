@@ -69,7 +69,7 @@ def of_layer(layer: Any, inputs: tuple[Any, ...]) -> Differentiable:
     if is_float(x):
         T, x = x.shape[-2], np.array(x.reshape(-1, T), workspace.dtype)
         arrays = {"x": x}
-    handles = dict(layer.named_parameters())
+    handles = {name: p for name, p in layer.named_parameters() if p.grad is not None}
     is_branch = isinstance(layer, Branch)
 
     def rented(values: np.ndarray) -> np.ndarray:

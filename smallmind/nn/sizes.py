@@ -11,14 +11,15 @@ def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:
     """
     shapes: dict[str, list[str]] = {}  # of the matrices of each layer
     counts: dict[str, int] = {}
-    for name, value in parameters.views.items():
-        words = name.split(".")
+    for spec in parameters.specs:
+        words = spec.name.split(".")
         layer = f"{config.n_layer} x {words[2]}" if words[0] == "blocks" else words[0]
         layer = layer.replace("_", " ")
         known = shapes.setdefault(layer, [])
-        if value.ndim == 2 and (shape := f"{value.shape[0]} x {value.shape[1]}") not in known:
+        shape = " x ".join(map(str, spec.shape))
+        if len(spec.shape) == 2 and shape not in known:
             known.append(shape)
-        counts[layer] = counts.get(layer, 0) + value.size
+        counts[layer] = counts.get(layer, 0) + spec.size
     rows = [[layer, ", ".join(shapes[layer]), f"{count:,}"] for layer, count in counts.items()]
     if config.tie_weights:
         rows.append(["head", "the token embedding", "0"])

@@ -25,7 +25,10 @@ class UpdateSize(NamedTuple):
 
 
 class Optimizer:
-    """Updates a model's parameters from its gradients. Subclasses say how, in `update`."""
+    """Updates a model's parameters from its gradients. Subclasses say how, in `update`.
+
+    Which parameters are trained is settled before it is made: see `TransformerModel.freeze`.
+    """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]]  # of matrices
     ranks: Ranks = ALONE  # that divide the update, if that pays
@@ -122,5 +125,5 @@ def share_parameters(
     flat = model.flat
     ranks.collect(flat.data[part], ends).wait()
     flat.grad[part] = 0
-    if flat.working is not None:
-        model.workspace.kernels.copy_vector(flat.working[part], flat.data[part])
+    if (copy := flat.copy_of(part)) is not None:
+        model.workspace.kernels.copy_vector(copy, flat.data[part])

@@ -61,7 +61,8 @@ def lead(ranks: Ranks, settings: Settings, source: Source, training: Training) -
     plan = Plan(settings.to_dict(), training.tokenizer.saved, lengths, on_disk, teacher)
     ranks.share({"plan": plan._asdict()})
     _send_tokens(ranks, data, has_them=True)
-    ranks.send(training.model.flat.data)
+    for array in training.model.flat.arrays:
+        ranks.send(array)
     if distillation and distillation.teacher:
         ranks.send(distillation.teacher.flat.data)
     _check_instruction_sets(ranks, training, settings)
@@ -109,10 +110,14 @@ def _receive(ranks: Ranks, plan: Plan, threads: int | None) -> Training:
     use_threads(dataclasses.replace(run, threads=threads))
     data = _receive_tokens(ranks, plan, settings, tokenizer)
     model = TransformerModel(
-        **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
+        **dataclasses.asdict(settings.model),
+        seed=run.seed,
+        backend=run.backend,
+        freeze=settings.training.freeze,
     )
     model.use_precision(settings.training.requested_precision)
-    ranks.send(model.flat.data)
+    for array in model.flat.arrays:
+        ranks.send(array)
     model.flat.refresh()
     distillation = None
     if plan.teacher:

@@ -8,7 +8,7 @@ from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.documents import Documents
 from smallmind.nn.embedding import Embedding
-from smallmind.nn.head import UntiedHead
+from smallmind.nn.linear import Linear
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.settings.presets import ARCHITECTURES
@@ -175,7 +175,7 @@ def test_an_interrupt_while_recording_leaves_the_earlier_recording_whole(monkeyp
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("part", [Embedding, RMSNorm, SwiGLU, UntiedHead])
+@pytest.mark.parametrize("part", [Embedding, RMSNorm, SwiGLU, Linear])
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_layers_that_compute_without_kernels_are_not_skipped(part, repeats, monkeypatch):
     forward = part.forward

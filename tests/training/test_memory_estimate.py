@@ -83,8 +83,8 @@ class SmallRun:
             evaluate(model, data.held_out, batch_size=batch_size)
             self.held_by_pool = pool.statistics().bytes_held
         flat, optimizer = model.flat, run.optimizer
-        self.weights = flat.data.nbytes
-        self.working_weights = 0 if flat.working is None else flat.working.nbytes
+        self.weights = sum(array.nbytes for array in flat.arrays)
+        self.working_weights = flat.copied_bytes
         self.gradients = flat.grad.nbytes
         self.moments = sum(tensor.nbytes for tensor in optimizer.tensors().values())
         self.snapshot = run.spikes.held_bytes

@@ -64,10 +64,10 @@ def test_a_model_in_16_bits_is_checked_in_float32_and_then_restored():
     training = small_training(dropout=0.2)
     training.model.use_precision("float16")
     training.model.passes = 7
-    working = training.model.flat.working.tobytes()
+    working = training.model.flat.copies[0].values.tobytes()
     assert [check for check in preflight(training) if not check.passed] == []
     assert training.model.precision == "float16" and training.model.passes == 7
-    assert training.model.flat.working.tobytes() == working
+    assert training.model.flat.copies[0].values.tobytes() == working
 
 
 def test_checks_show_measured_and_expected_values():
