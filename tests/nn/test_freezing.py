@@ -1,4 +1,4 @@
-"""What is frozen keeps its weights, and costs neither gradients nor a backward pass."""
+"""Frozen parts keep their weights, and cost neither gradients nor a backward pass."""
 
 import numpy as np
 import pytest
