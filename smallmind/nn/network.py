@@ -51,8 +51,6 @@ class Network:
         self.final_norm = declared("final_norm", norm)
         self.head = declared("head", functools.partial(build_head, embedding=self.embedding))
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
-        # Called after the backward pass of each block, whose gradients are complete then.
-        self.after_block: Callable[[], object] | None = None
         self.frozen: Collection[str] = frozenset()  # the parts that are not trained
         self.use_recompute(RecomputePlan(enabled=False))
 
@@ -138,7 +136,7 @@ class Network:
         release(dnormed, self.normed, self.inputs.pop())
         # forward: x = blocks(embedding(ids))
         for segment in reversed(self.segments):
-            dx = segment.backward(dx, self.after_block)
+            dx = segment.backward(dx)
             release(self.inputs.pop())
         if "embedding" not in self.frozen:
             if self.x0:

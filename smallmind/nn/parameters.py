@@ -146,7 +146,7 @@ class Parameters:
     grad_views: Mapping[str, np.ndarray]
     compute: Mapping[str, np.ndarray]
     stored: Mapping[str, np.ndarray]
-    compute_address: Hashable  # where layers read what is trained
+    compute_address: Hashable  # where layers read
 
     def __init__(self) -> None:
         self.specs: list[ParameterSpec] = []
@@ -326,10 +326,8 @@ class Parameters:
             compute[spec.name] = handle.compute
         self.compute, self.stored = MappingProxyType(compute), MappingProxyType(stored)
         self.views = AsFloat32(self.stored)
-        vectors = [copy.values for copy in self.copies]
-        if None in self.storage.values():
-            vectors.append(self.data)
-        self.compute_address = tuple(int(vector.ctypes.data) for vector in vectors)
+        read = [*self.arrays, *(copy.values for copy in self.copies)]
+        self.compute_address = tuple(int(array.ctypes.data) for array in read)
 
     def copy_of(self, part: slice) -> np.ndarray | None:
         """The copy of a range of the vectors; None if layers read the vector itself."""
