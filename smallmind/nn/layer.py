@@ -84,7 +84,7 @@ class Layer(ABC):
         Of one that is not trained it is thrown away at the end of the pass.
         """
         if parameter.grad is not None:
-            return parameter.grad  # type: ignore[no-any-return]
+            return parameter.grad
         unused = self.workspace.rent_full_precision(*parameter.compute.shape)
         self.kernels.clear(unused)
         return unused

@@ -1,8 +1,8 @@
 """The layers of a model in order: embedding, blocks, final norm, head."""
 
-import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -41,15 +41,15 @@ class Network:
         self.embedding = declared("embedding", build_embedding)
         self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Carried(workspace, "first_values") if config.value_residual else None
-        carried = {"embedding": self.x0, "first_values": first_values}
-        block = functools.partial(Block, documents=self.documents, **carried)
+        block = partial(
+            Block, documents=self.documents, embedding=self.x0, first_values=first_values
+        )
         self.blocks = [
-            declared(f"blocks.{i}", functools.partial(block, layer=i))
-            for i in range(config.n_layer)
+            declared(f"blocks.{i}", partial(block, layer=i)) for i in range(config.n_layer)
         ]
-        norm = functools.partial(build_norm, gain=initial_gain(config))
-        self.final_norm = declared("final_norm", norm)
-        self.head = declared("head", functools.partial(build_head, embedding=self.embedding))
+        gain = initial_gain(config)
+        self.final_norm = declared("final_norm", partial(build_norm, gain=gain))
+        self.head = declared("head", partial(build_head, embedding=self.embedding))
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
         self.frozen: Collection[str] = frozenset()  # the parts that are not trained
         self.use_recompute(RecomputePlan(enabled=False))

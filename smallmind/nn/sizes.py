@@ -7,7 +7,7 @@ from smallmind.settings.config import ModelConfig
 def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:
     """Rows of a layer, the shapes of its matrices and its number of parameters, and their sum.
 
-    One row for what all blocks have in common.
+    One row for what all blocks have in common. If some are frozen, also how many are trained.
     """
     shapes: dict[str, list[str]] = {}  # of the matrices of each layer
     counts: dict[str, int] = {}
@@ -23,4 +23,6 @@ def size_rows(config: ModelConfig, parameters: Parameters) -> list[list[str]]:
     rows = [[layer, ", ".join(shapes[layer]), f"{count:,}"] for layer, count in counts.items()]
     if config.tie_weights:
         rows.append(["head", "the token embedding", "0"])
-    return [*rows, ["parameters", "", f"{sum(counts.values()):,}"]]
+    rows.append(["parameters", "", f"{parameters.count:,}"])
+    trained = sum(spec.size for spec in parameters.trained)
+    return rows if trained == parameters.count else [*rows, ["trained", "", f"{trained:,}"]]
