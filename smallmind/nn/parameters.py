@@ -78,7 +78,7 @@ class ParameterSpec:
 
 
 class Parameter:
-    """The handle that a layer keeps. What it has exists once `Parameters.allocate` has been called.
+    """The handle that a layer keeps. Its arrays exist once `Parameters.allocate` has been called.
 
     `compute` is what kernels read: float32, or rounded to 16 bits; `matrix` is the same for
     products. `grad` is what they add to: None for a parameter that is not trained.
@@ -104,9 +104,11 @@ class AsFloat32(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         stored = self._stored[name]
-        values = to_float32(stored)
-        if values is not stored:
-            values.flags.writeable = False
+        if stored.dtype.kind == "f":
+            return stored
+        values = np.empty(stored.shape, np.float32)
+        _copy(values, stored)
+        values.flags.writeable = False
         return values
 
     def __iter__(self) -> Iterator[str]:
@@ -250,7 +252,7 @@ class Parameters:
     def write(self, values: Mapping[str, np.ndarray]) -> None:
         """Gives all parameters these values, in any number type."""
         for spec, own in zip(self.specs, self._own, strict=True):
-            own[...] = _converted(values[spec.name], own.dtype)
+            _copy(own, values[spec.name])
         self.refresh()
 
     def initialise(self, seed: int) -> None:
@@ -309,7 +311,7 @@ class Parameters:
             if not spec.trainable and before.dtype != self._stored_dtype(spec):
                 self._own[i] = self._frozen(spec)
                 if self._has_contents:
-                    self._own[i][...] = _converted(before, self._own[i].dtype)
+                    _copy(self._own[i], before)
         self._connect()
 
     def _connect(self) -> None:
@@ -339,10 +341,7 @@ class Parameters:
     def refresh(self) -> None:
         """Rounds the values into the copies, if there are any."""
         for part, values in self.copies:
-            data = self.data[part]
-            for start in range(0, data.size, CHUNK):
-                chunk = slice(start, start + CHUNK)
-                values[chunk] = round_to(data[chunk], values.dtype)
+            _copy(values, self.data[part])
 
     @contextmanager
     def other_gradients(self) -> Iterator[None]:
@@ -374,9 +373,15 @@ class Parameters:
         return self._own[i] if copy is None else copy.reshape(spec.shape)
 
 
-def _converted(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Values in another number type."""
-    return values if values.dtype == dtype else round_to(to_float32(values), dtype)
+def _copy(target: np.ndarray, values: np.ndarray) -> None:
+    """Writes values, in any number type, to an array of the same shape."""
+    if values.dtype == target.dtype:
+        target[...] = values
+        return
+    whole, given = target.reshape(-1), values.reshape(-1)
+    for start in range(0, whole.size, CHUNK):
+        chunk = slice(start, start + CHUNK)
+        whole[chunk] = round_to(to_float32(given[chunk]), target.dtype)
 
 
 def _group(role: Role) -> int:

@@ -89,7 +89,7 @@ class TextSize:
 
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
 LATER = 4 * 2**20
-OPTIONAL = ("teacher", "text", "sample", "timing")  # parts that not every run has
+OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +108,7 @@ class MemoryEstimate(Tabular):
     sample: int = 0  # keys and values while it is written
     program: int = TYPICAL.resident
     timing: int = 0  # a copy of the weights while steps are timed, in a run by minutes
+    saving: int = 0  # of frozen weights in 16 bits, the largest, as it is converted for a file
     preparation: int = 0  # before training, while the teacher's logits are cached
     start: int = 0  # the peak of the process so far
 
@@ -188,6 +189,7 @@ def estimate(
         sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
         program=program.resident + LATER,
         timing=trained if timed else 0,
+        saving=max((4 * array.size for array in flat.arrays[1:] if array.itemsize < 4), default=0),
         preparation=preparation,
         start=program.peak,
     )
