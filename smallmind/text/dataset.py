@@ -7,7 +7,6 @@ import numpy as np
 
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.console import activity
-from smallmind.memory.lru import LRU
 from smallmind.randomness import hash64_each
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.tokenizer import Spelled, Tokenizer
@@ -125,7 +124,7 @@ class Dataset:
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
-        self._kept: LRU[Batch] = LRU(KEPT, lambda batch: batch.ids.nbytes + batch.targets.nbytes)
+        self._kept: dict[tuple[str, int], Batch] = {}
 
     def __repr__(self) -> str:
         return (
@@ -189,9 +188,11 @@ class Dataset:
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
         starts = random_starts((self.seed, stream, number), self.batch_size, len(tokens) - T)
-        if not self.is_on_disk:
-            return _windows(tokens, T, starts, None)
-        return self._kept.get((part, number), lambda: _windows(tokens, T, starts, None))
+        batch = self._kept.get((part, number)) or _windows(tokens, T, starts, None)
+        nbytes = batch.ids.nbytes + batch.targets.nbytes
+        if self.is_on_disk and len(self._kept) < KEPT // nbytes:
+            self._kept[part, number] = batch
+        return batch
 
 
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:
