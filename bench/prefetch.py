@@ -21,8 +21,7 @@ import numpy as np
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table
-from smallmind.corpus.mapped_tokens import open_tokens
-from smallmind.corpus.token_files import UINT16, encode_header
+from smallmind.corpus.token_files import UINT16, encode_header, open_tokens
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.samplers import RandomWindows, draw
 

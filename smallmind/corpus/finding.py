@@ -13,7 +13,7 @@ from smallmind.console import activity
 from smallmind.corpus.entry import kind_of
 from smallmind.corpus.files import not_regular
 from smallmind.corpus.reading import Skipped, shown
-from smallmind.corpus.shard_index import holds_tokens
+from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["
 RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run

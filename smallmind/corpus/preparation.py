@@ -19,10 +19,15 @@ from smallmind import parts
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
-from smallmind.corpus.shard_parts import check_own, described, remove_leftovers, written
-from smallmind.corpus.shard_writer import ShardWriter, check_shard_tokens
-from smallmind.corpus.shards import Shards, open_shards
+from smallmind.corpus.shard_writer import (
+    ShardWriter,
+    check_own,
+    check_shard_tokens,
+    described,
+    remove_leftovers,
+    written,
+)
+from smallmind.corpus.shards import INDEX, PROGRESS, REMEDY, Index, Shards, open_shards
 from smallmind.corpus.survey import Survey, joined, survey
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
@@ -209,7 +214,7 @@ def _planned_tokenizer(directory: Path) -> Tokenizer:
 
 def _tidy(directory: Path, index: Index) -> None:
     """Removes what is left of a process that was killed once the directory was complete."""
-    kept, records = described(index.parts()), (PROGRESS, PLAN)
+    kept, records = described(index.parts), (PROGRESS, PLAN)
     names = {*written(directory), *(name for name in records if (directory / name).exists())}
     if names <= kept:
         return

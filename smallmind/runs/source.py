@@ -15,7 +15,7 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.entry import is_compressed
 from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
-from smallmind.corpus.shard_index import INDEX, Index
+from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
