@@ -11,8 +11,7 @@ from typing import NamedTuple
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.entry import kind_of
-from smallmind.corpus.files import not_regular
-from smallmind.corpus.reading import Skipped, shown
+from smallmind.corpus.reading import Skipped, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["

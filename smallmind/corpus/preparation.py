@@ -306,8 +306,8 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
             done = plan.characters
         elif part == begun["part"]:
             done, tokens = begun["characters"], begun["tokens"]
-        chunks = _after(done, _hashed(tokenizer.chunks(given), sha))
-        for ids in tokenizer.encode_chunks(_measured(chunks, lengths)):
+        chunks = _remaining(tokenizer.chunks(given), done, sha, lengths)
+        for ids in tokenizer.encode_chunks(chunks):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
             train_ids = min(len(ids), max(0, train_ids))
@@ -322,27 +322,21 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
     return sha.hexdigest()
 
 
-def _hashed(texts: Iterable[str], sha: "hashlib._Hash") -> Iterator[str]:
-    for text in texts:
-        sha.update(text.encode())
-        yield text
+def _remaining(
+    texts: Iterable[str], done: int, sha: "hashlib._Hash", lengths: deque[int]
+) -> Iterator[str]:
+    """The texts, all of which are hashed, without so many characters at their beginning.
 
-
-def _after(characters: int, texts: Iterable[str]) -> Iterator[str]:
-    """The texts without so many characters at their beginning."""
+    The length of each that was taken is put in `lengths`.
+    """
     for text in texts:
         activity.tick()
+        sha.update(text.encode())
         # A chunk ended there once, but another version may cut in other places.
-        if len(text) > characters:
-            yield text[characters:]
-        characters = max(0, characters - len(text))
-
-
-def _measured(texts: Iterable[str], lengths: deque[int]) -> Iterator[str]:
-    """The texts; the length of each that was taken is put in `lengths`."""
-    for text in texts:
-        lengths.append(len(text))
-        yield text
+        rest, done = text[done:], max(0, done - len(text))
+        if rest:
+            lengths.append(len(rest))
+            yield rest
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
