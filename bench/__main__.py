@@ -383,6 +383,7 @@ def main() -> None:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
     described = machine.describe()
+    print("  ".join(f"{name} {value}" for name, value in described.items()))
     results = module.run(options, described)
     if options.json:
         record = {"machine": described, "results": results}

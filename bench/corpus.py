@@ -45,9 +45,8 @@ SHAPE = {"block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
 BATCH = 12
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Writes, prepares and trains -> a record per kind, one of memory and one of steps."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         place = Path(folder)
         numbers = range(max(1, round(options.megabytes / FILE)))

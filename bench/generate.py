@@ -67,9 +67,8 @@ with urllib.request.urlopen(request, timeout=120) as answer:
 PEERS = {"transformers": (TRANSFORMERS, "hf"), "xllamacpp": (LLAMA_CPP, "gguf")}
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Each shape, in turn with its peers -> records. Units: seconds per token of each sequence."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     peers = [name for name in PEERS if find_spec(name)]
     records = []
     for name, (T, C, layers, heads) in SHAPES.items():

@@ -121,9 +121,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, object]]:
     """Measures and prints the chosen kernels; returns their records."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records = []
     for name in options.names or KERNELS:
         kernel = KERNELS[name]

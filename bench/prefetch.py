@@ -79,12 +79,11 @@ class _Case(NamedTuple):
     before_step: Callable[[], object] = lambda: None
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Measures and prints each kind of tokens -> a record for each number of batches ahead.
 
     Units: seconds.
     """
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS, np.int32)
     training = _training(tokens)
     turn(training, 0, options.steps, lambda: None)  # compiles, and touches all memory

@@ -79,7 +79,6 @@ def _made(directory: str) -> str:
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
     """Runs a step in new processes, first without a cache and then with it. Units: seconds."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "SMALLMIND_CACHE_DIR": cache}

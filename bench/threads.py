@@ -531,9 +531,8 @@ def show(record: dict[str, Any]) -> None:
     )
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Counts, measures and prints; returns the records."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records = []
     for sizes in [Sizes(*shape) for shape in options.shapes] if options.shapes else SHAPES:
         records.append(measure(options, sizes))

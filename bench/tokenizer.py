@@ -65,9 +65,8 @@ print(json.dumps(result))
 SIDES = {"smallmind": OURS, "tokenizers": THEIRS}
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Both sides in turn, `options.rounds` times -> a record per side and text. Units: seconds."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     sides = {
         name: program
         for name, program in SIDES.items()

@@ -58,8 +58,7 @@ class Corpus:
             check_encoding(encoding)
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
-        finder = find(paths)
-        self.files, self._skipped = finder.files, finder.skipped
+        self.files, self._skipped = find(paths)
         self.report = None
         if not self.files:
             raise _nothing(self._skipped)
@@ -90,15 +89,6 @@ class Corpus:
             if not reading.tally.documents:
                 raise _nothing(skipped)
             self.report = reading.tally.report(self._skipped)
-
-    def documents(self) -> Iterator[str]:
-        """All documents, each as a whole."""
-        parts: list[str] = []
-        for piece in self.pieces():
-            parts.append(piece.text)
-            if piece.ends:
-                yield "".join(parts)
-                parts = []
 
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:

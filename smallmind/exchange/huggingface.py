@@ -86,8 +86,9 @@ class HuggingFace(Format):
             safetensors.write(path / MODEL, _Written(exported, type), {"format": "pt"})
             tokenizer_json.write(path / TOKENIZER, tokenizer)
             for name, content in files.items():
-                text = content if isinstance(content, str) else _json(content)
-                durable.write(path / name, [text.encode()])
+                if not isinstance(content, str):
+                    content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+                durable.write(path / name, [content.encode()])
         except BaseException:
             for name in (MODEL, TOKENIZER, *files):
                 with suppress(OSError):
@@ -293,7 +294,3 @@ def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored
     if "lm_head.weight" not in names:
         computed.add("lm_head.weight")  # the embedding again
     return {name: tensor for name, tensor in named.items() if name not in computed}
-
-
-def _json(content: Any) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
