@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.corpus.entry import kind_of
+from smallmind.corpus.entry import NESTED
 from smallmind.corpus.reading import Skipped, not_regular, shown
 from smallmind.corpus.shards import holds_tokens
 
@@ -22,9 +22,13 @@ class File(NamedTuple):
     """A file with texts."""
 
     path: Path
-    kind: str  # "text", "jsonl", "csv.gz"
     size: int  # bytes
     is_named: bool  # rather than found in a folder or by a glob
+
+    @property
+    def is_compressed(self) -> bool:
+        """True if the file takes more space when unpacked."""
+        return self.path.suffix.lower() in NESTED
 
 
 class _Finder:
@@ -95,7 +99,7 @@ class _Finder:
     def _add_file(self, path: Path, size: int, is_named: bool) -> None:
         key = os.path.realpath(path)
         if (known := self.files.get(key)) is None:
-            self.files[key] = File(path, kind_of(path), size, is_named)
+            self.files[key] = File(path, size, is_named)
         elif is_named:
             self.files[key] = known._replace(is_named=True)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.entry import is_compressed
 from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
 from smallmind.corpus.shards import INDEX, Index
@@ -214,7 +213,7 @@ def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corp
 
 def _size(corpus: Corpus) -> int:
     """Bytes of text, about."""
-    return sum(file.size * (EXPANSION if is_compressed(file.kind) else 1) for file in corpus.files)
+    return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in corpus.files)
 
 
 def _is_large(corpus: Corpus) -> bool:
