@@ -109,7 +109,7 @@ class TokenSource(Source):
     def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
         self._check(tokenizer)
         train, held_out = self.found.train, self.found.held_out
-        return Dataset.of_parts(train, held_out, T, batch_size, seed, tokenizer)
+        return Dataset(train, T, batch_size, seed, tokenizer, held_out)
 
     def _check(self, tokenizer: Tokenizer) -> None:
         if tokenizer.digest != self.found.tokenizer.digest:

@@ -61,7 +61,8 @@ class Batch(NamedTuple):
 class Dataset:
     """The tokens of a text, and windows of either part: the last `held_out` tokens are held out.
 
-    By default that is a tenth of them. `of_parts` takes two parts, which may be in files.
+    By default that is a tenth of them. `held_out` may also be a part of its own, after `tokens`,
+    which is then all to train on: both are read only as far as windows are taken from them.
     `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows to train
     on, by `seed`; evaluations always use the same ones. InputError if the text is too short.
 
@@ -73,47 +74,22 @@ class Dataset:
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         block_size: int,
         batch_size: int,
         seed: int,
         tokenizer: Tokenizer | None = None,
-        held_out: int | None = None,
+        held_out: int | Tokens | None = None,
     ) -> None:
-        check_type("tokens", tokens, np.ndarray)
-        if held_out is None:
-            held_out = int(len(tokens) * HELD_OUT)
-        start = len(tokens) - held_out
-        self._set(tokens[:start], tokens[start:], block_size, batch_size, seed, tokenizer)
-
-    @classmethod
-    def of_parts(
-        cls,
-        train: Tokens,
-        held_out: Tokens,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-        tokenizer: Tokenizer | None = None,
-    ) -> "Dataset":
-        """The dataset of two parts, which are read only as far as windows are taken from them."""
-        made = cls.__new__(cls)
-        made._set(train, held_out, block_size, batch_size, seed, tokenizer)
-        return made
-
-    def _set(
-        self,
-        train: Tokens,
-        held_out: Tokens,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-        tokenizer: Tokenizer | None,
-    ) -> None:
+        if held_out is None or isinstance(held_out, int):
+            check_type("tokens", tokens, np.ndarray)
+            count = int(len(tokens) * HELD_OUT) if held_out is None else held_out
+            start = len(tokens) - count
+            tokens, held_out = tokens[:start], tokens[start:]
         block_size = check_field(ModelConfig, "block_size", block_size)
-        self.train, self.held_out = train, held_out
-        if len(train) <= block_size or len(held_out) < 2:
-            needed, count = max(20, block_size + 1 + block_size // 9), len(train) + len(held_out)
+        self.train, self.held_out = tokens, held_out
+        if len(tokens) <= block_size or len(held_out) < 2:
+            needed, count = max(20, block_size + 1 + block_size // 9), len(tokens) + len(held_out)
             if count < 20:
                 raise InputError(f"a text needs at least 20 tokens; this one has {count}")
             raise InputError(
