@@ -8,8 +8,6 @@ memory: the memory of whole runs, and the steps of one model that takes turns be
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -20,6 +18,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from bench.machine import answer_of
 from bench.prefetch import turn
 from smallmind import Training, TransformerModel
 from smallmind.corpus.shards import open_shards
@@ -105,10 +104,7 @@ def _prepare(place: Path, name: str) -> dict[str, Any]:
 
 def _peak(command: Iterable[str]) -> int:
     """Runs a command of smallmind -> the most bytes of memory that it took."""
-    output = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *command], check=True, text=True, stdout=subprocess.PIPE
-    ).stdout
-    return int(output.splitlines()[-1])
+    return int(answer_of("-c", PROGRAM, *command))
 
 
 def _steps(text: str, prepared: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
@@ -19,6 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from bench.machine import answer_of
 from bench.step import ROOT, environment
 from bench.trial import ALPHABET
 from smallmind.settings.config import ModelConfig, TrainingConfig
@@ -59,16 +58,9 @@ def run_trial(
     threads: int, variables: Mapping[str, str] = MappingProxyType({}), **arguments: Any
 ) -> Record:
     """Calls `bench.trial` with these arguments in a new process, in this environment -> result."""
-    command = [sys.executable, "-m", "bench.trial", json.dumps(arguments)]
-    result = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(threads) | variables,
-        check=True,
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    return dict(json.loads(result.stdout))
+    variables = environment(threads) | variables
+    trial = json.dumps(arguments)
+    return dict(answer_of("-m", "bench.trial", trial, variables=variables, cwd=ROOT))
 
 
 def _estimate(model: Settings, settings: Settings, batch_size: int, threads: int) -> MemoryEstimate:
