@@ -138,7 +138,7 @@ def _folder(help: str) -> Flag:
 
 
 STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
-# What each module of this package measures, and its flags.
+# Each names a module of this package: its help and its flags.
 COMMANDS: dict[str, tuple[str, list[Flag]]] = {
     "kernels": (
         "compare each kernel with the machine's limit",
