@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 AXES = ("steps", "time")
-SHARE_SMOOTHED = 0.02  # of a curve, over which `smooth` averages by default
+SHARE_SMOOTHED = 0.01  # of a curve, over which `smoothed` averages by default
 
 
 class Curve:
@@ -61,7 +61,7 @@ class Curve:
         return self.values[left] + share * (self.values[right] - self.values[left])
 
     def smoothed(self, points: int | None = None) -> "Curve":
-        """Each value as a mean of about so many up to it, by default a fiftieth of all.
+        """Each value as a mean of about `points` up to it, by default a hundredth of all.
 
         An exponential mean without the bias towards its start (Kingma and Ba 2014, section 3).
         """

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smallmind import parts
+from smallmind.charts.text import BLOCKS, sparkline
 from smallmind.cli.console import INDENT, Console, line_width
-from smallmind.cli.text_plot import BLOCKS, sparkline
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP
 from smallmind.settings.config import TrainingConfig

@@ -10,7 +10,6 @@ from smallmind.cli.console import WIDTH, Console
 from smallmind.cli.flags import (
     add_config_flags,
     add_source_flags,
-    check_writable,
     fields_of,
     given_of,
 )
@@ -46,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
     add_source_flags(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png; or .pdf or .svg"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,10 +70,11 @@ def run(options: argparse.Namespace) -> int:
     if not config.steps:
         raise InputError("steps=0 must be at least 1: there is no learning rate to show")
     if options.plot:
-        from smallmind.cli.figures import check_figure
+        from smallmind.cli.figures import INSTALL, check_figure, lacks_matplotlib
 
         check_figure("--plot", options.plot)
-        check_writable("--plot", options.plot)
+        if lacks_matplotlib(options.plot):
+            raise InputError(f"--plot needs matplotlib: {INSTALL}")
     _show(Console(), configs, errors, options.plot)
     return 0
 
@@ -144,8 +146,18 @@ def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool)
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.cli.figures import draw_curves
+    """Draws a panel for each schedule, as equal curves would hide each other."""
+    from smallmind.charts.curve import Curve
+    from smallmind.charts.figure import Figure, Line, Panel
+    from smallmind.charts.svg import picture
+    from smallmind.cli.figures import save
 
     steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
-    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
-    draw_curves(curves, "step", "learning rate", file)
+    curves = {
+        name: Curve(steps, steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()
+    }
+    panels = [
+        Panel(name, "", [Line(name, curve)], from_zero=True, is_small=True)
+        for name, curve in curves.items()
+    ]
+    save(picture(Figure("Learning rate by step", panels)), file)

@@ -5,10 +5,10 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
-from smallmind.charts.axis import worth_seeing
+from smallmind.charts.figure import losses_of
+from smallmind.charts.text import SAMPLES, draw
 from smallmind.cli.console import INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
-from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.console.activity import duration
 from smallmind.console.live_line import can_print, fit, knows_escapes
 from smallmind.console.table import GAP, format_bytes
@@ -98,16 +98,9 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
     rows = min(16, height - len(lines) - len(sample) - 6)
     loss, held_out = view.curves["loss"].finite(), view.curves["val_loss"].finite()
     if rows >= 4 and len(loss) > 1:
-        smoothed = loss.smoothed()
-        y_range = worth_seeing(smoothed.values, held_out.values)
-        mean = smoothed.thinned(4 * width)
-        series = [Series(mean.steps, mean.values)]
-        if len(held_out):
-            every = -(-len(held_out) * 3 // width)
-            series.append(Series(held_out.steps[::-every], held_out.values[::-every], "o"))
-        title = "Loss; line: training, smoothed; o: held-out"
+        figure, title = losses_of(loss, held_out), "Loss; line: training, smoothed; o: held-out"
         lines += ["", fit((title, "Loss"), width)]
-        lines += plot(series, width, rows, ascii_only, y_range=y_range).split("\n")
+        lines += draw(figure, figure.panels[0], width, rows, ascii_only).split("\n")
     return [*lines, *sample]
 
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from smallmind.charts import losses, svg
+from smallmind.charts import svg
 from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Line, Panel, losses_of, noisy
 from smallmind.checks import InputError, from_json, number, whole
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
@@ -54,8 +55,6 @@ th {{ color: var(--quiet); font-weight: 600; }}
 pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px;
   white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.45 ui-monospace, Menlo, Consolas,
   monospace; }}
-.legend {{ display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: .9rem; }}
-.key {{ display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px; }}
 .bar {{ display: grid; grid-template-columns: minmax(120px, 220px) 1fr 110px; gap: 8px;
   align-items: center; font-size: .95rem; margin: 2px 0; }}
 .bar i {{ display: block; height: 12px; border-radius: 3px; background: var(--c0);
@@ -147,10 +146,7 @@ def _figures(view: RunView) -> str:
 
 
 def _loss(view: RunView) -> str:
-    """Training and held-out loss over the steps."""
-    lines = losses.lines(_curve(view, "loss"), _curve(view, "val_loss"))
-    drawing = svg.chart(lines, *losses.LABELS)
-    return _section("Loss", drawing and _legend(lines) + drawing)
+    return _section("Loss", svg.chart(losses_of(_curve(view, "loss"), _curve(view, "val_loss"))))
 
 
 def _evaluations(view: RunView) -> str:
@@ -188,24 +184,18 @@ def _evaluations(view: RunView) -> str:
 
 def _course(view: RunView) -> str:
     """The other curves over the steps."""
-    parts = []
-    for name, title, unit in (
-        ("lr", "Learning rate", ""),
-        ("grad_norm", "Norm of the gradient", "before clipping"),
-        ("tokens_per_second", "Speed", "tokens per second"),
-        ("memory", "Memory of the process", "MB"),
-    ):
-        curve = _curve(view, name)
-        if name == "memory":
-            megabytes = [value / 1e6 for value in curve.values]
-            curve = Curve(curve.steps, curve.seconds, megabytes)
-        lines = [svg.Line(title, curve, 0, faint=name == "grad_norm")]
-        if name == "grad_norm":
-            lines.append(svg.Line(title, losses.smoothed(curve), 0))
-        from_zero = name not in ("lr", "grad_norm")
-        if drawing := svg.chart(lines, "step", unit, f"{title} by step", from_zero):
-            parts.append(f"<h3>{title}</h3>{drawing}")
-    return _section("Course of the run", "".join(parts))
+    rate, norm, speed, memory = (
+        _curve(view, name) for name in ("lr", "grad_norm", "tokens_per_second", "memory")
+    )
+    megabytes = Curve(memory.steps, memory.seconds, [value / 1e6 for value in memory.values])
+    panels = [
+        Panel("learning rate", "", [Line("", rate)]),
+        Panel("norm of the gradient", "before clipping", noisy("", norm)),
+        Panel("speed", "tokens per second", [Line("", speed)], from_zero=True),
+        Panel("memory of the process", "MB", [Line("", megabytes)], from_zero=True),
+    ]
+    drawings = (svg.chart(Figure(f"{panel.label} by step", [panel])) for panel in panels)
+    return _section("Course of the run", "".join(drawings))
 
 
 def _samples(view: RunView) -> str:
@@ -314,15 +304,6 @@ def _spread(items: list[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
-
-
-def _legend(lines: Iterable[svg.Line]) -> str:
-    keys = "".join(
-        f'<span><span class="key c{line.colour}"></span>{escape(line.name)}</span>'
-        for line in lines
-        if not line.faint and len(line.points)
-    )
-    return f'<div class="legend">{keys}</div>'
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from smallmind.charts.axis import format_tick, ticks
+from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Panel
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
@@ -15,6 +17,8 @@ BRAILLE = 0x2800
 # The bit of each dot of a braille character, by row and column.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 HALVES = (" ", "'", ".", ":")  # what ASCII has: nothing, the upper half, the lower half, both
+APART = 4  # columns between marks
+GUTTER = 7  # columns for the labels of y axes
 SAMPLES = BLOCKS + FRAME + chr(BRAILLE) + chr(BRAILLE + 0xFF)  # what a console must print
 
 
@@ -42,6 +46,40 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     if not 0 < extent < math.inf:
         return blocks[0] * count
     return "".join(blocks[min(7, int(8 * (mean - low) / extent))] for mean in means)
+
+
+def draw(
+    figure: Figure,
+    panel: Panel,
+    width: int,
+    height: int,
+    ascii_only: bool = False,
+    has_labels: bool = True,
+    marks: str = "o",
+) -> str:
+    """A panel of a figure without its title; `marks` has a character for each run.
+
+    A run is marked at its dots or, if there are several runs and it has none, at one place.
+    """
+
+    def series(curve: Curve, mark: str = "") -> Series:
+        return Series(figure.xs(curve), curve.values, mark)
+
+    shown = [line for line in panel.lines if len(line.points) and not line.faint]
+    drawn = [series(line.points.thinned(4 * width)) for line in shown if not line.dots]
+    for run, mark in enumerate(marks):
+        dots = [line.points for line in shown if line.dots and line.run == run]
+        lines = [line.points for line in shown if not line.dots and line.run == run]
+        if dots:  # not too close, from the last one back
+            every = -(-len(dots[0]) * APART // width)
+            xs, ys, _ = series(dots[0])
+            drawn.append(Series(xs[::-every], ys[::-every], mark))
+        elif lines and len(marks) > 1:  # for each run at another place
+            place = len(lines[0]) * (run + 1) // (len(marks) + 1)
+            xs, ys, _ = series(lines[0])
+            drawn.append(Series(xs[place : place + 1], ys[place : place + 1], mark))
+    x_range, y_range = figure.x_range, panel.y_range
+    return plot(drawn, width, height, ascii_only, x_range, has_labels, GUTTER, y_range)
 
 
 def plot(

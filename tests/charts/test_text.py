@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from smallmind.cli.text_plot import (
+from smallmind.charts.text import (
     ASCII_BLOCKS,
     BLOCKS,
     Series,
