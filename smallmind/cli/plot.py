@@ -106,9 +106,9 @@ def draw_text(
         lines.append(f"{marks[run]} {text}" if several else text)
     first = min(max(height - AROUND - len(lines), ROWS[0]), ROWS[-1])
     for panel in figure.panels:
-        rows, is_last = SMALL if panel.is_small else first, panel is figure.panels[-1]
+        rows = SMALL if panel.is_small else first
         lines += ["", fit(_titles(panel, several), width)]
-        lines.append(draw(figure, panel, width, rows, ascii_only, is_last, marks[: len(names)]))
+        lines.append(draw(figure, panel, width, rows, ascii_only, marks[: len(names)]))
     lines.append(f"{figure.x_name:>{width}}")
     return "\n".join(lines)
 
