@@ -49,8 +49,9 @@ MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """The progress of a run: one live line on a terminal; elsewhere a line every few records, or
-    every minute if they take longer."""
+    """The progress of a run: one live line on a terminal; elsewhere a line every few records.
+
+    If records take longer, a line every minute."""
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console

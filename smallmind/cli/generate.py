@@ -33,30 +33,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
     parser.add_argument(
-        "--n", type=int, default=1, metavar="N", help="texts, of the seeds from --seed on (1)"
+        "--n",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of texts, with seeds from --seed up (1)",
     )
     parser.add_argument(
         "-i",
         "--interactive",
         action="store_true",
-        help="ask for one prompt after the other; Ctrl-C ends a text, Ctrl-D the program",
+        help="ask for prompts; Ctrl-C ends a text, Ctrl-D the program",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="a JSON object per text, in a line, with its exact characters",
+        help="print a line of JSON per text, with its exact characters",
     )
     parser.add_argument(
         "--precision",
         choices=[str(kind) for kind in Precision if kind != Precision.AUTO],
         default=str(Precision.FLOAT32),
-        help="how weights are stored; 16 bits are faster where they exceed the caches (float32)",
+        help="number type of the weights; 16 bits are faster for large models (float32)",
     )
     add_config_flags(parser, GenerationConfig)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the prompt and, piece by piece, the text that the model continues it with."""
+    """Prints the prompt and, piece by piece, its continuation."""
     config = generation_of(options)
     if options.n < 1:
         raise InputError(f"n={options.n} must be at least 1")
@@ -85,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_text(writer: "Writer", prompt: str, notes: Console) -> None:
-    """The prompt and the text, as it is written; then how fast that was."""
+    """Prints the prompt and the text as it is written, then the speed."""
     console = Console()
     with ExitStack() as progress:
         if console.is_terminal:
@@ -110,7 +114,7 @@ def _show_speed(writer: "Writer", notes: Console) -> None:
 
 
 def _print_samples(writer: "Writer", prompt: str, notes: Console) -> int:
-    """Several texts, each under a line with its seed."""
+    """Prints several texts, each under a line with its seed."""
     console = Console()
     with activity.doing("Generating", usual=True):
         samples = writer.samples()
@@ -122,7 +126,7 @@ def _print_samples(writer: "Writer", prompt: str, notes: Console) -> int:
 
 
 def _print_json(writer: "Writer", prompt: str, path: Path) -> int:
-    """A line of JSON per text."""
+    """Prints a line of JSON per text."""
     console = Console()
     with activity.doing("Generating", usual=True):
         samples = writer.samples()

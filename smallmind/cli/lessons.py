@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the list, or writes a copy and prints how to run it -> exit status."""
+    """Prints the list, or writes a copy and says how to run it -> exit status."""
     console = Console()
     if options.lesson is None:
         if options.out or options.notebook:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--x",
         choices=AXES,
         default=AXES[0],
-        help=f"the axis: steps, or time of training ({AXES[0]})",
+        help=f"x axis: steps, or training time ({AXES[0]})",
     )
     parser.epilog = (
         "Runs may still be training. Training losses and gradient norms are smoothed, over a "

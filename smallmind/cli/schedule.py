@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         choices=SCHEDULES,
         default=argparse.SUPPRESS,
-        help="show only this one; default: all side by side",
+        help="show only this schedule; default: all side by side",
     )
     add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
     add_source_flags(parser)
@@ -85,7 +85,7 @@ def _show(
     errors: dict[str, InputError],
     plot: Path | None,
 ) -> None:
-    """The tables of the schedules, in place of those with an error its reason, and the plot."""
+    """Prints the tables of the schedules and why others are left out; draws the plot."""
     from smallmind.optim.schedule import schedule, too_short
 
     schedules = {name: schedule(config) for name, config in configs.items()}
@@ -102,8 +102,7 @@ def _show(
         )
     if config.optimizer == "muon":
         console.line(
-            f"The rate of muon's matrices follows the same curve, up to "
-            f"{config.matrix_learning_rate:g}"
+            f"Muon's matrices follow the same curve, up to {config.matrix_learning_rate:g}"
         )
     for name, error in errors.items():
         console.line(f"{name} is left out: {error}")

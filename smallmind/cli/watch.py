@@ -1,4 +1,4 @@
-"""Watch a run from another process: its curve, its speed, what it writes, until it ends."""
+"""Watch a run from another process until it ends: curve, speed, samples."""
 
 import argparse
 import shutil
@@ -27,10 +27,10 @@ FIELDS = ("loss", "val_loss", "lr", "tokens_per_second", "peak_memory")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind watch`."""
     add_run(parser)
-    parser.add_argument("--once", action="store_true", help="show the run as it is now, and end")
+    parser.add_argument("--once", action="store_true", help="show the run once, and exit")
     parser.epilog = (
-        "Use it in another window while a run trains. Ctrl-C ends the watching, never the run, "
-        "whose files are only read. Where there is no terminal, it prints a line every ten seconds."
+        "Use it in another window while a run trains. Ctrl-C stops watching, not the run, whose "
+        "files are only read. Without a terminal, it prints a line every ten seconds."
     )
 
 

@@ -1,10 +1,10 @@
 """Announces through one hook what a program waits for; and a clock that does not count compiling.
 
-Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called with
-what is being done now, and with None at its end. `usual` ones are only for a line that is replaced:
-the parts of every run, once they have taken a second, and what `tick` adds to a phrase meanwhile,
-as in "Evaluating after step 250: 17%, 0:12 left". In scripts and notebooks the hook shows all
-else on standard error; `with showing_on(hook):` replaces it, as the command line does.
+Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called when
+work begins, and with None at its end. A `usual` phrase is only for a line that is replaced: a part
+of every run, once it has taken a second, or progress, as in "Evaluating after step 250: 17%, 0:12
+left". In scripts and notebooks the hook shows all others on standard error; the command line
+replaces it with `showing_on(hook)`.
 """
 
 import sys
@@ -60,7 +60,7 @@ class _StandardError:
 
 
 class _Task:
-    """Something that is being done. `show` is called with how far it is, but not before `delay`."""
+    """Work under way. `show` is called with its progress, but not before `delay`."""
 
     delay = 0.0  # seconds
 
@@ -69,7 +69,7 @@ class _Task:
         self.parts: list[list[int]] = []  # done and all, the inner ones within one of the outer
 
     def so_far(self) -> str:
-        """How far it is: "17%, 0:12 left", or without parts the time since the start, 0:12.
+        """The progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
 
         Nothing in the first second.
         """
@@ -125,7 +125,7 @@ class _State:
     refreshed: float = 0.0  # when `tick` last showed something
     compiling: int = 0  # kernels, each within the one before
     compiled: int = 0
-    expected: int = 0  # about so many in all; 0: not known
+    expected: int = 0  # about how many in all; 0: not known
     compile_start: int = 0  # nanoseconds
     compile_time: int = 0  # nanoseconds
 
@@ -162,7 +162,7 @@ def doing(phrase: str, usual: bool = False) -> Iterator[None]:
 
 @contextmanager
 def refreshing(show: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, show is called about once a second with how far it is: "17%, 0:12 left"."""
+    """Within the block, show is called about once a second with the progress: "17%, 0:12 left"."""
     depth = len(_state.tasks)
     _state.tasks.append(_Refreshed(show))
     try:
@@ -172,9 +172,9 @@ def refreshing(show: Callable[[str], object]) -> Iterator[None]:
 
 
 def tick() -> None:
-    """Shows how far it is, if a second has passed since the last time: 0.1 microseconds if not.
+    """Shows the progress if a second has passed since the last time; takes 0.1 microseconds if not.
 
-    For everything that may take long: call it every now and then.
+    Whatever may take long calls it now and then.
     """
     if not _state.tasks or (now := time.monotonic()) - _state.refreshed < REFRESH:
         return
@@ -204,7 +204,7 @@ def parts(items: Sequence[Item]) -> Iterator[Item]:
 
 @contextmanager
 def expecting_kernels(count: int) -> Iterator[None]:
-    """Within the block, about so many kernels are compiled in all, which is said; 0: not known."""
+    """Within the block, compiling is announced as one of about `count` kernels; 0: not known."""
     _state.expected = count
     try:
         yield
@@ -213,10 +213,7 @@ def expecting_kernels(count: int) -> Iterator[None]:
 
 
 def begin_compiling() -> None:
-    """Says how many kernels have been compiled with this one, perhaps within another one.
-
-    The clock stands still.
-    """
+    """Announces a kernel, perhaps within another one. The clock stands still."""
     if _state.compiling:
         _state.tasks.pop()
     else:
@@ -236,7 +233,7 @@ def end_compiling() -> None:
 
 
 def compiled() -> tuple[int, float]:
-    """How many kernels this process has compiled, and in how many seconds."""
+    """The number of kernels that this process has compiled, and the seconds that took."""
     return _state.compiled, _state.compile_time / 1e9
 
 

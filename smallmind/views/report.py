@@ -1,4 +1,4 @@
-"""A run on one page of HTML: what was trained on what, curves, evaluations, samples, settings.
+"""A run on one page of HTML: model and text, curves, evaluations, samples, settings.
 
 The page needs nothing else: no script, and no file from elsewhere.
 """
@@ -76,7 +76,7 @@ summary {{ cursor: pointer; }}
 
 
 def report(path: str | PathLike[str]) -> str:
-    """The directory of a run -> the page. InputError if it is no run, or a newer version's."""
+    """The directory of a run -> the page. InputError unless this version can read the run."""
     view = open_view(path, FIELDS)
     if view.settings is None:
         raise InputError(f"{path} cannot be shown: {view.problem}")
