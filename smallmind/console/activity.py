@@ -60,13 +60,26 @@ class _StandardError:
 
 
 class _Task:
-    """Work under way. `show` is called with its progress, but not before `delay`."""
+    """Work under way: a phrase for the hook or, with `on_progress`, for a display of its caller's.
 
-    delay = 0.0  # seconds
+    A phrase is shown at once, or only once it has taken a second.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        phrase: str = "",
+        at_once: bool = False,
+        on_progress: Callable[[str], object] | None = None,
+    ) -> None:
         self.start = time.monotonic()
         self.parts: list[list[int]] = []  # done and all, the inner ones within one of the outer
+        # It may name a file, which may have any name.
+        self.phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
+        self.delay = 0.0 if on_progress else REFRESH  # seconds until it may be shown by `tick`
+        self.on_progress = on_progress
+        self.is_shown = at_once
+        if at_once:
+            _state.hook(self.phrase, False)
 
     def so_far(self) -> str:
         """The progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
@@ -84,39 +97,13 @@ class _Task:
             return duration(seconds)
         return f"{share:.0%}, {duration(seconds * (1 - share) / share)} left"
 
-    def show(self, so_far: str) -> None:
-        raise NotImplementedError
-
-
-class _Phrase(_Task):
-    """A phrase for the hook: shown at once, or only once it has taken a second."""
-
-    delay = REFRESH
-
-    def __init__(self, phrase: str, at_once: bool) -> None:
-        super().__init__()
-        # It may name a file, which may have any name.
-        if not phrase.isprintable():
-            phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
-        self.phrase = phrase
-        self.is_shown = at_once
-        if at_once:
-            _state.hook(self.phrase, False)
-
     def show(self, so_far: str = "") -> None:
-        self.is_shown = True
-        _state.hook(f"{self.phrase}: {so_far}" if so_far else self.phrase, True)
-
-
-class _Refreshed(_Task):
-    """Leaves showing to its caller."""
-
-    def __init__(self, show: Callable[[str], object]) -> None:
-        super().__init__()
-        self._show = show
-
-    def show(self, so_far: str) -> None:
-        self._show(so_far)
+        """Shows the phrase, if there is one, and the progress."""
+        if self.on_progress:
+            self.on_progress(so_far)
+        else:
+            self.is_shown = True
+            _state.hook(f"{self.phrase}: {so_far}" if so_far else self.phrase, True)
 
 
 class _State:
@@ -152,19 +139,21 @@ def doing(phrase: str, usual: bool = False) -> Iterator[None]:
 
     A usual one is shown only on a line that is replaced, once it has taken a second.
     """
-    depth = len(_state.tasks)
-    _state.tasks.append(_Phrase(phrase, at_once=not usual))
-    try:
+    with _under_way(_Task(phrase, at_once=not usual)):
         yield
-    finally:
-        _end(depth)
 
 
 @contextmanager
 def refreshing(show: Callable[[str], object]) -> Iterator[None]:
     """Within the block, show is called about once a second with the progress: "17%, 0:12 left"."""
+    with _under_way(_Task(on_progress=show)):
+        yield
+
+
+@contextmanager
+def _under_way(task: _Task) -> Iterator[None]:
     depth = len(_state.tasks)
-    _state.tasks.append(_Refreshed(show))
+    _state.tasks.append(task)
     try:
         yield
     finally:
@@ -221,7 +210,7 @@ def begin_compiling() -> None:
     _state.compiling += 1
     _state.compiled += 1
     in_all = f" of about {max(_state.expected, _state.compiled)}" if _state.expected else ""
-    _state.tasks.append(_Phrase(f"{COMPILING}: {_state.compiled}{in_all}", at_once=True))
+    _state.tasks.append(_Task(f"{COMPILING}: {_state.compiled}{in_all}", at_once=True))
 
 
 def end_compiling() -> None:
@@ -259,10 +248,8 @@ def _end(depth: int) -> None:
     """Ends all but the outer `depth` tasks: several if an interrupt kept inner ones from ending."""
     ended = _state.tasks[depth:]
     del _state.tasks[depth:]
-    if not any(isinstance(task, _Phrase) and task.is_shown for task in ended):
-        return
-    outer = _state.tasks[-1] if _state.tasks else None
-    if isinstance(outer, _Phrase) and outer.is_shown:
-        outer.show()
-    else:
-        _state.hook(None, False)
+    if any(task.is_shown for task in ended):
+        if _state.tasks and _state.tasks[-1].is_shown:
+            _state.tasks[-1].show()
+        else:
+            _state.hook(None, False)

@@ -239,27 +239,22 @@ try_change("pairs of tokens", {"bigram_rows": 2**14})
 # %% [markdown]
 # All curves, and four of them drawn:
 
-
 # %%
-def draw(curves, width=64, height=16):
-    """Prints curves (lists of losses at evenly spaced steps), marked a, b, c ..."""
-    top, bottom = max(map(max, curves)), min(map(min, curves))
-    rows = [[" "] * width for _ in range(height)]
-    for mark, curve in zip("abcdefgh", curves, strict=False):
-        for x in range(width):
-            loss = np.interp(x / (width - 1), np.linspace(0, 1, len(curve)), curve)
-            rows[round((top - loss) / (top - bottom) * (height - 1))][x] = mark
-    for i, row in enumerate(rows):
-        print(f"{top - (top - bottom) * i / (height - 1):5.2f} |{''.join(row)}")
-
+from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.charts.text import draw
 
 steps = np.linspace(STEPS / len(curves["Muon"]), STEPS, len(curves["Muon"]))
 print(f"{'held-out loss at step':22}" + "".join(f"{step:8.0f}" for step in steps))
 for name, curve in curves.items():
     print(f"{name:22}" + "".join(f"{loss:8.3f}" for loss in curve))
-shown = ["nanoGPT's recipe", "rotary positions", "Muon", "pairs of tokens"]
-print("\n" + ", ".join(f"{mark}: {name}" for mark, name in zip("abcd", shown, strict=True)))
-draw([curves[name] for name in shown])
+marked = {"a": "nanoGPT's recipe", "b": "rotary positions", "c": "Muon", "d": "pairs of tokens"}
+lines = [
+    Line(name, Curve(steps, steps, curves[name]), run) for run, name in enumerate(marked.values())
+]
+panel = Panel("held-out loss", "nats per character", lines)
+print("\n" + ", ".join(f"{mark}: {name}" for mark, name in marked.items()))
+print(draw(Figure("Held-out losses", [panel]), panel, 80, 16, marks="abcd"))
 
 # %% [markdown]
 # ## 7. The other way round

@@ -259,19 +259,7 @@ assert difference < 1e-3
 # %%
 run.export(HERE / "model.gguf", to="gguf")
 
-NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 STRING, LIST = 8, 9
 F32, Q8_0 = 0, 8  # types of tensors
 

@@ -106,7 +106,7 @@ class ProgressLine:
             self._show()
 
     def during(self, step: int, so_far: str) -> None:
-        """Shows the progress within a step; outside terminals and notebooks only if it takes long."""
+        """Shows the progress within a step; in a file only if it takes long."""
         if so_far or self.line.is_live:
             self._show(step, so_far)
 
