@@ -80,10 +80,8 @@ def run(options: argparse.Namespace) -> int:
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         writer = Writer(model, tokenizer, prompt, config, options.n)
         notes.line(f"Using {found.name}, of {path}")
-        if options.json:
-            return _print_json(writer, prompt, path)
-        if options.n > 1:
-            return _print_samples(writer, prompt, notes)
+        if options.json or options.n > 1:
+            return _print_samples(writer, prompt, path, notes, options.json)
         _print_text(writer, prompt, notes)
     return 0
 
@@ -113,24 +111,16 @@ def _show_speed(writer: "Writer", notes: Console) -> None:
         notes.line(f"{tokens:,} tokens, {tokens / writer.seconds:,.0f} tokens/s")
 
 
-def _print_samples(writer: "Writer", prompt: str, notes: Console) -> int:
-    """Prints several texts, each under a line with its seed."""
+def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as_json: bool) -> int:
+    """Prints several texts, each under a line with its seed, or as a line of JSON each."""
     console = Console()
     with activity.doing("Generating", usual=True):
         samples = writer.samples()
     for sample in samples:
-        console.line(f"Seed {sample.seed}:")
-        console.piece(prompt + sample.text + "\n\n")
-    _show_speed(writer, notes)
-    return 0
-
-
-def _print_json(writer: "Writer", prompt: str, path: Path) -> int:
-    """Prints a line of JSON per text."""
-    console = Console()
-    with activity.doing("Generating", usual=True):
-        samples = writer.samples()
-    for sample in samples:
+        if not as_json:
+            console.line(f"Seed {sample.seed}:")
+            console.piece(prompt + sample.text + "\n\n")
+            continue
         fields = {
             "prompt": prompt,
             "text": sample.text,
@@ -141,6 +131,8 @@ def _print_json(writer: "Writer", prompt: str, path: Path) -> int:
             "model": str(path),
         }
         console.piece(json.dumps(fields) + "\n")
+    if not as_json:
+        _show_speed(writer, notes)
     return 0
 
 

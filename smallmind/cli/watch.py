@@ -90,7 +90,8 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
     ascii_only = not can_print(console.stream, SAMPLES)
     text = f", {view.text}" if view.text else ""
     lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]
-    lines.append(fit((f"{_bar(view, console)}  {_place(view)}", _place(view)), width))
+    bar = draw_bar(view.step / view.steps if view.steps else 1.0, console.stream)
+    lines.append(fit((f"{bar}  {_place(view)}", _place(view)), width))
     lines += _packed(_numbers(view), width)
     for note in view.notes[-2:]:
         lines += wrap(note, width).split("\n")
@@ -102,10 +103,6 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
         lines += ["", fit((title, "Loss"), width)]
         lines += draw(figure, figure.panels[0], width, rows, ascii_only).split("\n")
     return [*lines, *sample]
-
-
-def _bar(view: "RunView", console: Console) -> str:
-    return draw_bar(view.step / view.steps if view.steps else 1.0, console.stream)
 
 
 def _place(view: "RunView") -> str:

@@ -83,7 +83,7 @@ def report(path: str | PathLike[str]) -> str:
     parts = (
         _head(view),
         _figures(view),
-        _loss(view),
+        _section("Loss", svg.chart(losses_of(_curve(view, "loss"), _curve(view, "val_loss")))),
         _evaluations(view),
         _course(view),
         _samples(view),
@@ -143,10 +143,6 @@ def _figures(view: RunView) -> str:
         for name, value, unit in figures
     )
     return f'<div class="figures">{boxes}</div>' if boxes else ""
-
-
-def _loss(view: RunView) -> str:
-    return _section("Loss", svg.chart(losses_of(_curve(view, "loss"), _curve(view, "val_loss"))))
 
 
 def _evaluations(view: RunView) -> str:
