@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import losses_of
@@ -17,7 +17,7 @@ from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
 
-FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+FIELDS = [field.name for kind in Record.__subclasses__() for field in dataclasses.fields(kind)]
 FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 
