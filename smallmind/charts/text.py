@@ -51,7 +51,7 @@ def draw(
     `marks` has a character for each run, which covers its line at its dots or, if there are several
     runs and it has none, at one place. The last panel has labels below its axis.
     """
-    tick, side, corner, down, bottom = ASCII_FRAME if ascii_only else FRAME
+    tick, side, corner, down, bottom = list(ASCII_FRAME if ascii_only else FRAME)
     low, high = panel.y_range
     labels = {
         _place(y, low, high, height): format_tick(y) for y in ticks(low, high, max(3, height // 2))

@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
         console.command("Next:", ["smallmind", "lessons", first, "--out", "lessons"])
         return 0
     known = {short_name(path): path for path in pages()}
-    path = known.get(options.lesson)
-    if path is None:
+    if options.lesson not in known:
         raise InputError(f"there is no lesson {options.lesson!r}: choose from {', '.join(known)}")
+    path = known[options.lesson]
     copy = _copy(path, options.out or Path(), options.notebook)
     console.line(f"Wrote {title(path)!r} to {copy}")
     program = ["jupyter", "lab"] if options.notebook else ["python"]

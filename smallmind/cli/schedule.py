@@ -91,9 +91,14 @@ def _show(
     schedules = {name: schedule(config) for name, config in configs.items()}
     config = next(iter(configs.values()))
     steps = _steps(schedules, config)
-    for names_of_table in _split(list(schedules), config.steps):
-        shown = {name: schedules[name] for name in names_of_table}
-        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream, BOX)))
+    width = max(len("step"), len(f"{steps[-1]:,}"))
+    rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
+    table, ascii_only = (
+        Table("LEARNING RATE", rows, ["step", *schedules]),
+        not can_print(console.stream, BOX),
+    )
+    for part in table.parts(lambda part: part.box(ascii_only=ascii_only), WIDTH):
+        console.drawing(part)
     if "plateau" in schedules:
         console.line(
             "plateau is shown for a held-out loss that keeps falling; "
@@ -119,29 +124,6 @@ def _steps(schedules: "dict[str, Schedule]", config: TrainingConfig) -> list[int
     for s in schedules.values():
         steps |= {s.warmup // 2, s.warmup + 1}
     return sorted(step for step in steps if 1 <= step <= config.steps)
-
-
-def _split(names: list[str], last: int) -> list[list[str]]:
-    """The names, split evenly into as few tables as fit the width."""
-    rate = len("1.0e-03")
-
-    def width(part: list[str]) -> int:
-        return 4 + len(f"{last:,}") + sum(3 + max(rate, len(name)) for name in part)
-
-    for tables in range(1, len(names) + 1):
-        size = math.ceil(len(names) / tables)
-        parts = [names[i : i + size] for i in range(0, len(names), size)]
-        if all(width(part) <= WIDTH for part in parts):
-            return parts
-    return [[name] for name in names]
-
-
-def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool) -> str:
-    """A row per step, a column per schedule."""
-    heads = ["step", *schedules]
-    width = max(len(heads[0]), len(f"{steps[-1]:,}"))
-    rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
-    return Table("LEARNING RATE", rows, heads).box(ascii_only=ascii_only)
 
 
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:

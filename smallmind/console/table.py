@@ -4,8 +4,8 @@ import html
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -78,6 +78,19 @@ class Table:
         lines = [f"╔{double}╗", title, f"╠{double}╣", heads, f"╟{thin}╢", *rows, f"╚{double}╝"]
         text = "\n".join(lines) + "\n"
         return text.translate(str.maketrans(BOX, ASCII_BOX)) if ascii_only else text
+
+    def parts(self, draw: Callable[["Table"], str], width: int) -> Iterator[str]:
+        """Drawings of parts with the first column and as many others as fit a width, if any do."""
+        columns = list(zip(self.heads, *self.rows, strict=True))
+        begin = 1
+        while begin < len(columns):
+            for end in range(len(columns), begin, -1):
+                heads, *rows = zip(columns[0], *columns[begin:end], strict=True)
+                drawn = draw(replace(self, heads=heads, rows=rows))
+                if max(map(len, drawn.split("\n"))) <= width:
+                    break
+            yield drawn
+            begin = end
 
     def html(self) -> str:
         """A <table> in the colours of its page. What the cells hold is text, not markup."""
