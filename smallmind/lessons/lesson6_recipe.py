@@ -244,8 +244,9 @@ from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.charts.text import draw
 
-steps = np.linspace(STEPS / len(curves["Muon"]), STEPS, len(curves["Muon"]))
-print(f"{'held-out loss at step':22}" + "".join(f"{step:8.0f}" for step in steps))
+count = len(curves["Muon"])
+steps = [STEPS * (i + 1) // count for i in range(count)]
+print(f"{'held-out loss at step':22}" + "".join(f"{step:8}" for step in steps))
 for name, curve in curves.items():
     print(f"{name:22}" + "".join(f"{loss:8.3f}" for loss in curve))
 marked = {"a": "nanoGPT's recipe", "b": "rotary positions", "c": "Muon", "d": "pairs of tokens"}
