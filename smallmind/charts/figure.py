@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over the axis of a figure. In a terminal only a panel with dots is large."""
+    """Lines over the axis of a figure, and the range of the other axis."""
 
     title: str
     unit: str

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from smallmind.charts.axis import format_tick, ticks
-from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.console.table import escape
 
@@ -79,7 +78,7 @@ def picture(figure: Figure) -> Svg:
 def _drawn(figure: Figure) -> tuple[str, int]:
     """The elements of a figure, and its height; "" if no axis can show a point of it."""
     panels = [
-        replace(panel, lines=[replace(x, points=_drawable(x.points)) for x in panel.lines])
+        replace(panel, lines=[replace(x, points=x.points.below(LARGEST)) for x in panel.lines])
         for panel in figure.panels
     ]
     figure = replace(figure, panels=[x for x in panels if any(len(y.points) for y in x.lines)])
@@ -159,10 +158,3 @@ def _polyline(kind: str, places: Sequence[tuple[float, float]]) -> str:
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
     """A text at the height of its middle."""
     return f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _drawable(curve: Curve) -> Curve:
-    """Without points that no axis can show: NaN, Inf, and numbers beyond LARGEST."""
-    triples = zip(curve.steps, curve.seconds, curve.values, strict=True)
-    kept = [point for point in triples if abs(point[0]) < LARGEST and abs(point[2]) < LARGEST]
-    return Curve([p[0] for p in kept], [p[1] for p in kept], [p[2] for p in kept])

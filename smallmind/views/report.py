@@ -37,7 +37,6 @@ body {{ margin: 0; background: var(--page); color: var(--ink);
 main {{ max-width: 880px; margin: 0 auto; padding: 24px 16px 64px; }}
 h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere; }}
 h2 {{ font-size: 1.2rem; margin: 40px 0 8px; }}
-h3 {{ font-size: 1rem; margin: 20px 0 4px; }}
 p {{ margin: 4px 0 12px; max-width: 68ch; }}
 .quiet {{ color: var(--quiet); }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
@@ -66,7 +65,7 @@ summary {{ cursor: pointer; }}
 @media (max-width: 560px) {{ svg.chart text {{ font-size: 20px; }}
   .bar {{ grid-template-columns: 110px 1fr 84px; font-size: .85rem; }} }}
 @media print {{ body {{ font-size: 12px; }} main {{ max-width: none; padding: 0; }}
-  h2, h3 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
+  h2 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
   .scroll {{ overflow: visible; }} th, td {{ white-space: normal; }}
   details:not([open]) {{ display: none; }} }}
 </style></head><body><main>
