@@ -5,11 +5,14 @@ import pytest
 
 from smallmind import AdamW, InputError, ModelConfig, TransformerModel, gradient_check
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
+from smallmind.nn import layers
 from smallmind.nn.freezing import frozen_parts
+from smallmind.nn.linear import Linear
 from smallmind.nn.parameters import Role
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.optim.muon import Muon
 from smallmind.settings.presets import ARCHITECTURES
+from tests.peaks import rented_at_the_peak
 
 LLAMA = {**ARCHITECTURES["llama"], "n_kv_head": 2, "qk_norm": True}
 MODERN = {**ARCHITECTURES["modern"], "x0_scalars": True, "logit_softcap": 15.0}
@@ -245,3 +248,31 @@ def test_the_config_of_a_model_says_nothing_of_it(tmp_path):
     assert loaded.frozen is None and loaded.config == model.config == ModelConfig(13, 8, 4, 4, 12)
     for name, value in model.parameters.items():
         np.testing.assert_array_equal(loaded.parameters[name], value)
+
+
+@pytest.mark.parametrize("plan", [RecomputePlan(enabled=False), RecomputePlan(1)])
+def test_a_pass_keeps_activations_only_where_something_is_trained(plan, monkeypatch):
+    def peak(freeze):
+        model = new_model(freeze)
+        model.use_recompute(plan)
+        return rented_at_the_peak(monkeypatch, model, lambda x: x.loss_and_gradients(*batch()))
+
+    peaks = [peak(freeze) for freeze in (None, BELOW, "embedding,blocks.0-3")]
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] > peaks[1]
+    if not plan.enabled:
+        assert peaks[1] < 0.8 * peaks[0] and peaks[2] < 0.6 * peaks[0]
+
+
+@pytest.mark.parametrize("settings", [{}, LLAMA, UNTIED], ids=str)
+def test_every_matrix_is_built_in_one_place(settings, monkeypatch):
+    """So one place replaces them all, by adapters for example."""
+    built = []
+
+    class Own(Linear):
+        def __init__(self, scope, *arguments, **named):
+            super().__init__(scope, *arguments, **named)
+            built.append(f"{scope.name}.weight")
+
+    monkeypatch.setattr(layers, "Linear", Own)
+    specs = new_model(**settings).flat.specs
+    assert built == [spec.name for spec in specs if spec.role in (Role.MATRIX, Role.HEAD)]
