@@ -244,10 +244,9 @@ def show_result(console: Console, run: "Run") -> None:
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
     """The entropy of the built-in stories and a model's distance from it, in nats per character."""
-    from smallmind.text.stories import entropy_per_character
+    from smallmind.text.stories import ENTROPY_PER_CHARACTER
 
-    floor = entropy_per_character()
-    return floor, result.nats_per_character - floor
+    return ENTROPY_PER_CHARACTER, result.nats_per_character - ENTROPY_PER_CHARACTER
 
 
 def token_name(kind: str) -> str:

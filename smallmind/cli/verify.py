@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints a line per verdict -> exit status: 0 if all is well, 1 otherwise."""
-    from smallmind.corpus.shard_index import holds_tokens
-    from smallmind.corpus.shards import open_shards
+    from smallmind.corpus.shards import holds_tokens, open_shards
     from smallmind.runs.run import Run
     from smallmind.runs.verification import Verdict
     from smallmind.training.records import StepRecord

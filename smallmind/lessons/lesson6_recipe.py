@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import smallmind
-from smallmind.text.stories import built_in_text, entropy_per_character
+from smallmind.text.stories import ENTROPY_PER_CHARACTER, built_in_text
 from smallmind.training.records import EvaluationRecord, StepRecord
 
 STEPS = 100
@@ -37,7 +37,7 @@ smallmind.set_threads(1)  # a model this small gains little from a second one
 text = built_in_text(300_000)
 tokenizer = smallmind.Tokenizer(text)
 print(f"Knowing nothing: {np.log(tokenizer.vocab_size):.2f} nats per character")
-print(f"The entropy of the stories: {entropy_per_character():.2f}")
+print(f"The entropy of the stories: {ENTROPY_PER_CHARACTER:.2f}")
 
 
 def run(parts, rule, steps=STEPS, seed=1):
