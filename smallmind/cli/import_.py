@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block-size",
         type=int,
         metavar="N",
-        help="tokens of context, fewer than the model was made for, if it has rope",
+        help="tokens of context, fewer than the model was made for; not if it has learned its "
+        "positions",
     )
 
 
