@@ -38,8 +38,8 @@ from smallmind.nn.parameters import Constant, Role
 #
 # ## Write it in NumPy
 #
-# The arithmetic is in kernels, functions of arrays, outputs first. The profiler, `model.inspect` and
-# `--detect-anomaly` see what they do. The backward pass overwrites the gradients of inputs, and
+# The arithmetic is in kernels, functions of arrays, outputs first. The profiler, `--detect-anomaly`
+# and `model.inspect` see what they do. The backward pass overwrites the gradients of inputs, and
 # **adds** to those of parameters.
 #
 # A norm begins a branch of the residual stream, so its backward pass may also get an `addend`, the

@@ -162,10 +162,8 @@ def _of_layer(
                 f"{type(subject).__name__} cannot be checked: give a model, a layer, or a function "
                 "with backward="
             )
-        if config is None and inputs and is_float(inputs[0]):
-            C = inputs[0].shape[-1]
-            config = replace(SMALL, n_embd=C, n_head=SMALL.n_head if C % SMALL.n_head == 0 else 1)
-        config = config or SMALL
+        C = inputs[0].shape[-1] if inputs and is_float(inputs[0]) else SMALL.n_embd
+        config = config or replace(SMALL, n_embd=C, n_head=math.gcd(C, SMALL.n_head))
         subject = build_layer(subject, config, backend, random)
         inputs = inputs or (random.standard_normal((ROWS, config.n_embd)),)
     if not isinstance(subject, Layer):
