@@ -96,9 +96,7 @@ class Layer(ABC):
                 yield prefix + attribute, value
             for layer in value if isinstance(value, list) else [value]:
                 if isinstance(layer, Layer):
-                    # One that goes by the name of this layer is no level of its own.
-                    inner = prefix if layer.name == self.name else f"{prefix}{attribute}."
-                    yield from layer.named_parameters(inner)
+                    yield from layer.named_parameters(f"{prefix}{attribute}.")
 
 
 class Norm(Layer):

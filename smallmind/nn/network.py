@@ -10,9 +10,10 @@ import numpy as np
 from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
+from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import initial_gain
 from smallmind.nn.layer import Scope
-from smallmind.nn.layers import build_embedding, build_head, build_norm
+from smallmind.nn.layers import build_head, build_norm
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Carried
@@ -38,11 +39,15 @@ class Network:
             return part
 
         self.documents = Documents(scope.inner("documents"))
-        self.embedding = declared("embedding", build_embedding)
+        self.embedding = declared("embedding", Embedding)
         self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Carried(workspace, "first_values") if config.value_residual else None
         block = partial(
-            Block, documents=self.documents, embedding=self.x0, first_values=first_values
+            Block,
+            position=self.embedding.position,
+            documents=self.documents,
+            embedding=self.x0,
+            first_values=first_values,
         )
         self.blocks = [
             declared(f"blocks.{i}", partial(block, layer=i)) for i in range(config.n_layer)

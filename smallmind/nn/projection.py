@@ -1,6 +1,7 @@
 """A branch's end, added to the residual stream: a linear layer, dropout, addition."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -8,6 +9,7 @@ from smallmind.nn.dropout import Dropout
 from smallmind.nn.layer import Branch, Scope
 from smallmind.nn.layers import build_linear
 from smallmind.nn.linear import INITIAL_DEVIATION
+from smallmind.nn.parameters import Parameter
 
 
 class Projection(Branch):
@@ -20,6 +22,10 @@ class Projection(Branch):
         deviation = 0.0 if scope.config.zero_init else deviation
         self.linear = build_linear(scope, (inputs, scope.config.n_embd), deviation=deviation)
         self.dropout = Dropout(scope)
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """The parameters of the linear layer, by the names that they have there."""
+        return self.linear.named_parameters(prefix)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (R, in) -> y (R, C) [+ addend (R, C)]; keeps x."""
