@@ -37,7 +37,7 @@ def ending_on_signals() -> AbstractContextManager[None]:
         if len(received) == 1:
             raise SystemExit(128 + number)
 
-    return raising(end, *_handled("SIGINT", *ENDING, *_of_ranks()))
+    return raising(end, *_handled("SIGINT", *ENDING, *_of_mpiexec()))
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
 
     received: list[int] = []
     impatience = Impatience()
-    numbers = _handled("SIGINT", *ENDING, *_of_ranks())
+    numbers = _handled("SIGINT", *ENDING, *_of_mpiexec())
     outside = {number: signal.getsignal(number) for number in numbers}
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -73,7 +73,7 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
         yield received
 
 
-def _of_ranks() -> tuple[str, ...]:
+def _of_mpiexec() -> tuple[str, ...]:
     """Signals that stop only what mpiexec has started."""
     return ("SIGUSR1",) if launched() else ()
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from smallmind.console import activity
 from smallmind.kernels.half import BFLOAT16
-from smallmind.parallel.ranks import ENDED, Ranks
+from smallmind.parallel.group import ENDED, Group
 
 SHARE = 1  # the tag of messages with small values
 MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 32 bits
@@ -22,7 +22,7 @@ NAP = 1e-4  # seconds
 ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
 
 
-class MPIRanks(Ranks):
+class MPIGroup(Group):
     """The processes that `mpiexec` has started.
 
     `patience` is the number of seconds after which a rank that does not answer is given up;
@@ -43,7 +43,7 @@ class MPIRanks(Ranks):
         ]
 
     def share(self, value: Any) -> list[Any]:
-        """As in Ranks. Values are sent in pairs, so that an error can name who has not answered."""
+        """As in Group. Values are sent in pairs, so that an error can name who has not answered."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         data = json.dumps(value).encode()
         values: dict[int, Any] = {self.rank: json.loads(data)}
@@ -160,19 +160,19 @@ class _Pending:
     """A request of MPI and the arrays that it fills."""
 
     def __init__(
-        self, ranks: MPIRanks, request: MPI.Request, pieces: list[np.ndarray | None]
+        self, group: MPIGroup, request: MPI.Request, pieces: list[np.ndarray | None]
     ) -> None:
-        self._ranks = ranks
+        self._group = group
         self._request = request
         self._pieces = pieces
-        ranks.pending.append(self)
+        group.pending.append(self)
 
     def has_arrived(self) -> bool:
         """True if the data has arrived; MPI makes progress while it is asked."""
         return bool(self._request.Test())
 
     def wait(self) -> list[np.ndarray | None]:
-        others = [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
-        self._ranks._wait(self.has_arrived, lambda: others)
-        self._ranks.pending.remove(self)
+        others = [rank for rank in range(self._group.size) if rank != self._group.rank]
+        self._group._wait(self.has_arrived, lambda: others)
+        self._group.pending.remove(self)
         return self._pieces

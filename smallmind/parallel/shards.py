@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.parallel.ranks import bounds
+from smallmind.parallel.group import bounds
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Sampler
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
@@ -152,34 +152,20 @@ def check_unused(directory: str | PathLike[str]) -> None:
         )
 
 
-class Saver(Protocol):
-    """Where a run saves its state."""
+class Saver:
+    """Where a run saves its state: here nowhere, while another process saves it."""
 
-    def save(self, state: RunState, best: bool) -> Exception | None:
+    def save(self, state: RunState, best: bool = False) -> Exception | None:
         """Starts saving a state, if `best` also as the best one -> why the last save failed.
 
         Once this returns, the state may change, unless it is a Snapshot: that must not change
         until `wait` has returned None or another state is saved.
         """
+        return None
 
     def wait(self) -> Exception | None:
         """Waits until no save is running -> why the last one failed, or None."""
-
-    def close(self) -> None:
-        """Waits, and raises the exception of the last save if it failed."""
-
-
-class NoSaver:
-    """Saves nothing: the first process does, and this one only gives it what it lacks."""
-
-    def save(self, state: RunState, best: bool) -> Exception | None:
         return None
-
-    def wait(self) -> Exception | None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 class SavingThread(threading.Thread):
@@ -190,7 +176,7 @@ class SavingThread(threading.Thread):
         self.directory = directory.resolve()
 
 
-class BackgroundSaver:
+class BackgroundSaver(Saver):
     """Saves checkpoints of the run in `directory` while the run continues.
 
     `failure` is why the last save failed, or None. The next call tries a failed save again. If the
@@ -207,11 +193,7 @@ class BackgroundSaver:
         self._thread: threading.Thread | None = None  # the last one that writes
 
     def save(self, state: RunState, best: bool = False) -> Exception | None:
-        """Saves a state in the background -> why the previous save failed, or None.
-
-        Waits for the previous save, and tries it once more if it failed. See Saver.save for when
-        the state may change.
-        """
+        """As `Saver.save`. Waits for the previous save, and tries it once more if it failed."""
         failure = self.wait()
         with self._lock:
             self._pending = None  # an interrupt may leave the copy incomplete

@@ -12,7 +12,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.sharding import WHOLE, Sharding
 from smallmind.settings.config import NEUTRAL, ModelConfig, Precision, TrainingConfig, __version__
 from smallmind.settings.settings import from_saved
 from smallmind.text.dataset import Dataset
@@ -45,14 +45,14 @@ class LiveState:
         model: TransformerModel,
         data: Dataset,
         distillation: Distillation | None,
-        ranks: Ranks = ALONE,
+        sharding: Sharding = WHOLE,
     ) -> None:
         self.config = config
         self.model = model
         self.data = data
         self.distillation = distillation
         self.progress = RunProgress()
-        self.optimizer: Optimizer = make_optimizer(model, config, ranks)
+        self.optimizer: Optimizer = make_optimizer(model, config, sharding)
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
         self.spikes = Spikes(config.max_rollbacks)
@@ -105,14 +105,11 @@ class LiveState:
         return with_snapshot(self.capture(), self.spikes.good)
 
     def gathered(self, state: RunState) -> RunState:
-        """A state to be saved, with the parts of it that other ranks have, on rank 0.
-
-        All ranks call it.
-        """
+        """A state to be saved, with the parts of it that other processes have: see Sharding."""
         return self._with_moments(state, self.optimizer.whole)
 
     def own_part(self, state: RunState) -> RunState:
-        """A state that has been saved, as far as this rank needs it."""
+        """A state that has been saved, as far as this process needs it."""
         return self._with_moments(state, self.optimizer.own_part)
 
     def _with_moments(

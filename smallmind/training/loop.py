@@ -108,7 +108,7 @@ class Loop:
         run, config, progress = self.run, self.run.config, self.run.progress
         rate = run.schedule.lr(step - 1) * run.spikes.lr_factor
         run.optimizer.learning_rate = rate
-        batch, collect = self.gradients.last_batch(step), self.gradients.together
+        batch, collect = self.gradients.last_batch(step), self.gradients.group.together
         with checked_update(
             run.model, config, step, run.optimizer, (batch.ids, batch.targets), run.scaler, collect
         ) as health:
