@@ -28,6 +28,7 @@ if sys.platform != "win32":
 if TYPE_CHECKING:
     from smallmind.parallel.group import Group  # which imports NumPy
 
+SIGNALS = ("SIGINT", *ENDING, "SIGUSR1")  # rank 0 decides what they mean
 PATIENCE = 1.0  # seconds that mpiexec gets to read the last words of a rank
 
 
@@ -80,7 +81,8 @@ def _follow(group: "Group", options: argparse.Namespace, threads: int | None) ->
 
     numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
     try:
-        with warnings.catch_warnings(), activity.showing_on(_silent), handling(stop, *numbers):
+        nowhere = activity.showing_on(lambda _phrase, _usual: None)
+        with warnings.catch_warnings(), nowhere, handling(stop, *numbers):  # rank 0 shows it all
             warnings.simplefilter("ignore")
             try:
                 _check_equal(group, options)
@@ -92,9 +94,6 @@ def _follow(group: "Group", options: argparse.Namespace, threads: int | None) ->
         raise
     except BaseException as error:
         _abort(group, error)
-
-
-SIGNALS = ("SIGINT", *ENDING, "SIGUSR1")  # rank 0 decides what they mean
 
 
 def _abort(group: "Group", error: BaseException) -> NoReturn:
@@ -127,10 +126,6 @@ def _unread(stream: int) -> int:
     if not stat.S_ISFIFO(os.fstat(stream).st_mode):
         return 0
     return int.from_bytes(fcntl.ioctl(stream, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _silent(_phrase: str | None, _usual: bool) -> None:
-    """Rank 0 shows what is being done."""
 
 
 def _check_equal(group: "Group", options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from smallmind.parallel.environment import launched
-from smallmind.signals import handling, raising
+from smallmind.signals import Impatience, handling, raising
 
 if TYPE_CHECKING:
     from smallmind.cli.console import Console
@@ -50,8 +50,6 @@ def stopping_on_signals(run: "Run", console: "Console") -> Iterator[list[int]]:
     the first, ends the process at once. While there is nothing to save yet, a signal does what it
     does outside of the block.
     """
-    from smallmind.runs.interrupt import Impatience
-
     received: list[int] = []
     impatience = Impatience()
     numbers = _handled("SIGINT", *ENDING, *_of_mpiexec())

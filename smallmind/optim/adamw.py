@@ -12,8 +12,8 @@ from smallmind.nn.parameters import ALIGNED, Role
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.clipping import Clipping
 from smallmind.optim.optimizer import Optimizer, UpdateSize
-from smallmind.parallel.group import bounds
 from smallmind.parallel.sharding import WHOLE, Sharding
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import TrainingConfig
 
 DECAYED = (Role.EMBEDDING, Role.MATRIX, Role.HEAD)

@@ -16,8 +16,8 @@ import numpy as np
 
 from smallmind.kernels.half import BFLOAT16
 from smallmind.nn.transformer import TransformerModel
-from smallmind.parallel.group import Group, Pending, bounds
-from smallmind.parallel.shards import Node, TreeSum, left_over, own_shards
+from smallmind.parallel.group import Group, Pending
+from smallmind.parallel.shards import Node, TreeSum, bounds, left_over, own_shards
 
 BLOCK = 1 << 20  # elements that are exchanged at a time: what arrives stays in the cache
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.parallel.shards import bounds
 from smallmind.signals import Stopped
 
 Item = TypeVar("Item")
@@ -140,8 +141,3 @@ class Group:
 
 
 ALONE = Group()
-
-
-def bounds(count: int, parts: int) -> list[int]:
-    """Where each of the parts of `count` things begins, and the end; they differ by at most one."""
-    return [count * i // parts for i in range(parts + 1)]

@@ -62,8 +62,8 @@ def _join(patience: float, threads: int | None) -> Group:
         raise InputError(f"several ranks need mpi4py and an MPI ({error}): {INSTALL}") from None
     except RuntimeError as error:  # there is no MPI that it could load
         raise InputError(
-            f"mpi4py found no MPI ({_first_line(error)}): {INSTALL}, or build it for that of your "
-            f"system: {BUILD}"
+            f"mpi4py found no MPI ({str(error).splitlines()[0]}): {INSTALL}, or build it for that "
+            f"of your system: {BUILD}"
         ) from None
     world = MPI.COMM_WORLD
     if expected not in (None, world.size):
@@ -144,7 +144,3 @@ def use_cores(cpus: Sequence[int]) -> None:
     os.environ.setdefault("NUMBA_NUM_THREADS", str(max(1, len(cpus))))
     if cpus:
         os.sched_setaffinity(0, cpus)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -19,6 +19,7 @@ MOST = 1 << 26  # bytes of an array that are sent at a time: counts of MPI are 3
 TYPES = {np.dtype(np.float32): MPI.FLOAT, np.dtype(BFLOAT16): MPI.INT16_T}
 SPINNING = 1e-3  # seconds of a wait in which a rank only lets others run; then it sleeps
 NAP = 1e-4  # seconds
+let_others_run = getattr(os, "sched_yield", lambda: time.sleep(0))  # macOS and Windows lack it
 ENDING = 10.0  # seconds in which the other ranks notice that rank 0 has ended
 
 
@@ -33,12 +34,11 @@ class MPIGroup(Group):
         self.rank, self.size = communicator.rank, communicator.size
         self.neighbours = neighbours
         self.patience = patience
-        self.agreed: Exception | None = None
         self.pending: list[_Pending] = []  # what has not been waited for
         self._communicator = communicator
         hosts = communicator.allgather(MPI.Get_processor_name())
         several = len(set(hosts)) > 1
-        self.names: Sequence[str] = [
+        self.names = [
             f"rank {i} on {host}" if several else f"rank {i}" for i, host in enumerate(hosts)
         ]
 
@@ -140,20 +140,13 @@ class MPIGroup(Group):
             while not is_done():
                 waited = time.monotonic() - begun
                 if waited < SPINNING:
-                    _let_others_run()  # ranks may share a core
+                    let_others_run()  # ranks may share a core
                     continue
                 time.sleep(NAP)
                 activity.tick()
                 if waited > self.patience:
                     names = ", ".join(self.names[rank] for rank in missing())
                     raise TimeoutError(f"no answer from {names} for {self.patience:g} seconds")
-
-
-def _let_others_run() -> None:
-    if hasattr(os, "sched_yield"):  # not on macOS and Windows
-        os.sched_yield()
-    else:
-        time.sleep(0)
 
 
 class _Pending:

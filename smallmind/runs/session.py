@@ -8,9 +8,9 @@ from smallmind.checks import InputError
 from smallmind.console.activity import clock
 from smallmind.runs import assembly, pace
 from smallmind.runs.directory import RunDirectory
-from smallmind.runs.interrupt import stopping_on_interrupt
 from smallmind.runs.parallel import announce
 from smallmind.runs.saved import SavedRun
+from smallmind.signals import stopping_on_interrupt
 from smallmind.text.samplers import Epochs
 from smallmind.training.checkpoint import BackgroundSaver
 from smallmind.training.clock import StepClock

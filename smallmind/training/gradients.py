@@ -67,7 +67,7 @@ class Gradients:
         self.divisor = total.over(self.windows_in_step(step))
         if self.run.distillation:
             for _, _, dtemperature in shards:
-                self.run.distillation.add_gradient(dtemperature / self.divisor)
+                self.run.distillation.temperature_parameter.dx += dtemperature / self.divisor
         exchanging = time.perf_counter()
         with self.run.model.workspace.profile("ReduceGradients"):
             self._sum.total()
@@ -138,7 +138,8 @@ class Gradients:
                     loss_scale,
                     self._check_stop,
                 )
-            gradient = run.distillation.take_gradient() if run.distillation else 0.0
+            taught = run.distillation
+            gradient = taught.temperature_parameter.take_gradient() if taught else 0.0
             computed.append((*summed, gradient))
             self._sum.add(shard)
         return computed

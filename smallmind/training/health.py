@@ -18,6 +18,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.nn.workspace import Kernel
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, UpdateSize
+from smallmind.parallel.group import ALONE
 from smallmind.settings.config import TrainingConfig
 from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.profiler import TrainingProfiler
@@ -134,13 +135,8 @@ def not_finite(model: TransformerModel) -> list[Finding]:
     return [finding for finding in reversed(check_model(model)) if finding.problem in NOT_FINITE]
 
 
-def here(compute: Callable[[], Any]) -> list[Any]:
-    """Computes the result of the only process."""
-    return [compute()]
-
-
 def dead_units(
-    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, collect: Collect = here
+    model: TransformerModel, ids: np.ndarray, targets: np.ndarray, collect: Collect = ALONE.together
 ) -> list[Finding]:
     """ids, targets (B, T) -> the layers with hidden units that are silent for every token.
 
@@ -151,8 +147,9 @@ def dead_units(
     for silent in collect(lambda: _silent_units(model, ids, targets)):
         for layer, units in silent.items():
             dead[layer] = np.array(units) & dead.get(layer, True)
+    message = "{:,} of {:,} hidden units are dead: silent for every token of the batch"
     return [
-        Finding(layer, "dead", _dead_message(int(units.sum()), units.size))
+        Finding(layer, "dead", message.format(int(units.sum()), units.size))
         for layer, units in dead.items()
         if units.any()
     ]
@@ -184,10 +181,6 @@ def _silent_units(
     with model.workspace.wrapped_kernels(wrap):
         model.losses(ids, targets)
     return {layer: (peak <= limits[layer]).tolist() for layer, peak in peaks.items()}
-
-
-def _dead_message(dead: int, units: int) -> str:
-    return f"{dead:,} of {units:,} hidden units are dead: silent for every token of the batch"
 
 
 def update_ratios(model: TransformerModel, before: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -232,7 +225,7 @@ def checked_update(
     optimizer: Optimizer,
     batch: tuple[np.ndarray, np.ndarray],
     scaler: LossScaler | None = None,
-    collect: Collect = here,
+    collect: Collect = ALONE.together,
 ) -> Iterator[list[HealthRecord]]:
     """Wraps an update. The list that it yields holds the step's record at the end, if there is one:
     for the first step and every diagnostic_interval-th, unless a gradient is not finite.

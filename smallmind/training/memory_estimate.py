@@ -21,7 +21,8 @@ from smallmind.nn.rope import table_bytes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
-from smallmind.parallel.group import ALONE, bounds
+from smallmind.parallel.group import ALONE
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler

@@ -233,7 +233,8 @@ def backward_pass(config: ModelConfig) -> Check:
     random = np.random.default_rng(0)
     for value in model.parameters.values():
         value += 0.3 * random.standard_normal(value.shape)
-    found = gradient_check(model, *_random_batch(small, random))
+    tokens = random.integers(0, small.vocab_size, (3, small.block_size + 1))
+    found = gradient_check(model, tokens[:, :-1], tokens[:, 1:])
     worst = _worst(found.errors)
     shape = f"{small.n_layer} x {small.n_embd} channels, {small.n_head} heads"
     return Check(
@@ -266,13 +267,6 @@ def small_config(config: ModelConfig) -> ModelConfig:
         dropout=min(config.dropout, 0.2),
         document_token=None if config.document_token is None else 0,
     )
-
-
-def _random_batch(
-    config: ModelConfig, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    tokens = random.integers(0, config.vocab_size, (3, config.block_size + 1))
-    return tokens[:, :-1], tokens[:, 1:]
 
 
 def kernels_agree(model: TransformerModel, samples: Batch) -> Check:

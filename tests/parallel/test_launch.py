@@ -15,7 +15,8 @@ from smallmind.cli.console import Console
 from smallmind.cli.memory import check_memory, make_plan
 from smallmind.memory import available
 from smallmind.parallel import environment, launch
-from smallmind.parallel.group import ALONE, Group, bounds
+from smallmind.parallel.group import ALONE, Group
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.signals import Stopped
 
