@@ -144,14 +144,6 @@ def clear_stale(directory: str | PathLike[str]) -> None:
         durable.clear_stale(_folder(directory), 0)
 
 
-def check_unused(directory: str | PathLike[str]) -> None:
-    """InputError if the directory of a new run already holds checkpoints."""
-    if found := _files(_folder(directory)):
-        raise InputError(
-            f"{found[0].parent} holds checkpoints of another run; choose another directory"
-        )
-
-
 class Saver:
     """Where a run saves its state: here nowhere, while another process saves it."""
 

@@ -1,6 +1,5 @@
 """Evaluates a model on a text, or some windows of it; decides when a run evaluates and stops."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from smallmind.console import activity
 from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE
 from smallmind.settings.config import TrainingConfig
-from smallmind.text.dataset import Batch, Dataset, Tokens
+from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.tokenizer import Spelled, Tokenizer
 from smallmind.training.records import EarlyStopRecord, EvaluationRecord, RunProgress, TargetRecord
 
@@ -74,9 +73,9 @@ class _Counts(NamedTuple):
     correct: int
 
 
-def _summed(counts: Sequence[_Counts], divisor: int | None = None) -> Evaluation:
-    """Counts of batches, in order -> the mean of their losses, by default per token."""
-    total = 0.0
+def _summed(parts: Sequence[Sequence[Any]], divisor: int | None = None) -> Evaluation:
+    """The fields of batches' counts, in order -> the mean of the losses, by default per token."""
+    counts, total = [_Counts(*part) for part in parts], 0.0
     for loss in itertools.chain.from_iterable(part.losses for part in counts):
         total += loss
     tokens, characters, nbytes, correct = (
@@ -85,26 +84,6 @@ def _summed(counts: Sequence[_Counts], divisor: int | None = None) -> Evaluation
     return Evaluation(
         total / (divisor or tokens), tokens, max(1, characters), max(1, nbytes), correct
     )
-
-
-def evaluate_batches(
-    model: TransformerModel,
-    get_batch: Callable[[int], Batch],
-    count: int,
-    spells: Spells = Spelled.as_bytes,
-    divide: Divide = ALONE.divide,
-) -> Evaluation:
-    """`count` batches of one shape, by number -> the mean over all their tokens."""
-
-    def compute(number: int) -> _Counts:
-        batch = get_batch(number)
-        right = np.empty(batch.targets.shape, np.bool_)
-        loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
-        spelled = spells(batch.targets)
-        size, hits = batch.targets.size, int(right.sum())
-        return _Counts([loss], size, spelled.characters, spelled.bytes, hits)
-
-    return _summed([_Counts(*part) for part in divide(range(count), compute)], count)
 
 
 def evaluate(
@@ -143,7 +122,7 @@ def evaluate(
             counted += len(row[new])
         return _Counts(losses, counted, characters, nbytes, correct)
 
-    return _summed([_Counts(*part) for part in divide(batches, compute)])
+    return _summed(divide(batches, compute))
 
 
 def count_overlapping(n: int, T: int, most: int | None = None) -> int:
@@ -222,16 +201,18 @@ def evaluate_parts(
     """
 
     def evaluate_part(part: str) -> Evaluation:
-        batch_size = dataset.batch_size
+        spells, count = dataset.spelled, batches or dataset.held_out_batches
         if part == "held_out" and not batches:
-            return evaluate(model, dataset.held_out, dataset.spelled, batch_size, divide=divide)
-        return evaluate_batches(
-            model,
-            functools.partial(dataset.evaluation_batch, part),
-            batches or dataset.held_out_batches,
-            dataset.spelled,
-            divide,
-        )
+            return evaluate(model, dataset.held_out, spells, dataset.batch_size, divide=divide)
+
+        def compute(number: int) -> _Counts:
+            batch = dataset.evaluation_batch(part, number)
+            right = np.empty(batch.targets.shape, np.bool_)
+            loss = float(model.losses(batch.ids, batch.targets, right).mean(dtype=np.float64))
+            spelled, size = spells(batch.targets), batch.targets.size
+            return _Counts([loss], size, spelled.characters, spelled.bytes, int(right.sum()))
+
+        return _summed(divide(range(count), compute), count)
 
     train, held_out = map(evaluate_part, activity.parts(("train", "held_out")))
     return EvaluationRecord(

@@ -5,7 +5,7 @@ Problems are returned; nothing here changes what a run learns.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, UpdateSize
 from smallmind.parallel.group import ALONE
 from smallmind.settings.config import TrainingConfig
-from smallmind.training.anomaly import detect_anomaly
-from smallmind.training.profiler import TrainingProfiler
 from smallmind.training.records import Finding, HealthRecord
 
 Collect = Callable[[Callable[[], Any]], list[Any]]  # what computes a result -> those of all
@@ -259,16 +257,3 @@ def checked_update(
             }
             findings += _check_ratios(ratios, lr_share, matrices)
             records.append(HealthRecord(step, tuple(findings), ratios))
-
-
-@contextmanager
-def instrument(
-    model: TransformerModel, config: TrainingConfig, profiler: TrainingProfiler
-) -> Iterator[None]:
-    """Within the block, the model is profiled and checked as config says."""
-    with ExitStack() as stack:
-        if config.enable_diagnostics:
-            stack.enter_context(profiler.watch(model))
-        if config.detect_anomaly:
-            stack.enter_context(detect_anomaly(model))
-        yield

@@ -22,13 +22,15 @@ from smallmind.parallel.shards import check_size
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.signals import Stopped
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import Epochs, Sampler, make_sampler
+from smallmind.text.samplers import Epochs, make_sampler
 from smallmind.text.tokenizer import Tokenizer
+from smallmind.training.anomaly import detect_anomaly
 from smallmind.training.checkpoint import (
+    CHECKPOINTS,
     BackgroundSaver,
     Saver,
-    check_unused,
     clear_stale,
+    exist,
     newest,
 )
 from smallmind.training.distillation import Distillation
@@ -39,7 +41,6 @@ from smallmind.training.evaluation import (
     held_out_loss,
 )
 from smallmind.training.gradients import computing
-from smallmind.training.health import instrument
 from smallmind.training.live_state import LiveState, saved_precision
 from smallmind.training.loop import Loop
 from smallmind.training.profiler import TrainingProfiler
@@ -65,8 +66,8 @@ class Training:
     A text is divided by Dataset, which holds out its last tenth; batch_size windows of block_size
     tokens are drawn by seed. With distillation the model also learns from a teacher, and steps
     minimise the loss of Distillation. Every snapshot_every steps the state is copied in memory, to
-    return to if the loss spikes. `group` are the processes that train together: each of them calls
-    the same methods of such a training.
+    return to if the loss spikes. Each of the processes of a group calls the same methods of its own
+    training, and all of them reach the same weights.
 
     InputError if the text is shorter than a window or has characters that the tokenizer does not
     know, or if the teacher does not fit the model.
@@ -196,22 +197,20 @@ class Training:
             if isinstance(saved, str) and saved != here:
                 yield InstructionSetRecord(state.step, saved, here)
         state = None  # its arrays are not needed during the run
-        last = self.config.steps if until is None else min(until, self.config.steps)
-        with (
-            computing(self._run, self._sampler(), self.group, last, self.check_stop) as gradients,
-            instrument(self.model, self.config, self.profiler),
-        ):
-            loop = Loop(
-                self._run,
-                gradients,
-                saver,
-                self.snapshot_every,
-                self.evaluate,
-                self.held_out_loss,
-                self.sample,
-                self.on_step,
+        config = self.config  # with everything in it resolved
+        last = config.steps if until is None else min(until, config.steps)
+        stride = self.distillation.stride if self.distillation else 1
+        sampler = make_sampler(self.data, config.epochs, config.grad_accum_steps, stride)
+        with ExitStack() as stack:
+            gradients = stack.enter_context(
+                computing(self._run, sampler, self.group, last, self.check_stop)
             )
-            yield from loop.records(last)
+            if config.enable_diagnostics:
+                stack.enter_context(self.profiler.watch(self.model))
+            if config.detect_anomaly:
+                stack.enter_context(detect_anomaly(self.model))
+            calls = self.evaluate, self.held_out_loss, self.sample, self.on_step
+            yield from Loop(self._run, gradients, saver, self.snapshot_every, *calls).records(last)
 
     def with_step_count(self, config: TrainingConfig) -> TrainingConfig:
         """The config with the number of steps that its epochs take, if it has any."""
@@ -232,10 +231,6 @@ class Training:
     def state(self) -> RunState:
         """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
         return self._run.capture_all()
-
-    def load_state(self, state: RunState) -> None:
-        """Restores a state of the current run. InputError if it belongs to another run."""
-        self._run.resume(state)
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -363,9 +358,15 @@ class Training:
                 directory.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(directory))
                 clear_stale(directory)
-                state = self._newest(directory) if resume else None
+                state, skipped = newest(directory) if resume else (None, [])
+                if skipped and not state:
+                    raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
                 if not state:
-                    check_unused(directory)
+                    if exist(directory):
+                        raise InputError(
+                            f"{directory / CHECKPOINTS} holds checkpoints of another run; choose "
+                            "another directory"
+                        )
                     self._check_fresh(directory.resolve(), resume)
                 saver = stack.enter_context(BackgroundSaver(directory, config.keep))
             for record in self.steps(config, state, saver=saver):
@@ -384,13 +385,6 @@ class Training:
             )
         self._begun_in = directory
 
-    def _newest(self, directory: str | PathLike[str]) -> RunState | None:
-        """The newest checkpoint there, None if there is none. InputError if all are damaged."""
-        state, skipped = newest(directory)
-        if skipped and not state:
-            raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
-        return state
-
     def _new_run(self, config: TrainingConfig) -> LiveState:
         return LiveState(config, self.model, self.data, self.distillation, Sharding(self.group))
 
@@ -408,11 +402,7 @@ class Training:
         check_size(self.group.size, config.shards)
         self._run.clear_gradients()
         if state:
-            self.load_state(state)
-
-    def _sampler(self) -> Sampler:
-        stride = self.distillation.stride if self.distillation else 1
-        return make_sampler(self.data, self.config.epochs, self.config.grad_accum_steps, stride)
+            self._run.resume(state)
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:
