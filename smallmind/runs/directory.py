@@ -368,7 +368,7 @@ class RunDirectory:
         return self._read(METRICS).splitlines(keepends=True)
 
     def _read(self, name: str) -> bytes:
-        """The content of one of its files; empty if that is missing. InputError if it cannot."""
+        """The content of one of its files; empty if that is missing. InputError if unreadable."""
         path = self.path / name
         try:
             with durable.open_regular(path, follow=False) as file:
