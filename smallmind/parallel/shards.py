@@ -69,16 +69,13 @@ class ShardSampler(Sampler):
         """The windows of one shard of batch `number`, as drawn by this sampler."""
         ends = self._ends(number)
         first = ends[self.own.start]
-        return batch.part(slice(ends[shard] - first, ends[shard + 1] - first))
+        part = slice(ends[shard] - first, ends[shard + 1] - first)
+        return batch.part(part)._replace(first_window=ends[shard])
 
     def windows_of(self, number: int, shard: int) -> int:
         """The number of windows that a shard has of batch `number`."""
         ends = self._ends(number)
         return ends[shard + 1] - ends[shard]
-
-    def first_window(self, number: int, shard: int) -> int:
-        """The place of a shard's first window in batch `number`."""
-        return self._ends(number)[shard]
 
     def _ends(self, number: int) -> list[int]:
         """The places in batch `number` where each shard begins, and the end."""
