@@ -58,7 +58,8 @@ class Gradients:
             )
         except ORDERLY as error:
             if error is group.agreed or group.size == 1:
-                self._discard()
+                self._sum.discard()
+                self.run.clear_gradients()
             raise
         computed = [part for part, _ in shared]
         shards = [shard for part in computed for shard in part]
@@ -75,11 +76,6 @@ class Gradients:
         self._exchange_share = (ended - exchanging) / (ended - begun)
         self._choose_overlap(max(share for _, share in shared))
         return total.loss / self.divisor
-
-    def _discard(self) -> None:
-        """Clears what has been computed of a step that all processes have given up."""
-        self._sum.discard()
-        self.run.clear_gradients()
 
     def place_of_fault(self) -> str:
         """Where the loss of the last step is not finite, for a message; empty if it is or alone."""
@@ -121,7 +117,9 @@ class Gradients:
         run, sampler = self.run, self._sampler
         get_batch: Callable[[int], Batch] = self._batches.get
         if len(self._sum.own) > 1 and sampler.batches > 1:
-            get_batch = self._copies(step).__getitem__
+            # Each shard has windows of all batches of the step.
+            numbers = sampler.batches_in_step(step)
+            get_batch = {n: self._batches.get(n).copy() for n in numbers}.__getitem__
         computed = []
         for shard in self._sum.own:
 
@@ -181,14 +179,6 @@ class Gradients:
                 self.group.poll()
 
         return at._replace(after_block=after_block, poll=poll)
-
-    def _copies(self, step: int) -> dict[int, Batch]:
-        """The batches of a step, by number: each shard has windows of all of them."""
-        copies = {}
-        for number in self._sampler.batches_in_step(step):
-            batch = self._batches.get(number)
-            copies[number] = batch.copy()
-        return copies
 
 
 @contextmanager
