@@ -79,26 +79,21 @@ def newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[
 
     The best one is read only if another was skipped. None if no checkpoint is sound.
     """
-    found, skipped = _newest(directory)
-    # A run that is going may have replaced the files between the listing and the reading.
-    while not found and any(not os.path.lexists(path) for path, _ in skipped):
-        found, skipped = _newest(directory)
-    return found, skipped
-
-
-def _newest(directory: str | PathLike[str]) -> tuple[RunState | None, list[tuple[Path, str]]]:
-    found: RunState | None = None
-    skipped: list[tuple[Path, str]] = []
-    for path in _files(_folder(directory)):
-        if found and (path.name != BEST or not skipped):
-            continue
-        try:
-            state = load(path)
-        except InputError as error:
-            skipped.append((path, str(error)))
-        else:
-            found = state if not found or state.step > found.step else found
-    return found, skipped
+    while True:
+        found: RunState | None = None
+        skipped: list[tuple[Path, str]] = []
+        for path in _files(_folder(directory)):
+            if found and (path.name != BEST or not skipped):
+                continue
+            try:
+                state = load(path)
+            except InputError as error:
+                skipped.append((path, str(error)))
+            else:
+                found = state if not found or state.step > found.step else found
+        # A run that is going may have replaced the files between the listing and the reading.
+        if found or all(os.path.lexists(path) for path, _ in skipped):
+            return found, skipped
 
 
 def steps(directory: str | PathLike[str]) -> list[int]:

@@ -76,10 +76,16 @@ class Batches:
         Its arrays are valid until another batch with windows is returned. A number that does not
         follow the last one, as after a rollback, discards what has been drawn ahead.
         """
-        if len(self._buffers) > 1:
-            batch = self._take(number)
-        else:
+        if len(self._buffers) == 1:
             batch = draw(self.sampler, number, self._buffers[0])
+        else:
+            if not self._ahead or self._ahead.number != number:
+                self.close()
+                numbers = range(number, max(self._end, number + 1))
+                # Known before it starts: an interrupt must not leave a thread that nobody ends.
+                self._ahead = _Ahead(self.sampler, numbers, self._buffers)
+                self._ahead.thread.start()
+            batch = self._ahead.take()
         if len(batch.ids):
             self.latest = batch
         return batch
@@ -89,15 +95,6 @@ class Batches:
         if self._ahead:
             self._ahead.end()
             self._ahead = None
-
-    def _take(self, number: int) -> Batch:
-        if not self._ahead or self._ahead.number != number:
-            self.close()
-            numbers = range(number, max(self._end, number + 1))
-            # Known here before it starts: an interrupt must not leave a thread that nobody ends.
-            self._ahead = _Ahead(self.sampler, numbers, self._buffers)
-            self._ahead.thread.start()
-        return self._ahead.take()
 
 
 class _Ahead:

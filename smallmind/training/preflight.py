@@ -275,8 +275,9 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
     for each in (model, plain):
         each.zero_gradients()
         each.loss_and_gradients(samples.ids, samples.targets, at=FIRST)  # the same dropout masks
+    norm = np.linalg.norm
     errors = {
-        name: _relative_error(model.gradients[name], gradient)
+        name: float(norm(model.gradients[name] - gradient) / (norm(gradient) or 1.0))
         for name, gradient in plain.gradients.items()
     }
     worst = _worst(errors)
@@ -291,9 +292,3 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
 def _worst(errors: Mapping[str, float]) -> str:
     """The name of the largest error; NaN is the largest of all."""
     return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
-
-
-def _relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
-    norm = float(np.linalg.norm(expected))
-    error = float(np.linalg.norm(actual - expected))
-    return error / norm if norm else error
