@@ -232,6 +232,10 @@ class Training:
         """Everything that a resumed run needs. Its tensors are live: the next step changes them."""
         return self._run.capture_all()
 
+    def load_state(self, state: RunState) -> None:
+        """Restores a state of the current run. InputError if it belongs to another run."""
+        self._run.resume(state)
+
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """Restores the model and the run at the end of the block, whatever was trained in it."""
@@ -402,7 +406,7 @@ class Training:
         check_size(self.group.size, config.shards)
         self._run.clear_gradients()
         if state:
-            self._run.resume(state)
+            self.load_state(state)
 
 
 def _check_fit(model: TransformerModel, block_size: int, tokenizer: Tokenizer) -> None:
