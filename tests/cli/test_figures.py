@@ -2,7 +2,6 @@
 
 import pytest
 
-from smallmind.cli import main
 from smallmind.cli.figures import draw_curves
 
 figure = pytest.importorskip("matplotlib.figure")
@@ -15,39 +14,19 @@ def drawn(monkeypatch):
     save = figure.Figure.savefig
 
     def savefig(self, *arguments, **settings):
-        panels.append(
-            {
-                panel.get_title("left"): panel.lines[0].get_data()
-                for panel in self.axes
-                if panel.axison
-            }
-        )
+        shown = [panel for panel in self.axes if panel.axison]
+        panels.append({panel.get_title("left"): panel.lines[0].get_data() for panel in shown})
         save(self, *arguments, **settings)
 
     monkeypatch.setattr(figure.Figure, "savefig", savefig)
     return panels
 
 
-def test_every_curve_gets_a_panel_and_the_file_is_a_picture(tmp_path, drawn, capsys):
+def test_every_curve_gets_a_panel_and_the_file_is_a_picture(tmp_path, drawn, cli):
     file = tmp_path / "curves.png"
-    assert (
-        main(
-            [
-                "schedule",
-                "--recipe",
-                "gpt2",
-                "--min-lr",
-                "0",
-                "--steps",
-                "5000",
-                "--plot",
-                str(file),
-            ]
-        )
-        == 0
-    )
+    printed = cli("schedule --recipe gpt2 --min-lr 0 --steps 5000 --plot", file).flat
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert f"Wrote the plot to {file}" in " ".join(capsys.readouterr().out.split())
+    assert f"Wrote the plot to {file}" in printed
     names = ["constant", "cosine", "one-cycle", "linear", "step", "wsd", "plateau"]
     assert list(drawn[0]) == names
     for xs, ys in drawn[0].values():
