@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from smallmind.cli import main
@@ -13,18 +14,31 @@ from smallmind.training import rehearsal
 CATS = "the cat sat on the mat. the dog sat on the log.\n" * 60
 
 
-def finished(words, **environment):
+ROOT = Path(__file__).parents[1]
+
+
+def finished(words, cwd=ROOT, timeout=None, **environment):
     """A process that has ended, with its status and what it printed on both streams."""
-    environment = {**os.environ, **environment}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    settings = {
+        "cwd": cwd,
+        "timeout": timeout,
+        "env": {**os.environ, **environment},
+        "encoding": "utf-8",
+    }
+    return subprocess.run(words, capture_output=True, check=False, **settings)
+
+
+def printed_by(words, **settings):
+    """The standard output of a process, which must succeed."""
+    result = finished(words, **settings)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def output_of(program, *arguments, **environment):
     """The output of a program; a warning or an error fails the test."""
     words = [sys.executable, "-W", "error", "-c", program, *arguments]
-    result = finished(words, **environment)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    return printed_by(words, **environment)
 
 
 @contextmanager

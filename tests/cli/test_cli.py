@@ -28,7 +28,7 @@ from smallmind.settings.config import SCHEDULES
 from smallmind.settings.sources import resolve
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
-from tests.programs import CATS, flat, started
+from tests.programs import CATS, flat, printed_by, started
 
 TEXT = CATS
 SMALL = shlex.split(
@@ -693,13 +693,8 @@ def test_schedules_are_those_that_train_would_take(tmp_path, schedule):
 
 
 def test_schedule_in_ascii():
-    shown = subprocess.run(
-        [sys.executable, "-m", "smallmind", "schedule", "--schedule", "step"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=True,
-    )
-    assert b"| step  | step " in shown.stdout
+    words = [sys.executable, "-m", "smallmind", "schedule", "--schedule", "step"]
+    assert "| step  | step " in printed_by(words, PYTHONIOENCODING="ascii")
 
 
 def test_schedule_refuses_what_cannot_be_shown(tmp_path, cli, monkeypatch):

@@ -3,7 +3,6 @@
 import errno
 import itertools
 import os
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -13,6 +12,7 @@ import pytest
 from smallmind.files import durable
 from tests.corpus.writing import contents, prepare, writer
 from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
+from tests.programs import printed_by
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
 
@@ -26,15 +26,8 @@ def expected(tmp_path, monkeypatch):
 
 
 def kills(directory, moments, what, number):
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.corpus.killed", str(directory), moments, what, str(number)],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return int(result.stdout)
+    words = "-m", "tests.corpus.killed", str(directory), moments, what, str(number)
+    return int(printed_by([sys.executable, *words], OPENBLAS_NUM_THREADS="1"))
 
 
 @needs_fork

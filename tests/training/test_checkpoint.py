@@ -1,5 +1,4 @@
 import errno
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -13,6 +12,7 @@ from smallmind.training import checkpoint as module
 from smallmind.training.checkpoint import BackgroundSaver, load, newest, save, verify
 from smallmind.training.state import RunState, Snapshot
 from tests.faults.disk import Quick, assert_sound, checkpoint, names
+from tests.programs import finished
 
 
 @pytest.fixture(autouse=True)
@@ -230,13 +230,7 @@ if sys.argv[2] == "interrupt":
 
 @pytest.mark.parametrize("end", ["plain", "interrupt"])
 def test_the_interpreter_ends_after_the_save(tmp_path, end):
-    subprocess.run(
-        [sys.executable, "-c", EXIT, str(tmp_path), end],
-        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    finished([sys.executable, "-c", EXIT, str(tmp_path), end], timeout=60)
     assert_sound(newest(tmp_path)[0], {2})
 
 
