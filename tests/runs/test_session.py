@@ -21,23 +21,15 @@ from smallmind.runs.pace import Pace
 from smallmind.settings.sources import with_recipe
 from smallmind.training import training
 from smallmind.training.records import SampleRecord, StepRecord
+from tests.programs import CATS
+from tests.runs import small
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-FIELDS = {
-    "block_size": 16,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "dropout": 0.1,
-    "batch_size": 4,
-    "steps": 20,
-    "val_every": 7,
-    "val_batches": 2,
-    "save_every": 5,
-    "keep": 9,
-    "warmup_steps": 5,
-    "log_every": 1,
-}
+TEXT = CATS
+FIELDS = {**small.FIELDS, "block_size": 16, "n_embd": 16, "dropout": 0.1, "batch_size": 4}
+
+
+FIELDS |= {"steps": 20, "val_every": 7, "val_batches": 2, "save_every": 5, "warmup_steps": 5}
+FIELDS["backend"] = "numba"
 STEPS = [5, 7, 10, 14, 15, 20]  # with a checkpoint
 
 
