@@ -5,10 +5,7 @@ import json
 import math
 import os
 import socket
-import sys
-from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, Tokenizer, Training, TransformerModel
 from smallmind.files import durable
-from smallmind.files.lock import RunLock
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.metrics import read_metrics
@@ -25,7 +21,6 @@ from smallmind.training.records import FileWarningRecord, StepRecord
 from smallmind.training.state import RunState
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
-from tests.programs import started
 from tests.runs import small
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
@@ -483,35 +478,3 @@ def test_a_run_whose_names_do_not_fit_is_refused_before_it_is_saved():
     names = (f"model.blocks.{i}.attention_norm.weight" for i in range(2**15))
     with pytest.raises(InputError, match=r"could not be saved: names .* Use fewer layers"):
         checkpoint.check_size(RunState(3, dict.fromkeys(names, nothing), {}))
-
-
-def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_path):
-    code = (
-        "import sys, pathlib; from smallmind.runs.directory import RunDirectory\n"
-        "sys.stdin.readline()\n"
-        "d = RunDirectory.create(pathlib.Path(sys.argv[1])); print('won', flush=True)\n"
-        "sys.stdin.read()"
-    )
-    out = tmp_path / "a" / "run"
-    with ExitStack() as stack:
-        words, pipes = [sys.executable, "-c", code, str(out)], {"stdin": PIPE, "stderr": PIPE}
-        starts = [stack.enter_context(started(words, **pipes)) for _ in range(3)]
-        for process in starts:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        winners = [process.stdout.readline() for process in starts]
-        assert sorted(winners) == ["", "", "won\n"]
-        with pytest.raises(InputError, match="is in use by process"):
-            RunLock(out)
-        for process in starts:
-            process.communicate()
-    assert (out / "metrics.jsonl").exists()
-
-
-def test_a_run_that_stops_before_its_first_step_is_discarded(tmp_path, monkeypatch):
-    run = create(tmp_path / "a" / "run")
-    monkeypatch.setattr(Training, "steps", diverge)
-    with pytest.raises(FloatingPointError):
-        run.train()
-    run.discard_untrained()
-    assert not list(tmp_path.iterdir())

@@ -311,16 +311,6 @@ def test_a_directory_is_used_once_and_discarded_if_untrained(finished, tmp_path)
     assert finished[0].is_finished
 
 
-def test_two_processes_do_not_train_one_run(tmp_path):
-    run = Run.create(text=TEXT, out=tmp_path / "run", **FIELDS)
-    steps = run.steps()
-    next(steps)
-    with pytest.raises(InputError, match="is in use by process"):
-        Run.open(run.path).resume()
-    steps.close()
-    assert not (run.path / ".lock").exists()
-
-
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
 def test_a_text_with_half_a_character_is_refused(tmp_path, tokenizer):
     text = TEXT + "half \ud83d of a cat"
