@@ -207,11 +207,7 @@ def test_commands_refuse_malformed_files_and_write_nothing(tmp_path, capsys, nam
         else:
             path.symlink_to(tmp_path / "missing")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for arguments in (
-        ["train", "--resume", run],
-        ["generate", run],
-        ["evaluate", run],
-    ):
+    for arguments in (["train", "--resume", run], ["generate", run], ["evaluate", run]):
         capsys.readouterr()
         assert status(*arguments) == 2
         error = capsys.readouterr().err

@@ -428,12 +428,7 @@ def test_adamw_clips_each_element_of_the_scaled_gradient(random, n):
     p, m = (normal(random, n) for _ in range(2))
     g, v = 100 * normal(random, n), np.abs(normal(random, n))
     settings = (1e-2, 0.0, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.01)
-    pairs = run_both(
-        "adamw",
-        [p, g, m, v],
-        n,
-        AdamWCoefficients(*settings, max_gradient=0.5),
-    )
+    pairs = run_both("adamw", [p, g, m, v], n, AdamWCoefficients(*settings, max_gradient=0.5))
     assert_close(pairs)
     # With beta1 = 0 the first moment is the clipped gradient itself.
     np.testing.assert_allclose(pairs[2][0], np.clip(0.01 * g, -0.5, 0.5), rtol=1e-6)

@@ -337,10 +337,7 @@ def test_paired_difference(lesson6):
     wrong = [
         (unpaired, "the deviation of the differences"),
         (lambda before, after: paired(after, before), "negative"),
-        (
-            lambda before, after: (paired(before, after)[0], (after - before).std() / 2),
-            "ddof=1",
-        ),
+        (lambda before, after: (paired(before, after)[0], (after - before).std() / 2), "ddof=1"),
         (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
         (lambda before, after: paired(before, after)[0], "return two numbers"),
     ]

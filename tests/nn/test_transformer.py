@@ -168,10 +168,7 @@ def test_scale_multiplies_the_gradients_and_not_the_loss():
 
 def test_parameters_and_gradients_are_views_of_one_flat_vector_each():
     model = small_model()
-    for mapping, flat in (
-        (model.parameters, model.flat.data),
-        (model.gradients, model.flat.grad),
-    ):
+    for mapping, flat in ((model.parameters, model.flat.data), (model.gradients, model.flat.grad)):
         for name, array in mapping.items():
             assert np.shares_memory(array, flat), name
             assert array.dtype == np.float32

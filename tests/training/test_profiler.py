@@ -216,14 +216,7 @@ def speedscope(profiler, path):
     profiler.save_speedscope(path)
     file = json.loads(path.read_text(encoding="utf-8"))
     assert file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
-    assert set(file) == {
-        "$schema",
-        "name",
-        "exporter",
-        "activeProfileIndex",
-        "shared",
-        "profiles",
-    }
+    assert set(file) == {"$schema", "name", "exporter", "activeProfileIndex", "shared", "profiles"}
     frames = [frame["name"] for frame in file["shared"]["frames"]]
     assert len(set(frames)) == len(frames)
     for profile in file["profiles"]:

@@ -27,7 +27,7 @@ from smallmind.settings.presets import ARCHITECTURES
 text = {TEXT!r}
 for count in map(int, sys.argv[1].split(",")):
     set_threads(count)
-    parts = {"dropout": 0.1} if sys.argv[4] == "gpt2" else ARCHITECTURES[sys.argv[4]]
+    parts = {{"dropout": 0.1}} if sys.argv[4] == "gpt2" else ARCHITECTURES[sys.argv[4]]
     model = TransformerModel(len(set(text)), 40, 72, 2, 3, **parts)
     training = Training(model, Tokenizer(text), text, batch_size=5)
     precision, steps = sys.argv[2], int(sys.argv[3])
