@@ -63,6 +63,8 @@ CONTENTS = {
     "not JSON": file_of(b"{'x': 1}"),
     "two JSON values": file_of(b"{} {}"),
     "a list": file_of(b"[]"),
+    "a number": file_of(3),
+    "a table without a tensor": file_of({"x": {}}),
     "NaN": file_of(b'{"x": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 4]}}'),
     "Infinity": file_of(b'{"__metadata__": {"x": -Infinity}}'),
     "1e999": file_of(b'{"__metadata__": {"x": 1e999}}'),
