@@ -195,11 +195,8 @@ def test_the_numbers_of_every_kind_of_record_have_tags():
     assert next(scalars_of(asdict(health))) == ("update_ratio/head.weight", 0.5)
     assert list(scalars_of(asdict(OverflowRecord(1, 2.0)))) == [("training/loss_scale", 2.0)]
     tags = [tag for tag, _ in scalars_of(asdict(FinalRecord(1, 1.0, 2.0, 3.0, 4.0, 5.0)))]
-    assert tags == ["final/" + name for name in ("loss", "perplexity")] + [
-        "final/bits_per_character",
-        "final/bits_per_byte",
-        "final/accuracy",
-    ]
+    names = ("loss", "perplexity", "bits_per_character", "bits_per_byte", "accuracy")
+    assert tags == [f"final/{name}" for name in names]
     assert list(scalars_of(asdict(EarlyStopRecord(1, 2, 3.0)))) == []
 
 

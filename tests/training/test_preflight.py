@@ -101,12 +101,8 @@ def test_a_dead_layer_leaves_parameters_without_a_gradient():
 def test_non_finite_weights_fail_and_do_not_stop_the_checks():
     training = small_training()
     training.model.parameters["final_norm.weight"][3] = np.nan
-    assert set(failed(training)) == {
-        "loss at the start",
-        "gradient of every parameter",
-        "compiled kernels against NumPy",
-        "memorising",
-    }
+    names = {"loss at the start", "gradient of every parameter", "compiled kernels against NumPy"}
+    assert set(failed(training)) == {*names, "memorising"}
 
 
 def test_a_non_finite_gradient_with_a_finite_loss_fails(monkeypatch):

@@ -24,19 +24,10 @@ from smallmind.training.records import (
 from tests.programs import CATS, finished, last_of_each, started
 
 TEXT = CATS
-EVERYTHING = {
-    "grad_accum_steps": 2,
-    "schedule": "plateau",
-    "plateau_patience": 1,
-    "val_every": 7,
-    "val_batches": 1,
-    "early_stopping_patience": 50,
-    "use_gradient_checkpointing": True,
-    "checkpoint_strategy": "every_layer",
-    "log_every": 1,
-    "save_every": 5,
-    "warmup_steps": 3,
-}
+EVERYTHING = {"grad_accum_steps": 2, "schedule": "plateau", "plateau_patience": 1, "val_every": 7}
+EVERYTHING |= {"val_batches": 1, "early_stopping_patience": 50, "log_every": 1, "save_every": 5}
+EVERYTHING |= {"use_gradient_checkpointing": True, "checkpoint_strategy": "every_layer"}
+EVERYTHING["warmup_steps"] = 3
 
 
 def new_training(dropout=0.1, seed=5, n_embd=24):
