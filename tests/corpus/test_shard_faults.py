@@ -11,12 +11,21 @@ import pytest
 
 from smallmind.corpus.shards import open_shards
 from smallmind.files import durable
+from smallmind.text import bpe
 from tests.corpus.texts import prepare_texts
 from tests.corpus.writing import contents, prepare, writer
 from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
 from tests.programs import printed_by
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
+
+
+def undisturbed(tmp_path, monkeypatch, prepare):
+    """The contents of a directory whose writer was never disturbed."""
+    monkeypatch.setattr(durable, "files", Quick())
+    monkeypatch.setattr(bpe, "CHUNK", bpe.CHUNK)  # which prepare_texts sets, and is put back
+    prepare(tmp_path / "undisturbed")
+    return contents(tmp_path / "undisturbed")
 
 
 @pytest.fixture
