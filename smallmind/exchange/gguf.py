@@ -1,5 +1,6 @@
 """Models in GGUF, as llama.cpp runs them: its metadata, its names, its types of weights."""
 
+import functools
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +13,6 @@ from smallmind.checks import InputError
 from smallmind.exchange import gguf_file, published
 from smallmind.exchange.architectures import (
     ARCHITECTURES,
-    Architecture,
     architecture_of,
     config_of,
     known_architecture,
@@ -65,7 +65,15 @@ class GGUF(Format):
         gguf_file.write(
             path,
             {**general, **own, **tokenizer, **published.metadata_of(exported.tokenizer)},
-            [_written(tensor, parameters, type) for tensor in tensors],
+            [
+                gguf_file.Written(
+                    tensor.name,
+                    tensor.shape,
+                    _type_of(tensor, type),
+                    functools.partial(tensor.of_model, parameters),
+                )
+                for tensor in tensors
+            ],
         )
 
     def recognises(self, path: Path) -> bool:
@@ -83,7 +91,8 @@ class ForeignFile(Foreign):
         self.path = path
         self._metadata, self._tensors = gguf_file.read(path)
         try:
-            self._described = _architecture(self._metadata)
+            known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
+            self._described = known_architecture(self._metadata, "general.architecture", known)
             self.config = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
@@ -125,11 +134,6 @@ def _begins_as_gguf(path: Path) -> bool:
     return False
 
 
-def _architecture(metadata: Mapping[str, Any]) -> Architecture:
-    known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
-    return known_architecture(metadata, "general.architecture", known)
-
-
 def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:
     """InputError if the rotations are scaled, by a tensor of factors (Llama 3.1) or by settings."""
     scaling, factors = "rope.scaling.type", ("rope.scaling.factor", "rope.scale_linear")
@@ -148,11 +152,6 @@ def _typed(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return np.uint32(value)
     return np.float32(value) if isinstance(value, float) else value
-
-
-def _written(tensor: Tensor, parameters: Mapping[str, np.ndarray], type: str) -> gguf_file.Written:
-    kind = _type_of(tensor, type)
-    return gguf_file.Written(tensor.name, tensor.shape, kind, lambda: tensor.of_model(parameters))
 
 
 def _type_of(tensor: Tensor, type: str) -> NumberType:

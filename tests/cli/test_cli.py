@@ -640,7 +640,7 @@ def test_schedule_shows_what_train_will_do(text, out, cli, schedule):
     flags = "--schedule wsd --steps 30 --warmup-steps 5 --learning-rate 2e-3 --min-lr 2e-4"
     table, notes = schedule(flags, "--lr-decay-share 0.5")
     assert table[0] == ["step", "wsd"]
-    assert notes == "The rate of muon's matrices follows the same curve, up to 0.02"
+    assert notes == "Muon's matrices follow the same curve, up to 0.02"
     shown = {int(step): rate for step, rate in table[1:]}
     assert {1, 6, 15, 30} <= set(shown)
     assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
@@ -666,7 +666,7 @@ def test_schedule_shows_all_side_by_side_and_says_which_one_it_leaves_out(schedu
     table, notes = schedule("--min-lr 0 --steps 3")
     assert "exponential" not in table[0] and len(table[0]) == 8
     assert [row[0] for row in table[1:]] == ["1", "2", "3"]
-    assert "down to 0 The rate of muon's matrices follows the same curve, up to 0.02 " in notes
+    assert "down to 0 Muon's matrices follow the same curve, up to 0.02 " in notes
     assert "exponential is left out: min_lr=0.0 must be above 0" in notes
 
 

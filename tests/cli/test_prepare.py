@@ -177,7 +177,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(
     continued("prepare", text)
 
 
-@pytest.mark.parametrize("moment", ["survey", "_fitted", "_plan", "_append"])
+@pytest.mark.parametrize("moment", ["survey", "_fitted", "_train_tokens", "_append"])
 def test_ctrl_c_leaves_what_the_same_command_continues(
     text, tmp_path, cli, continued, monkeypatch, moment
 ):

@@ -413,16 +413,6 @@ def test_adamw_keeps_precision_for_beta2_close_to_1(random, beta2):
     np.testing.assert_allclose(*pairs[3], rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
-def test_adamw_matches_the_reference(random, n):
-    p, g, m = (normal(random, n) for _ in range(3))
-    v = np.abs(normal(random, n))
-    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
-    pairs = run_both("adamw", [p, g, m, v], n // 2, coefficients)
-    assert_close(pairs)
-    assert not pairs[1][0].any()
-
-
 @pytest.mark.parametrize("n", [1, 16, 1000])
 def test_adamw_clips_each_element_of_the_scaled_gradient(random, n):
     p, m = (normal(random, n) for _ in range(2))

@@ -81,19 +81,6 @@ def test_rope_matches_the_reference_and_its_inverse_restores(random, R, H, D):
     np.testing.assert_allclose(turned, x, atol=1e-6)
 
 
-def test_scores_after_rope_depend_only_on_the_distance(random):
-    T, D = 9, 8
-    q, k, turned = normal(random, 1, D), normal(random, 1, D), []
-    for vector in (q, k):
-        rows = np.repeat(vector, T, axis=0)
-        compiled.rope(rows, 1e4, T, 1, D)
-        turned.append(rows)
-    scores = turned[0] @ turned[1].T
-    for distance in range(T):
-        same = np.diagonal(scores, -distance)
-        np.testing.assert_allclose(same, same[0], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(("R", "C"), ROWS_AND_CHANNELS)
 def test_activations_and_sums_match_the_reference(random, R, C):
     x, dy, wide = 3 * normal(random, R, C), normal(random, R, C), 3 * normal(random, R, 2 * C)

@@ -11,7 +11,7 @@ import pytest
 import smallmind
 from smallmind import InputError, TrainingConfig
 from smallmind.console import activity
-from smallmind.corpus.mapped_tokens import open_tokens
+from smallmind.corpus.token_files import open_tokens
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, RandomWindows, draw
