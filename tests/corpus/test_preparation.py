@@ -327,16 +327,6 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     assert_same(found, *in_memory([path], tokenizer="byte"))
 
 
-def test_a_change_between_a_stop_and_the_next_call_is_refused(tmp_path, monkeypatch):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
-    half_prepare(monkeypatch, [path], tmp_path / "shards", tokenizer="byte")
-    with pytest.raises(InputError, match=r"\(tokenizer\); choose another directory, or remove it"):
-        on_disk([path], tmp_path / "shards", tokenizer="char")
-    path.write_text("the cat sat " * 51, encoding="utf-8")
-    with pytest.raises(InputError, match=r"\(files\); choose another directory, or remove it"):
-        on_disk([path], tmp_path / "shards", tokenizer="byte")
-
-
 @pytest.mark.parametrize("name", ["plan.json", "progress.json", "tokenizer.json"])
 @pytest.mark.parametrize("damage", ["", "{}", "[1", None])
 def test_a_damaged_record_of_progress_is_refused_in_a_line(tmp_path, monkeypatch, name, damage):

@@ -13,8 +13,6 @@ from tests.nn.test_parts import DOCUMENTS, EVERYTHING, LLAMA, PARTS, T, V, batch
 
 IDS, TARGETS = batch()
 ARCHS = {
-    "gpt2": {},
-    "no biases": {"bias": False, "tie_weights": False},
     "modern": ARCHITECTURES["modern"],
     **PARTS,
 }
