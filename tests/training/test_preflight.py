@@ -18,15 +18,7 @@ from smallmind.training.preflight import (
     preflight,
     small_config,
 )
-
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
-
-
-def small_training(**settings):
-    tokenizer = Tokenizer(TEXT)
-    defaults = {"block_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    model = TransformerModel(tokenizer.vocab_size, **{**defaults, **settings})
-    return Training(model, tokenizer, TEXT, batch_size=4)
+from tests.training.small import TEXT, small_training
 
 
 def failed(training):
