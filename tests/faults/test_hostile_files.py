@@ -336,22 +336,12 @@ changes = st.integers(1, 4).flatmap(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(header=headers, data=st.binary(max_size=16))
-def test_any_header_is_read_or_refused(tmp_path_factory, header, data):
-    check_headers(tmp_path_factory.getbasetemp() / "header", header, data)
+@pytest.mark.parametrize("examples", [300, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_any_header_and_any_changed_file_is_read_or_refused(tmp_path, examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(header=headers, data=st.binary(max_size=16), change=changes)
+    def check(header, data, change):
+        check_headers(tmp_path / "header", header, data)
+        check_changes(tmp_path / "change", *change)
 
-
-@settings(max_examples=300, deadline=None)
-@given(change=changes)
-def test_any_changed_file_is_read_or_refused(tmp_path_factory, change):
-    check_changes(tmp_path_factory.getbasetemp() / "change", *change)
-
-
-@pytest.mark.slow
-@settings(max_examples=100_000, deadline=None)
-@given(header=headers, data=st.binary(max_size=16), change=changes)
-def test_many_headers_and_changes_are_read_or_refused(tmp_path_factory, header, data, change):
-    path = tmp_path_factory.getbasetemp() / "length"
-    check_headers(path, header, data)
-    check_changes(path, *change)
+    check()
