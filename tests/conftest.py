@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from smallmind.files import durable
 from smallmind.training import training
+from tests.faults.disk import Quick
 from tests.programs import CATS, CommandLine, start_untimed
 
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
@@ -92,3 +94,9 @@ def text(tmp_path):
     path = tmp_path / "cats.txt"
     path.write_text(CATS, encoding="utf-8")
     return str(path)
+
+
+@pytest.fixture
+def quick_disk(monkeypatch):
+    """A disk that does not wait until what is written has arrived."""
+    monkeypatch.setattr(durable, "files", Quick())

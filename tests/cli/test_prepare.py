@@ -21,6 +21,8 @@ from tests.faults.disk import Quick
 from tests.faults.runs import outcome
 from tests.programs import CATS, finished, flat, status
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 BPE = ["--tokenizer", "bpe", "--vocab-size", "270"]
 
 
@@ -29,11 +31,6 @@ SMALL = (
     "--block-size 8 --n-embd 8 --n-layer 1 --n-head 2 --steps 4 --batch-size 2 --val-every 2 "
     "--val-batches 1 --backend numpy"
 )
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from smallmind.corpus.reading import Limits
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.survey import DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk
-from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.runs import assembly, source
 from smallmind.settings.settings import Settings
@@ -26,16 +25,12 @@ from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer, token
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from tests.corpus.reading import written
 from tests.corpus.writing import contents
-from tests.faults.disk import Quick
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 END = "<|endoftext|>"
 STORY = "The cat's hat, naïve 🐈‍⬛🐕, sat\r\n\r\non  12345 mats.\tIt'll go\n" + f"a{END}b <|end "
 SHARD_TOKENS = 150
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 def one_document(folder):

@@ -15,14 +15,11 @@ from smallmind.kernels.description import KERNELS, described
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
+SEED = 11
+
 SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
 ROWS_AND_CHANNELS = [*itertools.product((1, 3, 64, 129), (1, 5, 16, 63, 65)), (65, 128), (2, 300)]
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(11)
 
 
 def normal(random, *shape):

@@ -12,12 +12,9 @@ from tests.kernels.test_compiled import ROWS_AND_CHANNELS, assert_close, normal,
 from tests.kernels.test_half import assert_half_close, half
 from tests.kernels.test_not_finite import VALUES, assert_same_kinds
 
+SEED = 5
+
 KEY = (0x1234 << 32) + 0x5678
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(5)
 
 
 HEADS = [*itertools.product((1, 3, 65), (1, 2, 5), (1, 3, 5, 16, 33))]

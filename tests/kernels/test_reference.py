@@ -10,12 +10,9 @@ from smallmind.kernels.description import KERNELS
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from tests.gradcheck import assert_gradients
 
+SEED = 7
+
 R, C, K = 5, 6, 4
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(7)
 
 
 def nan(*shape):

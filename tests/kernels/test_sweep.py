@@ -6,12 +6,9 @@ import pytest
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
 
+SEED = 5
+
 SIZES = range(1, 131)
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(5)
 
 
 def swept(**others):

@@ -23,13 +23,10 @@ from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
 from tests.runs import small
 
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
 FIELDS = {**small.FIELDS, "n_head": 1, "val_every": 0, "save_every": 2, "warmup_steps": 1}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 def create(path, **fields):

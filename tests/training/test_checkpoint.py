@@ -7,17 +7,14 @@ import numpy as np
 import pytest
 
 from smallmind import InputError
-from smallmind.files import durable, safetensors
+from smallmind.files import safetensors
 from smallmind.training import checkpoint as module
 from smallmind.training.checkpoint import BackgroundSaver, load, newest, save, verify
 from smallmind.training.state import RunState, Snapshot
-from tests.faults.disk import Quick, assert_sound, checkpoint, names
+from tests.faults.disk import assert_sound, checkpoint, names
 from tests.programs import finished
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 def step_file(step):
