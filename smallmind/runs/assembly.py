@@ -11,6 +11,7 @@ from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
+from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
 from smallmind.parallel.ranks import ALONE, Ranks
@@ -99,7 +100,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
 def shortened(config: ModelConfig, block_size: int) -> ModelConfig:
     """The config with a shorter context, if its positions are not learned and it was chosen."""
     default = next(f.default for f in dataclasses.fields(ModelConfig) if f.name == "block_size")
-    if config.position == "learned" or block_size in (default, config.block_size):
+    if position_class(config).limits_context or block_size in (default, config.block_size):
         return config
     if block_size > config.block_size:
         return config
