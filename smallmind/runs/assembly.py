@@ -263,9 +263,7 @@ def build_training(
     run = settings.run
     use_threads(run)
     distillation = load_distillation(settings.distillation, run.backend, tokenizer)
-    model = TransformerModel(
-        **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
-    )
+    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend)
     if initial:
         model.flat.data[:] = initial.weights
     model.use_precision(settings.training.requested_precision)

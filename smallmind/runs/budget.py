@@ -136,7 +136,7 @@ def operations_per_second(settings: Settings) -> float:
     precision = resolve_precision(settings.training.requested_precision, run.backend)
     with activity.doing("Timing a few passes", usual=True):
         use_threads(run)
-        model = TransformerModel(**dataclasses.asdict(config), backend=run.backend)
+        model = TransformerModel(config, backend=run.backend)
         model.use_precision(precision)
         ids = np.zeros((run.batch_size, config.block_size), np.int32)
         seconds = []

@@ -108,9 +108,7 @@ def _receive(ranks: Ranks, plan: Plan, threads: int | None) -> Training:
     run = settings.run
     use_threads(dataclasses.replace(run, threads=threads))
     data = _receive_tokens(ranks, plan, settings, tokenizer)
-    model = TransformerModel(
-        **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
-    )
+    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend)
     model.use_precision(settings.training.requested_precision)
     ranks.send(model.flat.data)
     model.flat.refresh()

@@ -89,13 +89,12 @@ class Settings:
         InputError for an unknown name or a value out of range.
         """
         _check_names(fields)
-        return Settings(
-            **{
-                name: dataclasses.replace(config, **_own(type(config), fields))
-                for name in SECTIONS
-                for config in [getattr(self, name)]
-            }
-        )
+        changed = {
+            name: dataclasses.replace(config, **own)
+            for name, config in vars(self).items()
+            if (own := _own(type(config), fields))
+        }
+        return dataclasses.replace(self, **changed)
 
 
 SECTIONS: dict[str, Any] = {
