@@ -11,8 +11,6 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.exchange import gguf_file, published
 from smallmind.exchange.architectures import (
-    ARCHITECTURES,
-    Architecture,
     architecture_of,
     config_of,
     known_architecture,
@@ -83,7 +81,7 @@ class ForeignFile(Foreign):
         self.path = path
         self._metadata, self._tensors = gguf_file.read(path)
         try:
-            self._described = _architecture(self._metadata)
+            self._described = known_architecture(self._metadata, "general.architecture", "gguf")
             self.config = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
@@ -123,11 +121,6 @@ def _begins_as_gguf(path: Path) -> bool:
     with suppress(OSError, ValueError), durable.open_regular(path) as file:
         return file.read(4) == gguf_file.MAGIC
     return False
-
-
-def _architecture(metadata: Mapping[str, Any]) -> Architecture:
-    known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
-    return known_architecture(metadata, "general.architecture", known)
 
 
 def _check_rotation(own: Mapping[str, Any], has_factors: bool) -> None:

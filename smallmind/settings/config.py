@@ -8,9 +8,11 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from smallmind import parts
 from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
+from smallmind.settings.architectures import PUBLISHED, UNPUBLISHED, Architecture
 
 __version__ = "0.2.0"
 
@@ -165,26 +167,30 @@ class ModelConfig:
             return math.ceil(8 * self.n_embd / 3 / 32) * 32
         return 4 * self.n_embd
 
+    def values(self) -> dict[str, Any]:
+        """The fields by name, with what follows from them, as files of other programs say it."""
+        follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
+        return {**vars(self), **follows, "hidden_size": self.hidden_size}
+
+    def changes_to(self, published: Architecture) -> dict[str, Any]:
+        """The changes that would make this a model of a published architecture."""
+        # Transformers refuses any other width of a Llama, whatever the size of its heads.
+        needed = {**UNPUBLISHED, **published.parts, "n_embd": self.divisible_n_embd}
+        if published.parts["position"] == "learned":
+            needed["n_kv_head"] = self.n_head
+            needed["head_size"] = self.divisible_n_embd // self.n_head
+        values = self.values()
+        return {name: value for name, value in needed.items() if values[name] != value}
+
     @property
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
-        extensions = self.value_residual, self.x0_scalars, self.bigram_rows, self.logit_softcap
-        is_odd = self.position == "rope" and self.head_channels % 2
-        if any(extensions) or is_odd or self.n_embd % self.n_head:
+        if self.position == "rope" and self.head_channels % 2:
             return None
-        kind = self.norm, self.position, self.mlp, self.bias, self.qk_norm
-        if kind == ("layernorm", "learned", "gelu", True, False):
-            heads = self.kv_heads, self.head_channels
-            return "GPT-2" if heads == (self.n_head, self.n_embd // self.n_head) else None
-        return PUBLISHED.get(kind)
-
-
-# norm, position, mlp, bias, qk_norm -> the architecture with any number of key-value heads.
-PUBLISHED = {
-    ("rmsnorm", "rope", "swiglu", False, False): "Llama",
-    ("rmsnorm", "rope", "swiglu", False, True): "Qwen3",
-    ("rmsnorm", "rope", "relu2", False, False): "Arcee",
-}
+        for published in PUBLISHED:
+            if self.bias == published.fields["bias"] and not self.changes_to(published):
+                return published.name
+        return None
 
 
 def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> list[int]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from smallmind.settings.architectures import GPT2, LLAMA, QWEN3
+
 Fields = dict[str, Any]
 
 # Each has about six times the parameters of the one before.
@@ -15,29 +17,9 @@ SIZES: dict[str, Fields] = {
 
 # Published ones, and what learns fastest at these sizes: `bench recipe` measures it.
 ARCHITECTURES: dict[str, Fields] = {
-    "gpt2": {
-        "norm": "layernorm",
-        "position": "learned",
-        "mlp": "gelu",
-        "bias": True,
-        "qk_norm": False,
-        "value_residual": False,
-        "x0_scalars": False,
-        "bigram_rows": 0,
-        "zero_init": False,
-        "logit_softcap": 0.0,
-    },
-}
-ARCHITECTURES["llama"] = ARCHITECTURES["gpt2"] | {
-    "norm": "rmsnorm",
-    "position": "rope",
-    "mlp": "swiglu",
-    "bias": False,
-}
-ARCHITECTURES["modern"] = ARCHITECTURES["llama"] | {
-    "qk_norm": True,
-    "value_residual": True,
-    "bigram_rows": 2**14,
+    "gpt2": GPT2.fields,
+    "llama": LLAMA.fields,
+    "modern": {**LLAMA.fields, "qk_norm": True, "value_residual": True, "bigram_rows": 2**14},
 }
 
 
@@ -90,8 +72,7 @@ RECIPES = {
         {
             **SIZES["tiny"],
             "steps": 1500,
-            **ARCHITECTURES["llama"],
-            "qk_norm": True,
+            **QWEN3.fields,
             "tie_weights": False,
             "optimizer": "muon",
             "schedule": "linear",
