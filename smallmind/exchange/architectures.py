@@ -10,6 +10,7 @@ import numpy as np
 from smallmind.checks import InputError, shown_value
 from smallmind.settings.architectures import PUBLISHED, Architecture, Keys
 from smallmind.settings.config import ModelConfig
+from smallmind.settings.sources import flags_of
 
 
 def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Architecture:
@@ -31,10 +32,9 @@ def architecture_of(config: ModelConfig) -> Architecture:
     nearest = min(PUBLISHED, key=lambda architecture: len(config.changes_to(architecture)))
     changes = config.changes_to(nearest)
     if changes:
-        flags = " ".join(_flag(name, value) for name, value in changes.items())
         raise InputError(
             f"no published architecture has {_named(config, changes)}; nearest is {nearest.name}: "
-            f"train with {flags}"
+            f"train with {flags_of(changes)}"
         )
     if config.position == "rope" and config.head_channels % 2:
         raise InputError(
@@ -48,13 +48,6 @@ def _named(config: ModelConfig, names: Iterable[str]) -> str:
     """The settings with these names and their values."""
     values = config.values()
     return ", ".join(f"{name}={values[name]}" for name in names)
-
-
-def _flag(name: str, value: Any) -> str:
-    flag = name.replace("_", "-")
-    if isinstance(value, bool):
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {value:g}" if isinstance(value, float) else f"--{flag} {value}"
 
 
 def settings_of(config: ModelConfig, settings: Keys) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class SavedRun:
 
     def _encoding(self, tokenizer: Tokenizer | None) -> Encoding:
         if not tokenizer:  # earlier versions kept none before the first checkpoint
-            return assembly.encoding_of(self.settings.run)
+            return Encoding.of_run(self.settings.run)
         return Encoding(tokenizer, chosen_separator=self.settings.run.text_separator)
 
     def move_text(self, text: Text) -> None:
@@ -222,9 +222,11 @@ class SavedRun:
 
         A run of an earlier version has none before its first checkpoint: it is made from the text.
         """
-        return self._saved_tokenizer() or assembly.fit_tokenizer(
-            self.settings, self.source, self._initial()
-        )
+        if saved := self._saved_tokenizer():
+            return saved
+        run, initial = self.settings.run, self._initial()
+        encoding = assembly.encoding_of(run, initial)
+        return assembly.fit_tokenizer(run, self.source, encoding, initial)
 
     def _saved_tokenizer(self) -> Tokenizer | None:
         newest = self._read_newest()

@@ -451,36 +451,50 @@ class RunConfig:
         None, "files, folders or patterns; without them, built-in stories"
     )
     text_field: str | None = setting(
-        None, "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files"
+        None,
+        "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files",
+        flag="--field",
+        metavar="NAME",
     )
     text_encoding: str | None = setting(
-        None, "the encoding of texts without a byte order mark; default: UTF-8"
+        None,
+        "the encoding of texts without a byte order mark; default: UTF-8",
+        flag="--encoding",
+        metavar="NAME",
     )
     text_separator: str | None = setting(
         None,
         "the character between documents; default: a line break",
         needs=("tokenizer", "char", "byte"),
+        flag="--separator",
+        metavar="CHARACTER",
     )
     init_from: str | None = setting(
         None,
         "a run, checkpoint or model file, a directory of transformers or a GGUF file: start from "
         "its weights, with its tokenizer",
+        metavar="RUN_OR_MODEL",
     )
     tokenizer: str = setting(
-        "char", f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use"
+        "char",
+        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use",
+        metavar="KIND",
     )
+    # Those that some kinds of tokenizer have, which they name in `Tokenizer.settings`.
     bpe_vocab_size: int = setting(
         512,
         "vocabulary size: the 256 bytes, an end of text, and frequent pieces of the text",
         low=257,
         high=2**20,
         needs=("tokenizer", "bpe"),
+        flag="--vocab-size",
     )
     bpe_split: str = setting(
         "gpt2",
         'word pattern of the tokenizer; "-digits" makes each digit a word',
         choices=("gpt2", "gpt4", "gpt2-digits", "gpt4-digits"),
         needs=("tokenizer", "bpe"),
+        flag="--split",
     )
     mask_documents: bool = setting(
         False,
@@ -526,7 +540,9 @@ LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 class DistillationConfig:
     """Distillation: a student learns from a teacher (Hinton et al. 2015)."""
 
-    teacher: str | None = setting(None, "a run or a model file with the same vocabulary")
+    teacher: str | None = setting(
+        None, "a run or a model file with the same vocabulary", metavar="RUN_OR_MODEL"
+    )
     temperature: float = setting(
         2.0, "divides the logits of teacher and student", low=0.1, high=100.0
     )
@@ -535,7 +551,9 @@ class DistillationConfig:
     )
     learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
     teacher_cache: str | None = setting(
-        None, "file of the teacher's logits, read instead of running it; created if missing"
+        None,
+        "file of the teacher's logits, read instead of running it; created if missing",
+        metavar="FILE",
     )
     teacher_top_k: int = setting(16, "logits per token kept in the cache", low=1)
 
@@ -582,7 +600,9 @@ class GenerationConfig:
     frequency_penalty: float = setting(
         0.0, "subtracted from a token's logit for each time it was written"
     )
-    stop: str | tuple[str, ...] | None = setting(None, "stop before this text; repeatable")
+    stop: str | tuple[str, ...] | None = setting(
+        None, "stop before this text; repeatable", metavar="TEXT"
+    )
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:

@@ -83,6 +83,10 @@ class Settings:
             name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
         }
 
+    def fields(self) -> dict[str, Any]:
+        """The fields of the four configs by name."""
+        return {name: x for config in vars(self).values() for name, x in vars(config).items()}
+
     def replace(self, **fields: Any) -> "Settings":
         """Copies the settings with other values for these fields, whichever config has them.
 

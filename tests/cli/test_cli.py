@@ -23,7 +23,7 @@ from smallmind.files import safetensors
 from smallmind.kernels import compiled
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import SCHEDULES
-from smallmind.settings.sources import resolve
+from smallmind.settings.sources import Choices
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
 from tests.programs import last_of_each, started
@@ -259,7 +259,7 @@ def test_the_help_says_whose_defaults_it_shows(capsys):
     assert "Defaults below are those of modern" in printed
     assert "a TransformerModel that a program makes has GPT-2's parts" in printed
     assert "not the default of the command line" in flat(TransformerModel.__doc__)
-    assert resolve()["norm"] == "rmsnorm"
+    assert Choices({}).fields()["norm"] == "rmsnorm"
     assert TransformerModel(5, 4, 4, 1, 1).config.norm == "layernorm"
 
 

@@ -123,8 +123,8 @@ def test_wrong_flags_are_refused_before_anything_is_read(text, tmp_path, capsys,
     monkeypatch.setattr(preparation, "survey", None)
     out = tmp_path / "shards"
     for flags, words in (
-        (["--vocab-size", "300"], "--vocab-size and --split have no effect"),
-        (["--tokenizer", "byte", "--split", "gpt4"], "they need --tokenizer bpe"),
+        (["--vocab-size", "300"], "--vocab-size has no effect with --tokenizer char; it needs"),
+        (["--tokenizer", "byte", "--split", "gpt4"], "it needs --tokenizer bpe"),
         (["--tokenizer", "bep"], "bep"),
         (["--tokenizer", "bpe", "--vocab-size", "200"], "must be at least 257"),
         (["--shard-tokens", "0"], "shard_tokens=0 must be at least 1"),
