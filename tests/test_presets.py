@@ -35,7 +35,7 @@ def toml(tmp_path):
 
 def resolve(*names, **sources):
     """The fields that these choices and the recipe set."""
-    return Choices.of(*names, **sources).fields()
+    return Choices.of(*names, **sources).fields
 
 
 def configure(settings):
@@ -171,7 +171,7 @@ def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
 def test_what_a_recipe_computes_with_is_checked_before(name, value):
     for recipe in RECIPES:
         with pytest.raises(InputError, match=f"^{name}="):
-            Choices({name: value}, recipe).fields()
+            Choices({name: value}, recipe).settings()
 
 
 @pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])

@@ -35,7 +35,7 @@ WITHOUT_FLAG = (*FROM_TEXT, "text", "enable_diagnostics")  # the last one is --p
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
-DEFAULTS = Choices({}).fields()
+DEFAULTS = Choices({}).fields
 METAVARS = {int: "N", float: "X", str: "DIR"}
 
 
@@ -201,7 +201,7 @@ def choices_of(options: argparse.Namespace) -> Choices:
     """What the flags, --config, --preset, --arch, --size and --recipe choose together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     names = options.size, options.preset, options.config
-    return Choices.of(*names, flags, options.arch, options.recipe)
+    return Choices.of(*names, flags | neutral_of(options), options.arch, options.recipe)
 
 
 def choices_of_run(options: argparse.Namespace) -> Choices:
@@ -214,7 +214,7 @@ def choices_of_run(options: argparse.Namespace) -> Choices:
     choices = choices_of(options)
     flags = {name for name in vars(options) if name in FIELDS}
     has_names = any((options.recipe, options.arch, options.preset))
-    values = {name: field.default for name, (_, field) in FIELDS.items()} | choices.fields()
+    values = {name: field.default for name, (_, field) in FIELDS.items()} | choices.fields
     for name in sorted(flags | choices.in_file):
         other = next(iter(FIELDS[name][1].metadata["needs"]), None)
         is_open = other in flags or (has_names and other not in choices.in_file)
@@ -223,13 +223,13 @@ def choices_of_run(options: argparse.Namespace) -> Choices:
         if reason := without_effect(name, values):
             where = "" if name in flags else f"{options.config}: "
             raise InputError(f"{where}{reason}")
-    return choices.having(**neutral_of(options))
+    return choices
 
 
 def neutral_of(options: argparse.Namespace) -> Fields:
     """The flags that do not change what a run learns, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in NEUTRAL}
-    if options.profile_wide or options.profile_json or options.profile_speedscope:
+    if any(vars(options).get(f"profile_{name}") for name in ("wide", "json", "speedscope")):
         flags["enable_diagnostics"] = True
     return flags
 

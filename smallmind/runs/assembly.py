@@ -93,7 +93,7 @@ def _fitted(
     choices: Choices, settings: Settings, characters: int, initial: Initial | None
 ) -> Settings:
     """The settings that fit the time or the initial weights, if any were chosen."""
-    if (fitted := budget.fit(choices, characters)) is not choices:
+    if settings.run.minutes and (fitted := budget.fit(choices, characters)) is not choices:
         settings = fitted.settings()
     return with_initial(settings, initial) if initial else settings
 
@@ -233,19 +233,21 @@ def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:
     return token
 
 
-def absolute_paths(settings: Settings) -> Settings:
-    """The settings with paths that are valid from any directory; `out` stays as given."""
-    run = settings.run
-    fields = {
+def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
+    """The settings with this text and directory, and paths that are valid from any directory.
+
+    `out` stays as given.
+    """
+    run, distillation = settings.run, settings.distillation
+    paths = {
         "init_from": run.init_from,
         "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
-        "teacher": settings.distillation.teacher,
-        "teacher_cache": settings.distillation.teacher_cache,
+        "teacher": distillation.teacher,
+        "teacher_cache": distillation.teacher_cache,
     }
-    return settings.replace(
-        **{name: str(Path(path).resolve()) for name, path in fields.items() if path},
-        text=tuple(str(Path(path).resolve()) for path in paths_of(run.text)) or None,
-    )
+    absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
+    texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
+    return settings.replace(**absolute, text=texts or None, out=out)
 
 
 def build_training(

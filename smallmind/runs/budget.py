@@ -76,7 +76,7 @@ def fit(choices: Choices, characters: int) -> Choices:
     fits = recipe and given.get("minutes") and RECIPES[recipe].fits
     if not fits or given.get("init_from") or all(name in given for name in CHOSEN):
         return choices
-    choices.fields()  # refuses values that are out of range, before anything computes with them
+    _ = choices.fields  # refuses values that are out of range, before anything computes with them
     timed = choices.having(**_fields(TIMED, given) | given).settings()
     seconds = 60 * (timed.run.minutes or 0.0)
     operations = LEARNING * seconds * operations_per_second(timed)

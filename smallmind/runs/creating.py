@@ -7,9 +7,9 @@ from typing import Any
 
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.exchange.format import find_foreign
-from smallmind.runs.assembly import Prepared, absolute_paths, prepare
+from smallmind.runs.assembly import Prepared, prepare, with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
+from smallmind.runs.files import TEXT, Text, default_directory, is_literal
 from smallmind.runs.source import TOKENS
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.settings.presets import DEFAULT_RECIPE
@@ -44,11 +44,9 @@ def create(
     prepared = prepare(choices, text, Path(out or default_directory("")).parent / TOKENS)
     settings, source = prepared.settings, prepared.source
     path = Path(out or default_directory(source.name))
-    moved: dict[str, Any] = {"out": str(path)}
-    if text is not None:
-        moved["text"] = str(path / TEXT) if literal else tuple(map(str, paths_of(text)))
+    given = settings.run.text if text is None else text
     config = SavedConfig(
-        absolute_paths(settings.replace(**moved)),
+        with_paths(settings, path / TEXT if literal else given, str(path)),
         source.sha256,
         initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         awaits_timing=bool(settings.run.minutes),
@@ -85,11 +83,9 @@ def import_model(
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
     model, tokenizer = foreign.load("numpy")
-    settings = Settings(model=foreign.config, run=RunConfig(tokenizer=tokenizer.kind))
     path = default_directory(source.stem) if out is None else Path(out)
-    config = SavedConfig(
-        settings.replace(out=str(path)), text_sha256="", imported=str(source.resolve().name)
-    )
+    settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
+    config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     directory = RunDirectory.create(path)
     try:
         directory.save_tokenizer(tokenizer)

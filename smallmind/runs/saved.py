@@ -11,7 +11,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.ranks import ALONE, Ranks
 from smallmind.runs import assembly, loading
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import Text, name_of, paths_of
+from smallmind.runs.files import Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
 from smallmind.runs.ranks import lead
@@ -83,9 +83,9 @@ class SavedRun:
 
     def move_text(self, text: Text) -> None:
         """The text is at other paths from now on. InputError if it is not the run's own."""
-        before, paths = self.settings, tuple(map(str, paths_of(text)))
+        before = self.settings
         self.__dict__.pop("source", None)
-        self.settings = assembly.absolute_paths(before.replace(text=paths))
+        self.settings = assembly.with_paths(before, text, before.run.out)
         try:
             self.check_text()
         except InputError:

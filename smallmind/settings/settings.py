@@ -51,7 +51,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
-            check_type(name, getattr(self, name), kind)
+            if not isinstance(getattr(self, name), kind):
+                check_type(name, getattr(self, name), kind)  # which explains it
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
@@ -61,7 +62,8 @@ class Settings:
         """
         check_type("fields", fields, Mapping)
         _check_names(fields)
-        return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
+        sections = {name: _own(kind, fields) for name, kind in SECTIONS.items()}
+        return cls(**{name: SECTIONS[name](**own) for name, own in sections.items()})
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":

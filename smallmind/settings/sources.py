@@ -4,9 +4,11 @@ All are dictionaries from field to value, as no two of the four configs share a 
 """
 
 import dataclasses
+import functools
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from smallmind.checks import InputError, check, from_json, nearest
 from smallmind.settings.config import ModelConfig
@@ -74,7 +76,8 @@ def without_effect(name: str, values: Fields) -> str | None:
     return f"{flag_of(name)} has no effect{unless}; it needs {either}"
 
 
-class Choices(NamedTuple):
+@dataclass(frozen=True)
+class Choices:
     """The user's own choices, and the recipe that sets the rest."""
 
     given: Fields
@@ -124,8 +127,9 @@ class Choices(NamedTuple):
 
     def having(self, **fields: Any) -> "Choices":
         """Copies the choices with others of these fields."""
-        return self._replace(given=self.given | fields)
+        return dataclasses.replace(self, given=self.given | fields)
 
+    @functools.cached_property
     def fields(self) -> Fields:
         """All fields that are set, by choice or by the recipe; any other has its default.
 
@@ -150,7 +154,7 @@ class Choices(NamedTuple):
 
         InputError for an unknown name or a value out of range.
         """
-        return Settings.from_fields(self.fields())
+        return Settings.from_fields(self.fields)
 
 
 def _override(fields: Fields, source: Fields) -> Fields:

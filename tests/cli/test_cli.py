@@ -259,7 +259,7 @@ def test_the_help_says_whose_defaults_it_shows(capsys):
     assert "Defaults below are those of modern" in printed
     assert "a TransformerModel that a program makes has GPT-2's parts" in printed
     assert "not the default of the command line" in flat(TransformerModel.__doc__)
-    assert Choices({}).fields()["norm"] == "rmsnorm"
+    assert Choices({}).fields["norm"] == "rmsnorm"
     assert TransformerModel(5, 4, 4, 1, 1).config.norm == "layernorm"
 
 

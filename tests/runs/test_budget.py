@@ -23,7 +23,7 @@ BOOK = 1_000_000  # characters
 
 def chosen(operations, characters=BOOK, **given):
     """The settings of a run of so many operations."""
-    fields = Choices(given).fields()
+    fields = Choices(given).fields
     return Choices(choose(given, fields, operations, characters)).settings()
 
 
@@ -145,7 +145,7 @@ def test_the_command_line_and_the_library_choose_the_same(tmp_path, monkeypatch,
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
     run = Run.create(text=text, out=tmp_path / "library", minutes=10)
-    expected = choose({"minutes": 10}, Choices({}).fields(), 2e6 * 600 * budget.LEARNING, len(TEXT))
+    expected = choose({"minutes": 10}, Choices({}).fields, 2e6 * 600 * budget.LEARNING, len(TEXT))
     model = run.settings.model
     assert {name: expected[name] for name in ("n_layer", "n_embd")} == {
         "n_layer": model.n_layer,
