@@ -31,7 +31,7 @@ from smallmind.settings.sources import (
     without_effect,
 )
 
-WITHOUT_FLAG = (*FROM_TEXT, "text", "enable_diagnostics")  # the last one is --profile
+ELSEWHERE = (*FROM_TEXT, "text", "enable_diagnostics")  # no flags of their section
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
@@ -48,16 +48,10 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(config):
-            if field.name not in WITHOUT_FLAG:
+            if field.name not in ELSEWHERE:
                 _add_flag(group, field)
     group = parser.add_argument_group("Profiling")
-    group.add_argument(
-        "--profile",
-        dest="enable_diagnostics",
-        action=argparse.BooleanOptionalAction,
-        default=argparse.SUPPRESS,
-        help="report at the end where time and memory went",
-    )
+    _add_flag(group, FIELDS["enable_diagnostics"][1])
     group.add_argument(
         "--profile-wide",
         action="store_true",

@@ -45,10 +45,15 @@ class Encoding(NamedTuple):
     chosen_separator: str | None = None  # None: the tokenizer's
 
     @classmethod
-    def of_run(cls, run: RunConfig) -> "Encoding":
-        """The encoding that settings describe: InputError if they name a file that has none."""
-        if run.tokenizer not in parts.TOKENIZERS:
-            return cls(Tokenizer.load(run.tokenizer), chosen_separator=run.text_separator)
+    def of_run(cls, run: RunConfig, tokenizer: Tokenizer | None = None) -> "Encoding":
+        """The encoding that settings describe, perhaps with a tokenizer that is there already.
+
+        InputError if they name a file that does not hold one.
+        """
+        if tokenizer is None and run.tokenizer not in parts.TOKENIZERS:
+            tokenizer = Tokenizer.load(run.tokenizer)
+        if tokenizer:
+            return cls(tokenizer, chosen_separator=run.text_separator)
         names = parts.load(parts.TOKENIZERS, run.tokenizer).settings
         settings = {name: getattr(run, field) for name, field in names.items()}
         return cls(run.tokenizer, settings, run.text_separator)

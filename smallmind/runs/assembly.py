@@ -37,6 +37,22 @@ class Initial(NamedTuple):
     config: ModelConfig
     tokenizer: Tokenizer
 
+    @classmethod
+    def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
+        """The weights that init_from names; None if it is not set.
+
+        InputError if a run was created with others, which had this digest.
+        """
+        if run.init_from is None:
+            return None
+        model, tokenizer = find(run.init_from).load("numpy")
+        initial = cls(model.flat.data, model.config, tokenizer)
+        if sha256 and initial.sha256 != sha256:
+            raise InputError(
+                f"{run.init_from} has changed since the run was created; start a new run"
+            )
+        return initial
+
     @property
     def sha256(self) -> str:
         """SHA-256 of the weights."""
@@ -69,8 +85,8 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     """
     settings = choices.settings()  # before a long text is read
     run = settings.run
-    initial = read_initial(run)
-    encoding = encoding_of(run, initial)
+    initial = Initial.read(run)
+    encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
     source = read_source(run.text if text is None else text, run, encoding, cache)
     settings = _fitted(choices, settings, source.characters, initial)
     tokenizer = fit_tokenizer(run, source, encoding, initial)
@@ -86,7 +102,7 @@ def outline(choices: Choices, characters: int) -> Settings:
     What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
     """
     settings = choices.settings()
-    return _fitted(choices, settings, characters, read_initial(settings.run))
+    return _fitted(choices, settings, characters, Initial.read(settings.run))
 
 
 def _fitted(
@@ -102,29 +118,6 @@ def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Da
     """The dataset that settings describe. InputError if the text is too short."""
     run = settings.run
     return source.dataset(tokenizer, settings.model.block_size, run.batch_size, run.seed)
-
-
-def encoding_of(run: RunConfig, initial: Initial | None = None) -> Encoding:
-    """How the text of a new run becomes tokens."""
-    if initial:
-        return Encoding(initial.tokenizer, chosen_separator=run.text_separator)
-    return Encoding.of_run(run)
-
-
-def read_initial(run: RunConfig) -> Initial | None:
-    """The weights that init_from names; None if it is not set."""
-    if run.init_from is None:
-        return None
-    model, tokenizer = find(run.init_from).load("numpy")
-    return Initial(model.flat.data, model.config, tokenizer)
-
-
-def reread_initial(run: RunConfig, sha256: str | None) -> Initial | None:
-    """Reads the weights that a run was created with. InputError if they have changed since then."""
-    initial = read_initial(run)
-    if initial and initial.sha256 != sha256:
-        raise InputError(f"{run.init_from} has changed since the run was created; start a new run")
-    return initial
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:

@@ -65,9 +65,10 @@ class SavedRun:
                 f"{self.path} was imported and has no text of its own: name one, as in smallmind "
                 f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
             )
-        encoding = self._encoding(self._saved_tokenizer())
-        sha256, settings = self.config.text_sha256, self.settings.run
-        return reread_source(self.path, settings, encoding, sha256, self._cache)
+        run, sha256 = self.settings.run, self.config.text_sha256
+        # Earlier versions kept no tokenizer before the first checkpoint.
+        encoding = Encoding.of_run(run, self._saved_tokenizer())
+        return reread_source(self.path, run, encoding, sha256, self._cache)
 
     @property
     def text(self) -> str:
@@ -75,11 +76,6 @@ class SavedRun:
         if not isinstance(self.source, TextSource):
             raise InputError("the text of this run is not in memory; its tokens are in `data`")
         return self.source.text
-
-    def _encoding(self, tokenizer: Tokenizer | None) -> Encoding:
-        if not tokenizer:  # earlier versions kept none before the first checkpoint
-            return Encoding.of_run(self.settings.run)
-        return Encoding(tokenizer, chosen_separator=self.settings.run.text_separator)
 
     def move_text(self, text: Text) -> None:
         """The text is at other paths from now on. InputError if it is not the run's own."""
@@ -164,7 +160,8 @@ class SavedRun:
         """
         model, tokenizer = self.load(checkpoint)
         if text is not None:
-            source = read_source(text, self.settings.run, self._encoding(tokenizer), self._cache)
+            run = self.settings.run
+            source = read_source(text, run, Encoding.of_run(run, tokenizer), self._cache)
             if source.sha256 != self.config.text_sha256:
                 return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluate_held_out(model, self.data)
@@ -225,7 +222,7 @@ class SavedRun:
         if saved := self._saved_tokenizer():
             return saved
         run, initial = self.settings.run, self._initial()
-        encoding = assembly.encoding_of(run, initial)
+        encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
         return assembly.fit_tokenizer(run, self.source, encoding, initial)
 
     def _saved_tokenizer(self) -> Tokenizer | None:
@@ -238,7 +235,7 @@ class SavedRun:
         """The weights that the run starts from, unless it has a checkpoint by now."""
         if self._read_newest():
             return None
-        return assembly.reread_initial(self.settings.run, self.config.initial_sha256)
+        return assembly.Initial.read(self.settings.run, self.config.initial_sha256)
 
     def _check_teacher(self, digest: str) -> None:
         if self.config.teacher_sha256 not in (None, digest):

@@ -346,7 +346,9 @@ class TrainingConfig:
         low=0,
         high=2**10,
     )
-    enable_diagnostics: bool = setting(False, "report at the end where time and memory went")
+    enable_diagnostics: bool = setting(
+        False, "report at the end where time and memory went", flag="--profile"
+    )
     check_gradient_health: bool = setting(
         False, "check gradients, updates and hidden units for problems"
     )

@@ -169,32 +169,25 @@ def read_settings(file: Path) -> Fields:
 
     InputError names the file, the key and its value, and for an unknown key the most similar one.
     """
-    settings: Fields = {}
-    for section, keys in _sections(file).items():
-        try:
-            settings |= _checked(section, keys)
-        except InputError as error:
-            raise InputError(f"{file}: {error}") from None
-    return settings
-
-
-def _is_saved(file: Path) -> bool:
-    """True if a file of settings is the config.json of a run, which has all of them."""
-    return file.suffix == ".json"
-
-
-def _sections(file: Path) -> dict[str, Any]:
     content = _read(file)
     try:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-        return _reusable_sections(from_json(text)) if _is_saved(file) else tomllib.loads(text)
+        if _is_saved(file):
+            return _reusable(from_json(text))
+        sections = tomllib.loads(text).items()
+        return {key: x for name, keys in sections for key, x in _checked(name, keys).items()}
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (RecursionError, TypeError, ValueError) as error:  # the first by TOML
         kind = "the config.json of a run" if _is_saved(file) else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
+
+
+def _is_saved(file: Path) -> bool:
+    """True if a file of settings is the config.json of a run, which has all of them."""
+    return file.suffix == ".json"
 
 
 def _reason(error: Exception, file: Path, content: bytes) -> str:
@@ -221,22 +214,17 @@ def _read(file: Path) -> bytes:
         raise InputError(f"cannot read {file}: {error}") from None
 
 
-def _reusable_sections(config: Any) -> dict[str, Any]:
-    """config, as saved by any version -> its sections, without what is specific to that run."""
+def _reusable(config: Any) -> Fields:
+    """config, as saved by any version -> its fields, without what is specific to that run."""
     if not isinstance(config, dict) or not config.keys() & SECTIONS.keys():
         raise ValueError("it has no section 'model'")
     check_format(config)
-    sections = {}
-    for section in SECTIONS:
-        fields = config.get(section, {})
-        if not isinstance(fields, dict):
+    fields: Fields = {}
+    for section, kind in SECTIONS.items():
+        if not isinstance(saved := config.get(section, {}), dict):
             raise ValueError(f"its {section!r} is not a JSON object")
-        sections[section] = {
-            key: value
-            for key, value in vars(from_saved(SECTIONS[section], fields)).items()
-            if key not in RUN_SPECIFIC and value is not None
-        }
-    return sections
+        fields |= vars(from_saved(kind, saved))
+    return {key: x for key, x in fields.items() if key not in RUN_SPECIFIC and x is not None}
 
 
 def _checked(section: str, keys: Any) -> Fields:
