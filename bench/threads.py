@@ -35,12 +35,12 @@ from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
 from smallmind.kernels.reduce import CHUNK, ELEMENTS
 from smallmind.kernels.short_attention import is_short
-from smallmind.nn.recorded_gradients import AFTER, CHECKED
+from smallmind.nn.recorded_passes import AFTER
 
 SHAPES = [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)]
 WORKERS = (1, 2, 4, 8, 16)
 COPIED = 256e6  # bytes, for the rate of memory
-WARMUP = AFTER + 2 + CHECKED  # steps until passes are repeated, if they are
+WARMUP = AFTER + 2  # steps until passes are repeated, if they are
 TURN = 3  # steps in a row on the same number of threads
 
 Arguments = Mapping[str, Any]  # of a kernel, by name

@@ -11,7 +11,7 @@ from bench.peers.job import Job, Step
 from bench.timing import Contestant, take_in_turn
 from smallmind import LossScaler, Precision
 from smallmind.kernels.codegen.recording import Recording
-from smallmind.nn.recorded_gradients import AFTER, CHECKED
+from smallmind.nn.recorded_passes import AFTER
 
 
 def build(work: Job, precision: Precision = Precision.FLOAT32) -> Step:
@@ -30,7 +30,7 @@ def python_seconds(work: Job, repeat: int = 200) -> float:
     """The time of a step whose kernels do nothing: the overhead of Python."""
     model, optimizer = _prepare(work)
     step = _step(work, model, optimizer)
-    for index in range(AFTER + 2 + CHECKED):  # until passes are repeated, if they are
+    for index in range(AFTER + 2):  # until passes are repeated, if they are
         step(index)
     model.workspace.kernels = _NoKernels()
     seconds = []

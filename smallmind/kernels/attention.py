@@ -60,7 +60,7 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
+from smallmind.kernels.dropout import Mask, drops, mask_of_head
 from smallmind.kernels.short_attention import is_short, short_attention
 
 
@@ -70,23 +70,23 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
     heads of queries share keys and values (Ainslie et al. 2023).
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
-    the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
-    off at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
+    the dropout mask follows from key () and first_row (), the place of qkv in its batch, and is off
+    at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
     """
-    threshold, factor = dropout_threshold(probability)
     shape = attention_shape(qkv, out, logsumexp, firsts)
-    first_head = first_row // shape.T * shape.H
-    mask = Mask(np.uint64(key), threshold, factor)
+    dropped = drops(key, probability, first_row)
     if is_short(shape.T, qkv.dtype):
-        short_attention(out, logsumexp, qkv, first_keys(firsts), mask, first_head, shape)
+        short_attention(out, logsumexp, qkv, first_keys(firsts), dropped, shape)
         return
     load_products(qkv)
     rows = scratch(threads(), _forward_layout(shape.T, shape.D).size)
-    _attention(out, logsumexp, qkv, first_keys(firsts), mask, first_head, rows, shape)
+    _attention(out, logsumexp, qkv, first_keys(firsts), dropped, rows, shape)
 
 
 @parallel_jit
-def _attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
+def _attention(out, logsumexp, qkv, firsts, drops, scratch, shape):
+    mask = Mask(drops.key[()], drops.threshold, drops.factor)
+    first_head = drops.first_row[()] // shape.T * shape.H
     workers = scratch.shape[0]
     heads, T = shape.B * shape.H, shape.T
     for worker in prange(workers):

@@ -57,7 +57,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.dropout import Mask, dropout_threshold, mask_of_head
+from smallmind.kernels.dropout import Mask, drops, mask_of_head
 from smallmind.kernels.short_attention import is_short, short_attention_backward
 
 
@@ -65,19 +65,15 @@ def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
 ):
     """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
-    threshold, factor = dropout_threshold(probability)
     shape = attention_shape(qkv, out, logsumexp, firsts)
-    first_head = first_row // shape.T * shape.H
-    mask = Mask(np.uint64(key), threshold, factor)
+    dropped = drops(key, probability, first_row)
     if is_short(shape.T, qkv.dtype):
-        short_attention_backward(
-            dqkv, dout, logsumexp, qkv, first_keys(firsts), mask, first_head, shape
-        )
+        short_attention_backward(dqkv, dout, logsumexp, qkv, first_keys(firsts), dropped, shape)
         return
     load_products(qkv)
     rows = scratch(threads(), scratch_size(shape.T, shape.D, qkv.dtype))
     given = dqkv, dout, out, logsumexp, qkv, first_keys(firsts)
-    _attention_backward(*given, mask, first_head, rows, shape)
+    _attention_backward(*given, dropped, rows, shape)
 
 
 def scratch_size(T, D, dtype):
@@ -91,7 +87,9 @@ def scratch_size(T, D, dtype):
 
 
 @parallel_jit
-def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
+def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, drops, scratch, shape):
+    mask = Mask(drops.key[()], drops.threshold, drops.factor)
+    first_head = drops.first_row[()] // shape.T * shape.H
     workers = scratch.shape[0]
     T, shared = shape.T, shape.H // shape.G
     groups = shape.B * shape.G

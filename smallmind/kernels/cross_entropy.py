@@ -43,18 +43,19 @@ def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
     Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss. With weights (R,) both are multiplied by
-    that of their row. The contents of logits are undefined afterwards.
+    which for a scale () of 1/R is the gradient of the mean loss. With weights (R,) both are
+    multiplied by that of their row. The contents of logits are undefined afterwards.
     """
-    scale, weights = np.float32(scale), row_weights(weights)
+    scale, weights = np.asarray(scale, np.float32), row_weights(weights)
     _cross_entropy(losses, dlogits, logits, targets, scale, weights, threads())
 
 
 @parallel_jit
 def _cross_entropy(losses, dlogits, logits, targets, scale, weights, workers):
+    factor = scale[()]
     for worker in prange(workers):
         first, last = row_share(logits.shape[0], np.int64(worker), workers)
-        _cross_entropy_rows(losses, dlogits, logits, targets, scale, weights, first, last)
+        _cross_entropy_rows(losses, dlogits, logits, targets, factor, weights, first, last)
 
 
 @jit

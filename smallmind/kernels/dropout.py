@@ -23,6 +23,15 @@ from smallmind.kernels.codegen.simd import (
 from smallmind.kernels.codegen.threads import threads
 
 
+class Drops(NamedTuple):
+    """The dropout of a pass. Recorded passes read the numbers that change in their arrays again."""
+
+    key: np.ndarray  # uint64 ()
+    first_row: np.ndarray  # int64 (), the place of this pass in its batch
+    threshold: int
+    factor: np.float32
+
+
 class Mask(NamedTuple):
     """A dropout mask: an element is dropped where its hash with the key is below the threshold."""
 
@@ -31,9 +40,10 @@ class Mask(NamedTuple):
     factor: np.float32  # of the elements that are kept
 
 
-def dropout_threshold(probability):
-    """The threshold below which a 32-bit hash drops its element, and 1 / (1 - probability)."""
-    return int(probability * 2**32), np.float32(1 / (1 - probability))
+def drops(key, probability, first_row):
+    """key (), first_row () -> Drops, whose threshold is that of a 32-bit hash."""
+    key, first_row = np.asarray(key, np.uint64), np.asarray(first_row, np.int64)
+    return Drops(key, first_row, int(probability * 2**32), np.float32(1 / (1 - probability)))
 
 
 @jit
@@ -51,23 +61,24 @@ def mask_of_head(mask, head):
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
-    The mask follows from key and from first_row, the place of x in its batch. The key is a hash of
-    64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are alike.
-    It is its own backward: dx = dropout(dy) with the same arguments.
+    The mask follows from key () and from first_row (), the place of x in its batch. The key is a
+    hash of 64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are
+    alike. It is its own backward: dx = dropout(dy) with the same arguments.
     """
-    threshold, factor = dropout_threshold(probability)
     addend = absent(out.dtype, 2) if addend is None else addend
-    first = first_row * x.shape[1]
-    _dropout(out, x, np.uint64(key), threshold, factor, addend, first, threads())
+    _dropout(out, x, drops(key, probability, first_row), addend, threads())
 
 
 @parallel_jit
-def _dropout(out, x, key, threshold, factor, addend, first_in_batch, workers):
+def _dropout(out, x, drops, addend, workers):
+    # Parallel loops cannot read arrays ().
+    mask = Mask(drops.key[()], drops.threshold, drops.factor)
+    first_in_batch = drops.first_row[()] * x.shape[1]
     for worker in prange(workers):
         first, last = share(x.size, np.int64(worker), workers)
         pointers = at(out, 0), at(x, 0), at(addend, 0)
         operands = Operands(*pointers, addend.size > 0, first_in_batch)
-        _dropout_part(operands, Mask(key, threshold, factor), first, last)
+        _dropout_part(operands, mask, first, last)
 
 
 class Operands(NamedTuple):

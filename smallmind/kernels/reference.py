@@ -359,8 +359,8 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
     heads of queries share keys and values (Ainslie et al. 2023).
     out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
-    the dropout mask follows from key (64 bits) and first_row, the place of qkv in its batch, and is
-    off at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
+    the dropout mask follows from key () and first_row (), the place of qkv in its batch, and is off
+    at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
     """
     q, k, v = split_heads(qkv, logsumexp.shape, out.shape[1])
     p, logsumexp[...] = attention_probabilities(q, k, firsts)
@@ -539,9 +539,9 @@ def document_starts(firsts, ids, token, begun=None, start=None):
 def dropout(out, x, key, probability, addend=None, first_row=0):
     """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
 
-    The mask follows from key and from first_row, the place of x in its batch. The key is a hash of
-    64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are alike.
-    It is its own backward: dx = dropout(dy) with the same arguments.
+    The mask follows from key () and from first_row (), the place of x in its batch. The key is a
+    hash of 64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are
+    alike. It is its own backward: dx = dropout(dy) with the same arguments.
     """
     if probability:
         x = x * dropout_mask(x.shape, key, probability, x.dtype, first_row * x.shape[1])
@@ -582,8 +582,8 @@ def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
     """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
 
     Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for scale = 1/R is the gradient of the mean loss. With weights (R,) both are multiplied by
-    that of their row. The contents of logits are undefined afterwards.
+    which for a scale () of 1/R is the gradient of the mean loss. With weights (R,) both are
+    multiplied by that of their row. The contents of logits are undefined afterwards.
     """
     rows = np.arange(len(targets))
     weights = np.ones(len(targets), logits.dtype) if weights is None else weights

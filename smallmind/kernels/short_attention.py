@@ -38,7 +38,7 @@ from smallmind.kernels.codegen.simd import (
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.dropout import mask_of_head
+from smallmind.kernels.dropout import Mask, mask_of_head
 
 SHORT = 32  # tokens, up to which this is faster
 
@@ -54,17 +54,17 @@ def scratch_size(T, D):
     return _layout(T, D).size
 
 
-def short_attention(out, logsumexp, qkv, firsts, mask, first_head, shape):
+def short_attention(out, logsumexp, qkv, firsts, drops, shape):
     """`attention` where `is_short`."""
     rows = scratch(threads(), scratch_size(shape.T, shape.D))
-    _short_attention(out, logsumexp, qkv, firsts, mask, first_head, rows, shape)
+    _short_attention(out, logsumexp, qkv, firsts, drops, rows, shape)
 
 
-def short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, mask, first_head, shape):
+def short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, drops, shape):
     """`attention_backward` where `is_short`."""
     rows = scratch(threads(), scratch_size(shape.T, shape.D))
     given = dqkv, dout, logsumexp, qkv, firsts
-    _short_attention_backward(*given, mask, first_head, rows, shape)
+    _short_attention_backward(*given, drops, rows, shape)
 
 
 class Scratch(NamedTuple):
@@ -119,7 +119,9 @@ def _scratch(scratch, T, D):
 
 
 @parallel_jit
-def _short_attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
+def _short_attention(out, logsumexp, qkv, firsts, drops, scratch, shape):
+    mask = Mask(drops.key[()], drops.threshold, drops.factor)
+    first_head = drops.first_row[()] // shape.T * shape.H
     workers = scratch.shape[0]
     for worker in prange(workers):
         own = _scratch(at(scratch, worker * scratch.shape[1]), shape.T, shape.D)
@@ -131,7 +133,9 @@ def _short_attention(out, logsumexp, qkv, firsts, mask, first_head, scratch, sha
 
 
 @parallel_jit
-def _short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, mask, first_head, scratch, shape):
+def _short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, drops, scratch, shape):
+    mask = Mask(drops.key[()], drops.threshold, drops.factor)
+    first_head = drops.first_row[()] // shape.T * shape.H
     workers, shared = scratch.shape[0], shape.H // shape.G
     for worker in prange(workers):
         own = _scratch(at(scratch, worker * scratch.shape[1]), shape.T, shape.D)

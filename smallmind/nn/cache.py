@@ -8,7 +8,7 @@ import numpy as np
 
 from smallmind.checks import InputError, check_type
 from smallmind.kernels.reference import PANEL
-from smallmind.nn.recorded_pass import RecordedPass
+from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.settings.config import ModelConfig
 
 REFED = 4  # a full cache with learned positions drops one in so many tokens
@@ -19,6 +19,11 @@ class Model(Protocol):
 
     config: ModelConfig
     parameters: Mapping[str, np.ndarray]
+
+
+def _recorded_step() -> RecordedPasses:
+    """The pass of a single token, which is recorded at once. Caches may take turns."""
+    return RecordedPasses(after=0, kinds=1, owns_arrays=True)
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
@@ -53,7 +58,7 @@ class KeyValueCache:
         self.position = np.zeros((), np.int64)
         self.previous = np.zeros(batch, np.int32)  # the last tokens
         self.documents = np.zeros(batch, np.int32)  # where the current one of each began
-        self.step = RecordedPass()  # of single tokens
+        self.step = _recorded_step()
         self.ids = np.zeros((batch, length), np.int32)  # the last ones, each at its number modulo S
         dtype = next(iter(model.parameters.values())).dtype
         keys, values = _shapes(config, batch, length)
@@ -83,7 +88,7 @@ class KeyValueCache:
     def repeated(self, count: int) -> "KeyValueCache":
         """A cache in which each sequence stands `count` times: to continue it in several ways."""
         made = KeyValueCache.__new__(KeyValueCache)
-        made.batch, made.length, made.step = self.batch * count, self.length, RecordedPass()
+        made.batch, made.length, made.step = self.batch * count, self.length, _recorded_step()
         made.position = self.position.copy()
         made.previous = self.previous.repeat(count)
         made.documents = self.documents.repeat(count)

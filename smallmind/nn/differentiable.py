@@ -4,14 +4,14 @@ For layers see `single_layer`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Pass
 from smallmind.settings.config import Precision
 
 FLOATS = (np.float64, np.float32)  # what can be checked: 16 bits are too coarse
@@ -41,28 +41,18 @@ def of_model(
         data = random.integers(0, model.config.vocab_size, tokens)
         inputs = data[:, :-1], data[:, 1:]
     ids, targets = inputs
-    passes = model.passes
+    at = Pass(model.passes)  # dropout masks follow from it
     exact = model if np.dtype(model.workspace.dtype) == np.float64 else _float64_copy(model)
-
-    @contextmanager
-    def same_pass(each: TransformerModel) -> Iterator[None]:
-        """Dropout masks follow from the number of the pass."""
-        each.passes = passes
-        try:
-            with each.flat.other_gradients():
-                yield
-        finally:
-            each.passes = passes
 
     def evaluate() -> np.ndarray:
         if not model.config.dropout:
             return np.array(exact.loss(ids, targets))
-        with same_pass(exact):
-            return np.array(exact.loss_and_gradients(ids, targets))
+        with exact.flat.other_gradients():
+            return np.array(exact.loss_and_gradients(ids, targets, at=at))
 
     def differentiate(_: np.ndarray) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        with same_pass(model):
-            model.loss_and_gradients(ids, targets)
+        with model.flat.other_gradients():
+            model.loss_and_gradients(ids, targets, at=at)
             return {name: value.copy() for name, value in model.gradients.items()}, {}
 
     return Differentiable(exact.parameters, evaluate, differentiate, model.workspace.dtype)

@@ -10,17 +10,16 @@ class Dropout(Layer):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.site = scope.workspace.new_dropout_site()
+        self.key = scope.workspace.new_dropout_key()
 
     @property
     def on(self) -> bool:
         """True if this pass drops anything."""
         return self.workspace.drop_probability > 0
 
-    def mask(self) -> tuple[int, float, int]:
+    def mask(self) -> tuple[np.ndarray, float, np.ndarray]:
         """This pass's mask: its key, the probability of dropping, the first row in the batch."""
-        workspace = self.workspace
-        return workspace.dropout_key(self.site), workspace.drop_probability, workspace.first_row
+        return self.key, self.workspace.drop_probability, self.workspace.first_row
 
     def drop(self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None) -> None:
         """x (R, C) -> y (R, C) = x mask [+ addend (R, C)], or its gradient. Writes y, may be x."""

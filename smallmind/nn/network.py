@@ -1,6 +1,6 @@
 """The layers of a model in order: embedding, blocks, final norm, head."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -39,8 +39,6 @@ class Network:
         self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
         self.head = build_head(scope.inner("head"), self.embedding)
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
-        # Called after the backward pass of each block, whose gradients are complete then.
-        self.after_block: Callable[[], object] | None = None
         self.use_recompute(RecomputePlan(enabled=False))
 
     def use_recompute(self, plan: RecomputePlan) -> None:
@@ -112,7 +110,7 @@ class Network:
         release(dnormed, self.normed, self.inputs.pop())
         # forward: x = blocks(embedding(ids))
         for segment in reversed(self.segments):
-            dx = segment.backward(dx, self.after_block)
+            dx = segment.backward(dx)
             release(self.inputs.pop())
         if self.x0:
             self.x0.add_gradient(dx, 0)

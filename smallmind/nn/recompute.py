@@ -5,7 +5,7 @@ backward pass first runs the segment forward once more, keeping what backward ne
 depend only on counters and are the same both times, so the gradients are the same to the bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -75,10 +75,9 @@ class Segment:
                 self.workspace.release_all_but(kept | {id(x)})
         return x
 
-    def backward(
-        self, dy: np.ndarray, after_block: Callable[[], object] | None = None
-    ) -> np.ndarray:
-        """dy (B T, C) -> dx (B T, C), in place. Calls after_block after each block."""
+    def backward(self, dy: np.ndarray) -> np.ndarray:
+        """dy (B T, C) -> dx (B T, C), in place. Calls `after_block` of the pass for each block."""
+        at = self.workspace.now
         if not self.last:
             with self.workspace.profile("Recompute"):
                 for block in self.blocks[:-1]:
@@ -89,6 +88,6 @@ class Segment:
             dx = self.blocks[i].backward(dx)
             if i:
                 self.workspace.release(self.inputs[i])
-            if after_block:
-                after_block()
+            if at and at.after_block:
+                at.after_block()
         return dx

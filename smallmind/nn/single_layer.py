@@ -13,7 +13,7 @@ from smallmind.nn.backend import open_backend
 from smallmind.nn.differentiable import TOO_COARSE, Differentiable, is_float
 from smallmind.nn.layer import Branch, Layer, Norm, Scope
 from smallmind.nn.parameters import Parameters
-from smallmind.nn.workspace import Workspace
+from smallmind.nn.workspace import Pass, Workspace
 from smallmind.settings.config import ModelConfig
 
 NOISE = 0.3  # deviation by which new parameters are moved: gains leave 1, biases 0
@@ -95,7 +95,7 @@ def of_layer(layer: Any, inputs: tuple[Any, ...]) -> Differentiable:
             return np.zeros(0) if result is None else np.array(result)
 
         with workspace.using_pool(TensorPool(allocate=_undefined)):
-            return workspace.one_pass(compute, number=0)
+            return workspace.one_pass(compute, Pass(0))
 
     def differentiate(dy: np.ndarray) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         kept = {name: handle.grad.copy() for name, handle in handles.items()}

@@ -25,9 +25,9 @@ from smallmind.nn.inspection import Inspection, Observer
 from smallmind.nn.network import Network, declare_parameters
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan
-from smallmind.nn.recorded_gradients import RecordedGradients
+from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.nn.sizes import size_rows
-from smallmind.nn.workspace import Kernel, Result, Workspace
+from smallmind.nn.workspace import Kernel, Pass, Result, Workspace
 from smallmind.settings.config import ModelConfig, Precision, RunConfig, micro_batch_sizes
 from smallmind.settings.settings import from_saved
 from smallmind.text.ids import check_ids
@@ -156,10 +156,9 @@ class TransformerModel(Tabular):
         self.gradients = self.flat.grad_views
         # Digest of the tokenizer it was trained with, or None if unknown.
         self.tokenizer_digest: str | None = None
-        self.passes = 0  # batches trained on so far: dropout masks depend on it
-        self.first_window = 0  # of the next batch in a larger one: they depend on that too
+        self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
-        self._recorded = RecordedGradients()
+        self.forget_recorded()
         self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
@@ -276,8 +275,12 @@ class TransformerModel(Tabular):
                 # The first token has nothing in the cache to attend to: another pass.
                 if ids.shape[1] > 1 or cache.start == 0:
                     return self.network.decode(ids).copy()
-                key = self.flat.compute_address, cache.positions
-                return cache.step.run(self.workspace, key, ids, self.network.decode).copy()
+                key = self.workspace, self.flat.compute_address, cache.positions
+                logits = cache.step.repeat(self.workspace, key, (ids,))
+                if logits is None:
+                    with cache.step.noting(self.workspace, key, (ids,)) as noted:
+                        logits = noted.result = self.network.decode(*noted.inputs)
+                return logits.copy()
 
         logits = self.workspace.one_pass(compute)
         cache.append(ids)
@@ -315,14 +318,16 @@ class TransformerModel(Tabular):
         ids: np.ndarray,
         targets: np.ndarray,
         scale: float = 1.0,
+        at: Pass | None = None,
         objective: Objective | None = None,
         weights: np.ndarray | None = None,
         divisor: float | None = None,
     ) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token; adds to the gradients.
 
-        Adds the gradient of scale * loss. Dropout is on, with a new mask at each call. An objective
-        replaces the cross-entropy: it writes the losses and their gradient.
+        Adds the gradient of scale * loss. Dropout is on, with the mask of the pass `at`, or a new
+        one at each call. An objective replaces the cross-entropy: it writes the losses and their
+        gradient.
 
         With weights (B, T), one per target, the mean is weighted: the sum of weighted losses is
         divided by `divisor`, by default the sum of the weights. Without any weight it is 0.
@@ -334,50 +339,52 @@ class TransformerModel(Tabular):
             if divisor is None:
                 divisor = float(weights.sum(dtype=np.float64))
         divisor = targets.size if divisor is None else divisor
-
-        share = scale / divisor if divisor else 0.0
-        constants = share, self.flat.compute_address, self.recompute_plan.state
+        workspace, recorded = self.workspace, self._recorded
+        kind = self.flat.compute_address, self.recompute_plan.state
         arrays = (ids, targets) if weights is None else (ids, targets, weights)
 
         def compute(windows: slice) -> float:
-            kernel = objective and functools.partial(objective, windows)
-            plain = functools.partial(self._add_gradients, scale=share, kernel=kernel)
+            workspace.scale[...] = scale / divisor if divisor else 0.0
             batch = tuple(array[windows] for array in arrays)
-            if kernel or self.network.after_block:
-                losses = plain(*batch)
+            if objective:
+                losses = self._add_gradients(*batch, kernel=functools.partial(objective, windows))
+            elif (found := recorded.repeat(workspace, kind, batch)) is not None:
+                losses = found
             else:
-                losses = self._recorded.run(self.workspace, self.flat, constants, batch, plain)
+                with recorded.noting(workspace, kind, batch) as noted:
+                    losses = noted.result = self._add_gradients(*noted.inputs)
             return float(losses.sum())  # in its own precision: converting takes a buffer
 
-        total, number = 0.0, self.passes
-        self.passes += 1
+        if at is None:
+            at = Pass(self.passes)
+            self.passes += 1
+        total = 0.0
         for windows in micro_batches(ids, self.micro_batch_size):
-            one_pass = functools.partial(compute, windows)
-            first_row = (self.first_window + windows.start) * ids.shape[1]
-            total += self.workspace.one_pass(one_pass, number, first_row)
+            first_row = at.first_row + windows.start * ids.shape[1]
+            part = at._replace(first_row=first_row)
+            total += workspace.one_pass(functools.partial(compute, windows), part)
         return total / divisor if divisor else 0.0
 
     def forget_recorded(self) -> None:
         """Drops the passes that are repeated without Python, and with them their arrays."""
-        self._recorded = RecordedGradients()
+        self._recorded = RecordedPasses()
 
     def _add_gradients(
         self,
         ids: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
-        *,
-        scale: float,
-        kernel: Kernel | None,
+        kernel: Kernel | None = None,
     ) -> np.ndarray:
-        """ids, targets, weights (B, T) -> losses (B, T), rented; adds scale times their gradients.
+        """ids, targets, weights (B, T) -> weighted losses (B, T), rented.
 
-        The losses are weighted.
+        Adds their gradients, times the scale of the workspace.
         """
         with self.workspace.profile("Forward"):
             logits = self.network.forward(ids)
         with self.workspace.profile("Loss"):
             losses = self.workspace.rent_full_precision(*ids.shape)
+            scale = self.workspace.scale
             dlogits = self._cross_entropy(losses, logits, targets, scale, kernel, weights)
         with self.workspace.profile("Backward"):
             self.network.backward(dlogits)
@@ -412,8 +419,8 @@ class TransformerModel(Tabular):
                     self.network.backward(dlogits)
                     return observer.with_gradients(found, losses, self.gradients)
 
-        number = None if targets is None else self.passes
-        return self.workspace.one_pass(compute, number, drops=False)
+        at = None if targets is None else Pass(self.passes, drops=False)
+        return self.workspace.one_pass(compute, at)
 
     def zero_gradients(self) -> None:
         """Sets all gradients to zero."""
@@ -483,7 +490,7 @@ class TransformerModel(Tabular):
         losses: np.ndarray,
         logits: np.ndarray,
         targets: np.ndarray,
-        scale: float = 1.0,
+        scale: float | np.ndarray = 1.0,
         kernel: Kernel | None = None,
         weights: np.ndarray | None = None,
     ) -> np.ndarray:

@@ -4,7 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,21 @@ def no_profile(_name: str) -> AbstractContextManager[None]:
     return _NOTHING
 
 
+class Pass(NamedTuple):
+    """A pass of training: what there is to know about it besides its batch.
+
+    `number` counts batches, and `first_row` is the place of its rows in their batch: they determine
+    the masks of dropout, with `drops`. After the backward pass of each block, whose gradients are
+    complete then, it calls `after_block`, and every now and then `poll`.
+    """
+
+    number: int
+    first_row: int = 0
+    drops: bool = True
+    after_block: Callable[[], object] | None = None
+    poll: Callable[[], object] = nothing
+
+
 class Workspace:
     """Gives layers their kernels and arrays.
 
@@ -48,12 +63,12 @@ class Workspace:
         self.seed = seed
         self.layer = ""
         self.direction = "forward"
-        self.pass_number: int | None = None  # None: evaluating, nothing is dropped
-        self.first_row = 0  # of this pass, among the rows of the whole batch
+        self.now: Pass | None = None  # None: evaluating, nothing is dropped
         self.T = 0  # tokens of each window of this pass
-        self._sites = 0
-        self._drops = True
-        self.poll: Callable[[], object] = nothing  # called every now and then during a pass
+        # These lie in arrays, which recorded passes read again.
+        self.scale = np.zeros((), dtype)  # of the gradients of this pass
+        self.first_row = np.zeros((), np.int64)  # of this pass in its batch, where it drops
+        self._dropout_keys: list[np.ndarray] = []  # of the places that drop activations
         self._busy = threading.Lock()  # held during a pass; the owner of what the pass rents
         self._rented: dict[int, np.ndarray] = {}
         self.cache: KeyValueCache | None = None  # what a pass continues, if it continues any
@@ -67,7 +82,8 @@ class Workspace:
     def kernels_for(self, layer: str) -> Any:
         """The kernels. Sets `layer`, for what profiles or checks them."""
         activity.tick()
-        self.poll()
+        if self.now:
+            self.now.poll()
         self.layer = layer
         return self.kernels
 
@@ -112,15 +128,11 @@ class Workspace:
     def one_pass(
         self,
         compute: Callable[[], Result],
-        number: int | None = None,
-        first_row: int = 0,
-        drops: bool = True,
+        at: Pass | None = None,
     ) -> Result:
-        """Calls compute for a pass through the model -> its result.
+        """Calls compute for a pass through the model -> its result. at: of training.
 
-        Whatever it rents is returned at its end, even after an error. number counts the batches
-        trained on. It determines the dropout masks, together with first_row, the place of a
-        micro-batch in its batch. With drops=False there is no dropout, although backward follows.
+        Whatever it rents is returned at its end, even after an error.
 
         Ctrl-C raises KeyboardInterrupt after any call and at the start of any function, a context
         manager's `__exit__` included. So the lock is taken and released by a `with` statement on
@@ -130,8 +142,9 @@ class Workspace:
             raise RuntimeError("the model is already in a pass: use it from one thread at a time")
         with self._busy:
             try:
-                self.pass_number, self.first_row, self.direction = number, first_row, "forward"
-                self._drops = drops
+                self.now, self.direction = at, "forward"
+                if at and self.drop_probability:
+                    self._set_masks(at)
                 result = compute()
                 self._end_pass()
                 return result
@@ -139,8 +152,14 @@ class Workspace:
                 self._end_pass()  # once more, if an interrupt came during the first time
                 raise
 
+    def _set_masks(self, at: Pass) -> None:
+        """Writes what the dropout masks of a pass follow from."""
+        self.first_row[...] = at.first_row
+        for site, key in enumerate(self._dropout_keys):
+            key[...] = hash64(self.seed, at.number, site)
+
     def _end_pass(self) -> None:
-        self.pass_number = None
+        self.now = None
         if self.reservation:
             self.reservation.return_()
             self.reservation = None
@@ -171,12 +190,12 @@ class Workspace:
     @property
     def training(self) -> bool:
         """True if a backward pass follows."""
-        return self.pass_number is not None
+        return self.now is not None
 
     @property
     def drop_probability(self) -> float:
         """The share of activations dropped in this pass: 0 in evaluations."""
-        return self.dropout if self.training and self._drops else 0.0
+        return self.dropout if self.now and self.now.drops else 0.0
 
     @property
     def start(self) -> np.ndarray:
@@ -193,11 +212,11 @@ class Workspace:
             self.cache = None
 
     @contextmanager
-    def keeping_arrays(self) -> Iterator[None]:
+    def keeping_arrays(self) -> Iterator[list[np.ndarray]]:
         """Within the block, what is rented is new and stays with whoever holds it."""
         self._keeps_arrays = True
         try:
-            yield
+            yield []
         finally:
             self._keeps_arrays = False
 
@@ -215,23 +234,15 @@ class Workspace:
     def can_repeat(self) -> bool:
         """True if the calls of the kernels in this pass affect nothing but its results.
 
-        Not so while they are profiled or checked. With dropout they take other numbers each time.
+        Not so while they are profiled or checked, or somebody waits for the gradients of blocks.
         """
-        return (
-            self.new_recording is not None
-            and self.profile is no_profile
-            and self.poll is nothing
-            and not self.drop_probability
-        )
+        is_watched = self.now and (self.now.after_block or self.now.poll is not nothing)
+        return self.new_recording is not None and self.profile is no_profile and not is_watched
 
-    def new_dropout_site(self) -> int:
-        """Registers a place in the model that drops activations -> its number, from 0."""
-        self._sites += 1
-        return self._sites - 1
-
-    def dropout_key(self, site: int) -> int:
-        """The key of such a place: the same in the forward and backward of a pass."""
-        return hash64(self.seed, self.pass_number or 0, site)
+    def new_dropout_key(self) -> np.ndarray:
+        """Registers a place in the model that drops activations -> its key () in each pass."""
+        self._dropout_keys.append(np.zeros((), np.uint64))
+        return self._dropout_keys[-1]
 
 
 class _WrappedKernels:

@@ -70,16 +70,12 @@ class ShardSampler(Sampler):
         begin = bounds(self.windows_in_batch(number), self.shards)
         first = begin[self.own.start]
         part = slice(begin[shard] - first, begin[shard + 1] - first)
-        return batch.part(part)
+        return batch.part(part)._replace(first_window=begin[shard])
 
     def windows_of(self, number: int, shard: int) -> int:
         """The number of windows that a shard has of batch `number`."""
         begin = bounds(self.windows_in_batch(number), self.shards)
         return begin[shard + 1] - begin[shard]
-
-    def first_window(self, number: int, shard: int) -> int:
-        """The place of a shard's first window in batch `number`."""
-        return bounds(self.windows_in_batch(number), self.shards)[shard] if shard else 0
 
 
 class Node(NamedTuple, Generic[Value]):

@@ -15,7 +15,7 @@ from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.generation import generate
-from smallmind.nn.recorded_gradients import AFTER, CHECKED
+from smallmind.nn.recorded_passes import AFTER
 from smallmind.nn.transformer import resolve_precision
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.optim.schedule import WARMUP_SHARE
@@ -26,7 +26,7 @@ from smallmind.training.checkpoint import save
 from smallmind.training.evaluation import MOST_HELD_OUT
 from smallmind.training.records import StepRecord
 from smallmind.training.state import split_snapshot
-from smallmind.training.step import make_objective, set_up
+from smallmind.training.step import FIRST, make_objective, set_up
 from smallmind.training.target import LOOKING
 from smallmind.training.training import SAMPLE_TOKENS, Training
 
@@ -40,7 +40,7 @@ MAX_PASSES = 64  # over the text: more memorise it, and its held-out part is pre
 
 # The slowest over the fastest try of a rough pace.
 TRIES = 3  # calls that are timed
-RECORDED = AFTER + 2 * CHECKED  # passes of training, after which they are repeated at full speed
+RECORDED = AFTER + 1  # passes of training, after which they are repeated at full speed
 MAX_TIMING = 1.0  # seconds, once TRIES are timed
 OPERATIONS = 6  # per parameter and token of a training pass
 MAX_OPERATIONS = 1e10  # of a pass that is timed: some tenths of a second on two cores
@@ -147,7 +147,7 @@ def rough_pace(training: Training, config: TrainingConfig) -> Pace:
         optimizer, right = make_optimizer(model, config), np.empty(batch.ids.shape, np.bool_)
         optimizer.learning_rate *= 1e-3  # passes over one batch must not lead anywhere
         tries = _tries(
-            lambda: objective(batch, 1.0, 1.0),
+            lambda: objective(batch, 1.0, 1.0, FIRST),
             lambda: optimizer.step(config.max_grad_norm or None),
             lambda: model.losses(batch.ids, batch.targets, right),
         )

@@ -32,11 +32,18 @@ class Batch(NamedTuple):
     targets: np.ndarray  # int32 (B, T)
     starts: np.ndarray  # (B,), where in the sequence each window begins
     weights: np.ndarray | None = None  # float32 (B, T), of each target; None: all count the same
+    first_window: int = 0  # its place in the batch that it is a part of
 
     def part(self, rows: slice) -> "Batch":
         """Some of its windows."""
         weights = None if self.weights is None else self.weights[rows]
-        return Batch(self.ids[rows], self.targets[rows], self.starts[rows], weights)
+        first = self.first_window + rows.indices(len(self.ids))[0]
+        return Batch(self.ids[rows], self.targets[rows], self.starts[rows], weights, first)
+
+    @property
+    def first_row(self) -> int:
+        """The place of its first token in the batch that it is a part of."""
+        return self.first_window * self.ids.shape[1]
 
     @property
     def weighting(self) -> dict[str, Any]:
@@ -56,7 +63,7 @@ class Batch(NamedTuple):
     def copy(self) -> "Batch":
         """Its windows in arrays of their own."""
         weights = None if self.weights is None else self.weights.copy()
-        return Batch(self.ids.copy(), self.targets.copy(), self.starts, weights)
+        return self._replace(ids=self.ids.copy(), targets=self.targets.copy(), weights=weights)
 
 
 class Dataset:

@@ -54,8 +54,7 @@ def _report(model: TransformerModel, kernel: str, array: np.ndarray) -> None:
     if model.precision == Precision.FLOAT16 and may_overflow:
         return
     value = "NaN" if np.isnan(to_float32(array)).any() else "Inf"
-    number = workspace.pass_number
-    when = "an evaluation" if number is None else f"training pass {number + 1}"
+    when = f"training pass {workspace.now.number + 1}" if workspace.now else "an evaluation"
     place = f"the first {value} is in the {direction} pass of {layer} ({kernel}, {when})"
     for name, parameter in model.flat.compute.items():
         if not _is_finite(parameter):

@@ -14,6 +14,7 @@ from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console import activity
 from smallmind.files import safetensors
 from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Pass
 from smallmind.settings.config import DistillationConfig, ModelConfig, Precision
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.training.teacher_cache import TeacherCache, make_cache
@@ -102,7 +103,12 @@ class Distillation:
         return self.cache.block_size if self.cache else 1
 
     def loss_and_gradients(
-        self, model: TransformerModel, batch: Batch, scale: float = 1.0, share: float = 1.0
+        self,
+        model: TransformerModel,
+        batch: Batch,
+        scale: float = 1.0,
+        share: float = 1.0,
+        at: Pass | None = None,
     ) -> float:
         """Computes this loss and its gradients; adds share times the temperature's gradient."""
         pool, dtype = model.workspace.pool, model.workspace.dtype
@@ -122,7 +128,7 @@ class Distillation:
             self._with_teacher_logits(model, batch, windows, learn)
 
         weighting = batch.weighting
-        return model.loss_and_gradients(batch.ids, batch.targets, scale, objective, **weighting)
+        return model.loss_and_gradients(batch.ids, batch.targets, scale, at, objective, **weighting)
 
     def take_gradient(self) -> float:
         """The temperature's gradient so far, which is then cleared."""

@@ -4,10 +4,10 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
-from smallmind.nn.workspace import nothing
+from smallmind.nn.workspace import Pass
 from smallmind.parallel.gradient_sum import GradientSum, adding
 from smallmind.parallel.ranks import ORDERLY, Ranks, together
 from smallmind.parallel.shards import ShardSampler, own_shards
@@ -16,7 +16,7 @@ from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.live_state import LiveState
 from smallmind.training.prefetch import Batches, drawing
-from smallmind.training.step import Summed, accumulate_gradients, make_objective
+from smallmind.training.step import Summed, accumulate_gradients, make_objective, passes_in_step
 
 # Gradients are sent during the backward pass if sending them takes more than this share of a step,
 # in the median of some steps after the first ones.
@@ -99,6 +99,10 @@ class Gradients:
         """Update, from 1 -> the number of windows in all its batches together, of all ranks."""
         return self._sampler.windows_in_step(step)
 
+    def passes_in_step(self, step: int) -> int:
+        """Update, from 1 -> the number of its batches that are not empty."""
+        return passes_in_step(self._sampler, step)
+
     def last_batch(self, step: int) -> Batch:
         """This rank's windows, perhaps none, of the last batch that the step has computed."""
         sampler = self._sampler
@@ -111,7 +115,6 @@ class Gradients:
         try:
             return self._own_shards(step, loss_scale)
         finally:
-            self.run.model.first_window = 0
             self._sum.send_early()
 
     def _own_shards(self, step: int, loss_scale: float) -> list[tuple[float, float, float]]:
@@ -119,29 +122,29 @@ class Gradients:
 
         -> of each shard its part of the mean loss, its weight and the temperature's gradient.
         """
-        run, model, passes = self.run, self.run.model, self.run.model.passes
+        run, sampler = self.run, self._sampler
         get_batch: Callable[[int], Batch] = self._batches.get
-        if len(self._sum.own) > 1 and self._sampler.batches > 1:
+        if len(self._sum.own) > 1 and sampler.batches > 1:
             get_batch = self._copies(step).__getitem__
         computed = []
         for shard in self._sum.own:
-            model.passes = passes
 
             def windows(number: int, shard: int = shard) -> Batch:
-                model.first_window = self._sampler.first_window(number, shard)
-                return self._sampler.shard(number, get_batch(number), shard)
+                return sampler.shard(number, get_batch(number), shard)
 
-            is_last = shard == self._sum.own[-1]
-            with self._sending_early(step) if is_last and self._sum.early else nullcontext():
-                summed = accumulate_gradients(
-                    model,
-                    self._sampler,
-                    step,
-                    self._objective,
-                    windows,
-                    loss_scale,
-                    self._check_stop,
-                )
+            at = Pass(run.passes)
+            if self._sum.early and shard == self._sum.own[-1]:
+                at = self._sending_early(at, step)
+            summed = accumulate_gradients(
+                run.model,
+                sampler,
+                step,
+                self._objective,
+                windows,
+                loss_scale,
+                at,
+                self._check_stop,
+            )
             gradient = run.distillation.take_gradient() if run.distillation else 0.0
             computed.append((*summed, gradient))
             self._sum.add(shard)
@@ -162,9 +165,8 @@ class Gradients:
         if statistics.median(shares[COLD_STEPS:]) > WORTH_OVERLAP:
             self._sum.early = [flat.matrices(own) for own in reversed(network.specs_of_blocks)]
 
-    @contextmanager
-    def _sending_early(self, step: int) -> Iterator[None]:
-        """Within the block, the last pass of the last shard sends the gradients of each block."""
+    def _sending_early(self, at: Pass, step: int) -> Pass:
+        """Passes of the last shard, the last of which sends the gradients of each block."""
         model, sampler, shard = self.run.model, self._sampler, self._sum.own[-1]
         T = sampler.dataset.block_size
         sizes = [sampler.windows_of(number, shard) for number in sampler.batches_in_step(step)]
@@ -175,15 +177,13 @@ class Gradients:
             nonlocal blocks_left
             blocks_left -= 1
             if blocks_left < len(model.blocks):
-                model.workspace.poll = self.ranks.poll
                 self._sum.send_next()
 
-        model.network.after_block = after_block
-        try:
-            yield
-        finally:
-            model.network.after_block = None
-            model.workspace.poll = nothing
+        def poll() -> None:
+            if blocks_left < len(model.blocks):
+                self.ranks.poll()
+
+        return at._replace(after_block=after_block, poll=poll)
 
     def _copies(self, step: int) -> dict[int, Batch]:
         """The batches of a step, by number: each shard has windows of all of them."""

@@ -52,6 +52,7 @@ class LiveState:
         self.data = data
         self.distillation = distillation
         self.progress = RunProgress()
+        self.passes = 0  # batches trained on so far: dropout masks depend on it
         self.optimizer: Optimizer = make_optimizer(model, config, ranks)
         self.schedule: Schedule = schedule(config)
         self.scaler = LossScaler() if model.precision == Precision.FLOAT16 else None
@@ -72,7 +73,7 @@ class LiveState:
         """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
         tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}
         temperature = self.distillation and self.distillation.state()
-        state = {"passes": self.model.passes, "temperature": temperature}
+        state = {"passes": self.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
 
     def capture(self) -> RunState:
@@ -133,7 +134,7 @@ class LiveState:
         for name, value in self.model.parameters.items():
             value[...] = state.tensors[f"model.{name}"]
         self.model.flat.refresh()
-        self.model.passes = int(state.state["passes"])
+        self.passes = int(state.state["passes"])
         if self.distillation:
             self.distillation.load_state(state.state["temperature"])
 

@@ -65,8 +65,7 @@ class Loop:
 
     def records(self, last: int) -> Iterator[Record]:
         """Trains to the step `last`, or until the run ends earlier, and yields what happens."""
-        run, config, model = self.run, self.run.config, self.run.model
-        gradients = self.gradients
+        run, config, gradients = self.run, self.run.config, self.gradients
         clock = StepClock(run.progress)
         # The run was stopped during it.
         if evaluation_is_due(config, run.progress) or self._target.is_due():
@@ -74,7 +73,7 @@ class Loop:
         if not run.spikes.good:
             self._keep_state()
         while run.progress.step < last and not run.progress.ended:
-            step, passes = run.progress.step + 1, model.passes
+            step = run.progress.step + 1
             if step in run.spikes.skipped:
                 run.progress.step = step
                 yield from self._after_step(clock)
@@ -82,13 +81,11 @@ class Loop:
             try:
                 with self._showing(step):
                     loss = gradients.compute(step, run.loss_scale)
-            except BaseException as error:
-                model.passes = passes
-                if isinstance(error, Stopped):
-                    break
-                if isinstance(error, (InputError, OSError, MemoryError)):
-                    # Perhaps its batch could not be read. The steps before it are as good as ever.
-                    yield from self._finish()
+            except Stopped:
+                break
+            except (InputError, OSError, MemoryError):
+                # Perhaps its batch could not be read. The steps before it are as good as ever.
+                yield from self._finish()
                 raise
             if self._is_broken(loss):
                 yield self._roll_back(step, loss)
@@ -116,6 +113,7 @@ class Loop:
         if reason := fatal_reason(run, norm):
             raise FloatingPointError(reason)
         progress.step = step
+        run.passes += self.gradients.passes_in_step(step)
         is_updated = math.isfinite(norm)
         if is_updated and run.distillation:
             run.distillation.step(rate)

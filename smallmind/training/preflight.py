@@ -19,6 +19,7 @@ from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.health import check_model
+from smallmind.training.step import FIRST
 from smallmind.training.training import Training
 
 FIRST_LOSS_SLACK = 0.2  # nats by which a batch may differ by chance
@@ -63,7 +64,6 @@ def preflight(
     model = training.model
     with training.preserved():
         model.use_precision(Precision.FLOAT32)
-        model.passes = 0
         batch = draw(RandomWindows(training.data), 0)
         if untrained:
             yield first_loss(model, batch)
@@ -279,9 +279,8 @@ def kernels_agree(model: TransformerModel, samples: Batch) -> Check:
     """The compiled kernels compute the same gradients as plain NumPy."""
     plain = copy_model(model, backend="numpy")
     for each in (model, plain):
-        each.passes = 0  # the same dropout masks
         each.zero_gradients()
-        each.loss_and_gradients(samples.ids, samples.targets)
+        each.loss_and_gradients(samples.ids, samples.targets, at=FIRST)  # the same dropout masks
     errors = {
         name: _relative_error(model.gradients[name], gradient)
         for name, gradient in plain.gradients.items()

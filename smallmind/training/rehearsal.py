@@ -14,7 +14,7 @@ from smallmind.console import activity
 from smallmind.generation import generate
 from smallmind.memory.tensor_pool import TensorPool, unbacked
 from smallmind.nn.backend import NoKernels, dry_run_backend
-from smallmind.nn.recorded_gradients import AFTER, CHECKED
+from smallmind.nn.recorded_passes import AFTER
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.settings.config import ModelConfig, Precision, TrainingConfig
@@ -23,7 +23,7 @@ from smallmind.training.distillation import Distillation
 from smallmind.training.training import Training
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-STEPS = AFTER + CHECKED + 1  # the last ones are recorded, checked and repeated
+STEPS = AFTER + 2  # the last ones are recorded and repeated
 TOKENS = 40  # of a sample
 # The largest sizes of the tiny model: beyond these, kernels call no others.
 WINDOW, HEAD, WIDTH, LAYERS, BATCH, VOCABULARY = 64, 64, 128, 2, 4, 1024

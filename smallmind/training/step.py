@@ -1,5 +1,6 @@
 """One step of training: gradients accumulated over its batches, and the update."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -7,12 +8,15 @@ from typing import NamedTuple, Protocol
 from smallmind.console import activity
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.workspace import Pass
 from smallmind.settings.config import Precision, TrainingConfig
 from smallmind.text.dataset import Batch
 from smallmind.text.samplers import Sampler
 from smallmind.training.distillation import Distillation
 from smallmind.training.health import not_finite
 from smallmind.training.live_state import LiveState
+
+FIRST = Pass(0)  # of a run
 
 
 def set_up(model: TransformerModel, config: TrainingConfig, precision: Precision) -> None:
@@ -41,7 +45,7 @@ class Summed(NamedTuple):
 class LossAndGradients(Protocol):
     """The objective of a run: adds to the gradients of a model."""
 
-    def __call__(self, batch: Batch, scale: float, share: float) -> float:
+    def __call__(self, batch: Batch, scale: float, share: float, at: Pass | None = None) -> float:
         """Adds scale times the gradient of the batch's mean loss -> that loss.
 
         share is the batch's share of the step's windows; scale already includes it.
@@ -51,10 +55,11 @@ class LossAndGradients(Protocol):
 def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
     """Returns the loss of a run: the cross-entropy of its text, or that of its distillation."""
 
-    def objective(batch: Batch, scale: float, share: float) -> float:
-        if distillation:
-            return distillation.loss_and_gradients(model, batch, scale, share)
-        return model.loss_and_gradients(batch.ids, batch.targets, scale, **batch.weighting)
+    if distillation:
+        return functools.partial(distillation.loss_and_gradients, model)
+
+    def objective(batch: Batch, scale: float, _share: float, at: Pass | None = None) -> float:
+        return model.loss_and_gradients(batch.ids, batch.targets, scale, at, **batch.weighting)
 
     return objective
 
@@ -66,28 +71,33 @@ def accumulate_gradients(
     objective: LossAndGradients,
     get_batch: Callable[[int], Batch],
     loss_scale: float = 1.0,
+    at: Pass = FIRST,
     before_batch: Callable[[], object] = lambda: None,
 ) -> Summed:
     """Adds loss_scale times the gradients of a step's batches -> mean loss, and its weight.
 
     get_batch takes the number of a batch, and may return some of its windows: the result is then
-    their part of the sum. Every window counts the same, as in one large batch.
+    their part of the sum. Every window counts the same, as in one large batch. `at` is the first
+    pass of the step.
     """
-    windows, passes = sampler.windows_in_step(step), model.passes
-    total, weight = 0.0, 0.0
+    windows, total, weight = sampler.windows_in_step(step), 0.0, 0.0
     for number in activity.parts(sampler.batches_in_step(step)):
         before_batch()
         with model.workspace.profile("GetBatch"):
             batch = get_batch(number)
-        # Dropout depends on the number of the batch, whichever of its windows are here.
-        model.passes = passes
-        passes += sampler.windows_in_batch(number) > 0
         if len(batch.ids):  # the last update of an epoch may need fewer batches
             share = len(batch.ids) / windows
-            total += share * objective(batch, loss_scale * share, share)
+            here = at._replace(first_row=batch.first_row)
+            total += share * objective(batch, loss_scale * share, share, here)
             weight += batch.windows
-    model.passes = passes
+        # Dropout depends on the number of the batch, whichever of its windows are here.
+        at = at._replace(number=at.number + (sampler.windows_in_batch(number) > 0))
     return Summed(total, weight)
+
+
+def passes_in_step(sampler: Sampler, step: int) -> int:
+    """Batches of a step that are not empty."""
+    return sum(sampler.windows_in_batch(number) > 0 for number in sampler.batches_in_step(step))
 
 
 def update(run: LiveState, divisor: float = 1.0) -> float:

@@ -71,9 +71,9 @@ def _at_step(patch, plant):
     """Calls plant(model) after every backward pass from STEP on."""
     original = TransformerModel.loss_and_gradients
 
-    def loss_and_gradients(model, *arguments):
-        loss = original(model, *arguments)
-        if model.passes >= STEP:
+    def loss_and_gradients(model, ids, targets, scale=1.0, at=None, **named):
+        loss = original(model, ids, targets, scale, at, **named)
+        if at and at.number + 1 >= STEP:
             plant(model)
         return loss
 

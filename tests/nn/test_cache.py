@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from smallmind import InputError, TransformerModel
+from smallmind import InputError, TransformerModel, parts
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.documents import Documents
-from smallmind.nn.embedding import Embedding
-from smallmind.nn.head import UntiedHead
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.settings.presets import ARCHITECTURES
@@ -175,15 +173,25 @@ def test_an_interrupt_while_recording_leaves_the_earlier_recording_whole(monkeyp
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("part", [Embedding, RMSNorm, SwiGLU, UntiedHead])
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_layers_that_compute_without_kernels_are_not_skipped(part, repeats, monkeypatch):
-    forward = part.forward
-    monkeypatch.setattr(
-        part, "forward", lambda self, *given, **more: forward(self, *given, **more) * 1.5
-    )
-    model = new_model("llama", "numba", tie_weights=False)
-    ids = tokens(2, 8).repeat(repeats, axis=1)[:, :T]
+class OwnMLP(SwiGLU):
+    """A layer of a person, which computes something without kernels."""
+
+    def forward(self, x, addend=None):
+        return super().forward(x, addend) * np.float32(1.5)
+
+
+class OwnNorm(RMSNorm):
+    def forward(self, x):
+        return super().forward(x) * np.float32(1.5)
+
+
+@pytest.mark.parametrize(
+    ("table", "part"), [(parts.MLPS, OwnMLP), (parts.NORMS, OwnNorm)], ids=["mlp", "norm"]
+)
+def test_layers_of_another_package_are_not_skipped(table, part, monkeypatch):
+    monkeypatch.setitem(table, "own", f"{__name__}:{part.__name__}")
+    model = new_model("llama", "numba", **{part.__name__.removeprefix("Own").lower(): "own"})
+    ids = tokens(2, 8)
     recorded, plain = KeyValueCache(model, 2), KeyValueCache(model, 2)
     for i in range(ids.shape[1]):
         found = model.decode(ids[:, i : i + 1], recorded)

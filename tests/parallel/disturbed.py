@@ -30,9 +30,9 @@ def in_batch(number, act):
     """Calls act(model) once, when a model has been trained on a batch; it may return a loss."""
     original, done = TransformerModel.loss_and_gradients, []
 
-    def disturbed(self, *arguments):
-        is_due = self.backend != "none" and self.passes == number and not done
-        loss = original(self, *arguments)
+    def disturbed(self, ids, targets, scale=1.0, at=None, **named):
+        is_due = self.backend != "none" and at and at.number == number and not done
+        loss = original(self, ids, targets, scale, at, **named)
         if not is_due:
             return loss
         done.append(True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.nn.workspace import Pass
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.presets import ARCHITECTURES
 from smallmind.text.samplers import draw, make_sampler
@@ -91,19 +92,18 @@ def test_the_masks_of_shards_are_those_of_the_whole_batch():
         model.micro_batch_size = micro_batch_size
 
         def loss_of(first, last):
-            model.passes, model.first_window = 4, first
-            part = slice(first, last)
-            loss = model.loss_and_gradients(batch.ids[part], batch.targets[part], 1.0)
-            model.first_window = 0
-            return loss
+            part = batch.part(slice(first, last))
+            at = Pass(4, part.first_row)
+            return model.loss_and_gradients(part.ids, part.targets, 1.0, at)
 
         whole = loss_of(0, 8)
         parts = [loss_of(first, last) * (last - first) / 8 for first, last in ((0, 3), (3, 8))]
         np.testing.assert_allclose(sum(parts), whole, rtol=1e-5)
         shifted = [loss_of(first, first + 4) / 2 for first in (0, 4)]
         np.testing.assert_allclose(sum(shifted), whole, rtol=1e-5)
-    model.passes, model.first_window = 4, 1
-    assert model.loss_and_gradients(batch.ids, batch.targets, 1.0) != pytest.approx(whole, 1e-5)
+    moved = Pass(4, batch.ids.shape[1])
+    found = model.loss_and_gradients(batch.ids, batch.targets, 1.0, moved)
+    assert found != pytest.approx(whole, 1e-5)
 
 
 @pytest.mark.parametrize("rounds", ["float32", "bfloat16"])

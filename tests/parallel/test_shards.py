@@ -113,8 +113,8 @@ def test_shards_have_the_windows_of_the_whole_batch(
             own = draw(part, number)
             assert len(own.ids) <= part.max_batch_size
             for shard in part.own:
-                assert part.first_window(number, shard) == first
                 found.append(part.shard(number, own, shard))
+                assert found[-1].first_window == first or part.shards == 1
                 first += len(found[-1].ids)
         assert len(found) == shards
         for i, expected in enumerate(batch[:3]):

@@ -6,23 +6,20 @@ import threading
 import numpy as np
 import pytest
 
-from smallmind import AdamW, TransformerModel
+from smallmind import AdamW, TransformerModel, parts
 from smallmind.kernels.codegen.recording import Recording
 from smallmind.kernels.codegen.threads import max_threads, set_threads, threads
 from smallmind.memory.tensor_pool import TensorPool
-from smallmind.nn import recorded_gradients
-from smallmind.nn.attention import Attention
-from smallmind.nn.embedding import Embedding
-from smallmind.nn.linear import Linear
+from smallmind.nn import recorded_passes
 from smallmind.nn.mlp import SwiGLU
 from smallmind.nn.network import Network
 from smallmind.nn.recompute import RecomputePlan
-from smallmind.nn.recorded_gradients import AFTER, CHECKED, KINDS
-from smallmind.nn.rmsnorm import RMSNorm
+from smallmind.nn.recorded_passes import AFTER, KINDS
+from smallmind.nn.workspace import Pass
 from smallmind.settings.presets import ARCHITECTURES
 
 T, V = 12, 31
-ENOUGH = AFTER + 2 + CHECKED  # passes after which they are repeated
+ENOUGH = AFTER + 2  # passes after which they are repeated
 VARIANTS = {
     **ARCHITECTURES,
     "untied": {**ARCHITECTURES["llama"], "tie_weights": False},
@@ -151,7 +148,7 @@ def test_batches_of_several_shapes_and_scales_take_turns():
     for number in range(3 * ENOUGH):
         pair.step(rows=3 + number % 2)
         pair.step(scale=1.0 if number < ENOUGH else 64.0)
-        pair.step(scale=1.0 + number)  # never the same
+        pair.step(scale=1.0 + number)
     assert pair.is_repeating
     for number in range(3 * ENOUGH * KINDS):
         pair.step(rows=1 + number % (2 * KINDS))
@@ -183,51 +180,23 @@ def test_a_thread_repeats_only_what_it_has_recorded_itself():
     assert pair.is_repeating
 
 
-@pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("part", [Embedding, RMSNorm, Attention, SwiGLU])
-@pytest.mark.parametrize("method", ["forward", "backward"])
-def test_layers_that_compute_without_kernels_are_not_skipped(part, method, same, monkeypatch):
-    original = getattr(part, method)
+class Doubled(SwiGLU):
+    """A layer of a person, which computes something without kernels."""
 
-    def changed(self, x, *others, **named):
-        result = original(self, x, *others, **named)
-        dx = others[0] if others else x
-        target = result if isinstance(result, np.ndarray) else dx
-        # Depends on what is there, unlike a constant that a kernel would have been given.
-        target *= np.float32(1.25) + np.float32(0.125) * np.sign(target[:1])
-        if part is Embedding and method == "backward":
-            self.token.grad[:2] *= 2
-        return result
-
-    monkeypatch.setattr(part, method, changed)
-    pair = Pair("llama")
-    for _ in range(2 * ENOUGH):
-        pair.step(number=1 if same else None)
-    assert not pair.is_repeating
-
-
-def test_a_layer_that_computes_from_the_weights_is_not_skipped(monkeypatch):
-    """It fits as long as they are those of the recording."""
-
-    def changed(self, y, x, addend=None):
-        self.x = x
-        weight = self.weight.compute / np.abs(self.weight.compute).max()
-        self.kernels.matmul(y, x, weight, self.bias.compute, addend)
+    def forward(self, x, addend=None):
+        y = super().forward(x, addend)
+        y *= np.float32(1.25) + np.float32(0.125) * np.sign(y[:1])
         return y
 
-    monkeypatch.setattr(Linear, "multiply", changed)
-    pair = Pair("gpt2")
-    for number in range(2 * ENOUGH):
-        ids, targets = batch(number)
-        for model in pair.models:
-            model.loss_and_gradients(ids, targets)
-        pair.compare()
-        if number >= AFTER + 2 * CHECKED:
-            pair.update()
-        else:
-            for model in pair.models:
-                model.zero_gradients()
+
+def test_a_model_with_a_layer_of_another_package_is_not_recorded(monkeypatch):
+    monkeypatch.setitem(parts.MLPS, "doubled", f"{__name__}:Doubled")
+    pair = Pair("llama", mlp="doubled")
+    for _ in range(2 * ENOUGH):
+        pair.step()
     assert not pair.is_repeating
+    model = pair.models[0]
+    assert Pair("llama").models[0].workspace.new_recording and not model.workspace.new_recording
 
 
 def test_the_same_batch_again_and_again_is_repeated():
@@ -245,17 +214,15 @@ def test_whoever_has_to_see_the_layers_sees_them():
     for _ in range(ENOUGH):
         pair.step()
     model = pair.models[0]
-    workspace, network = model.workspace, model.network
+    workspace = model.workspace
     assert pair.is_repeating
     seen = []
     with workspace.wrapped_kernels(lambda name, kernel: seen.append(name) or kernel):
         assert pair.goes_through_layers() and "attention_backward" in seen
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workspace, "poll", lambda: seen.append("poll"))
-        assert pair.goes_through_layers() and "poll" in seen
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "after_block", lambda: seen.append("block"))
-        assert pair.goes_through_layers() and seen.count("block") == 2
+    at = Pass(0, poll=lambda: seen.append("poll"))
+    assert pair.goes_through_layers(at=at) and "poll" in seen
+    at = Pass(0, after_block=lambda: seen.append("block"))
+    assert pair.goes_through_layers(at=at) and seen.count("block") == 2 * len(model.blocks)
     profile = workspace.profile
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workspace, "profile", lambda name: seen.append(name) or profile(name))
@@ -270,17 +237,31 @@ def test_whoever_has_to_see_the_layers_sees_them():
     assert pair.is_repeating
 
 
-def test_dropout_has_a_new_mask_in_every_pass():
-    pair = Pair("gpt2", dropout=0.2)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("variant", ["gpt2", "modern", "documents"])
+def test_repeated_passes_drop_what_the_layers_drop(variant, precision):
+    pair = Pair(variant, precision=precision, dropout=0.2)
     for _ in range(2 * ENOUGH):
-        pair.step()
-    assert not pair.is_repeating
+        pair.step(number=1)  # the masks alone are new
+    assert pair.is_repeating
+    for number in (7, 3, 3):
+        at = Pass(number, first_row=5 * T * number)
+        assert not pair.goes_through_layers(at=at)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_weights_and_scales_may_be_others_in_each_pass(dropout):
+    pair, random = Pair("modern", dropout=dropout), np.random.default_rng(0)
+    for number in range(2 * ENOUGH):
+        weights = random.random((5, T), np.float32) * (random.random((5, T)) < 0.7)
+        pair.step(weights=weights, scale=1.0 + number)
+    assert not pair.goes_through_layers(weights=np.zeros((5, T), np.float32))
 
 
 @pytest.mark.parametrize("step", [AFTER + 1, AFTER + 2, ENOUGH + 2])
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_interrupt_leaves_everything_as_after_a_pass_of_the_layers(step, place, monkeypatch):
-    """While recording, while it is checked, and later."""
+    """While recording, and later."""
     pair = Pair("llama")
     for _ in range(step - 1):
         pair.step()
@@ -327,7 +308,7 @@ def test_what_others_rent_during_a_repetition_is_theirs(monkeypatch):
 
 
 def test_large_passes_are_not_recorded(monkeypatch):
-    monkeypatch.setattr(recorded_gradients, "LARGEST", 1000)
+    monkeypatch.setattr(recorded_passes, "LARGEST", 1000)
     pair = Pair()
     for _ in range(2 * ENOUGH):
         pair.step()
