@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from smallmind.settings.architectures import GPT2, LLAMA, QWEN3
+from smallmind.settings.config import ModelConfig, TrainingConfig
 
 Fields = dict[str, Any]
 
@@ -44,13 +45,13 @@ def _modern_rates(fields: Fields) -> Fields:
     """
     # A model that the run starts from brings its own block size.
     windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)
-    tokens = windows * fields.get("block_size", 64)
+    tokens = windows * fields.get("block_size", ModelConfig.block_size)
     follows: Fields = {"beta2": max(0.9, 0.99 ** (tokens / 768))}
     follows["learning_rate"] = 1e-2 if fields["optimizer"] == "muon" else 4e-3
     if fields.get("init_from"):  # weights that are good already
         follows["learning_rate"] *= FINE_TUNING
         if fields["optimizer"] == "muon":
-            follows["matrix_learning_rate"] = FINE_TUNING * 0.02
+            follows["matrix_learning_rate"] = FINE_TUNING * TrainingConfig.matrix_learning_rate
     if fields["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
         follows["min_lr"] = 0.0
     if not fields.get("use_mixed_precision"):
