@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError(f"target_batch={options.target_batch} must be at least 1")
     run = choices.settings().run
     with activity.showing_on(console.activity):
-        # Of a text that training keeps on disk, only the length matters, and not exactly.
+        # Training keeps it on disk: its length is all that matters, and not exactly.
         if characters := size_on_disk(run.text, run):
             settings = outline(choices, characters)
             size = TextSize(0, characters, is_on_disk=True)

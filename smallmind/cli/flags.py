@@ -192,7 +192,7 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
 
 
 def choices_of(options: argparse.Namespace) -> Choices:
-    """What the flags, --config, --preset, --arch, --size and --recipe choose together."""
+    """Returns what the flags, --config, --preset, --arch, --size and --recipe choose together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     names = options.size, options.preset, options.config
     return Choices.of(*names, flags | neutral_of(options), options.arch, options.recipe)

@@ -482,7 +482,7 @@ class RunConfig:
         f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use",
         metavar="KIND",
     )
-    # Those that some kinds of tokenizer have, which they name in `Tokenizer.settings`.
+    # Some kinds of tokenizer have these settings, and name them in `Tokenizer.settings`.
     bpe_vocab_size: int = setting(
         512,
         "vocabulary size: the 256 bytes, an end of text, and frequent pieces of the text",

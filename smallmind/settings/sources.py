@@ -95,7 +95,7 @@ class Choices:
         arch: str | None = None,
         recipe: str | None = None,
     ) -> "Choices":
-        """What a size, arch, preset, file and flags set; later ones win.
+        """Merges what a size, arch, preset, file and flags set; later ones win.
 
         Without a recipe it is DEFAULT_RECIPE, and for the config.json of a run its own settings.
         InputError for an invalid file, or one that sets everything that a name would.
