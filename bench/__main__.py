@@ -5,11 +5,12 @@ so the arguments are read first.
 """
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ ISAS = {
 # Shapes of `step` that have a name.
 NAMED = {"tiny": [(16, 16, C, 1, 4) for C in (16, 64, 128)]}
 ARCHS = ("gpt2", "llama", "modern")
+MEMORY = ("example", "layers", "limit", "long", "runs")
 FAULTS = (
     "operations",
     "saves",
@@ -69,24 +71,14 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _shapes(text: str) -> list[tuple[int, ...]]:
-    return [_shape(word) for word in text.split(",")]
-
-
 def _step_shapes(text: str) -> list[tuple[int, ...]]:
     return [shape for word in text.split(",") for shape in NAMED.get(word) or [_shape(word)]]
 
 
-def _sizes(text: str) -> list[str]:
+def _size(text: str) -> str:
     from smallmind.settings.presets import SIZES
 
-    sizes = text.split(",")
-    for size in sizes:
-        if size not in SIZES:
-            raise argparse.ArgumentTypeError(
-                f"no size named {size!r}; there are {', '.join(SIZES)}"
-            )
-    return sizes
+    return _one_of("size", SIZES)(text)
 
 
 def _count(text: str) -> int:
@@ -99,221 +91,226 @@ def _number(text: str) -> int:
     return 0 if text == "0" else _count(text)
 
 
+def _one_of(kind: str, names: Collection[str]) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(
+                f"no {kind} named {text!r}; there are {', '.join(names)}"
+            )
+        return text
+
+    return check
+
+
+Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
+
+
+def _flag(name: str, metavar: str, help: str, **rest: Any) -> Flag:
+    return name, {"metavar": metavar, "help": help, **rest}
+
+
+def _counted(name: str, default: int | None, help: str = "") -> Flag:
+    """A whole number above 0."""
+    help = help if default is None else f"{help} ({default})".strip()
+    return _flag(name, "N", help, type=_count, default=default)
+
+
+def _several(
+    name: str, metavar: str, type: Callable[[str], Any], help: str, default: Any = None
+) -> Flag:
+    """Values with commas between them."""
+    return _flag(
+        name,
+        metavar,
+        help,
+        type=lambda text: [type(word) for word in text.split(",")],
+        default=default,
+    )
+
+
+def _text_or_stories() -> Flag:
+    return _flag("text", "TEXT", "a UTF-8 text file; default: built-in stories", nargs="?")
+
+
+def _folder(help: str) -> Flag:
+    help += "; default: that of temporary files"
+    return _flag("folder", "FOLDER", help, nargs="?", type=Path)
+
+
+STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
+# Each names a module of this package: its help and its flags.
+COMMANDS: dict[str, tuple[str, list[Flag]]] = {
+    "kernels": (
+        "compare each kernel with the machine's limit",
+        [
+            _flag("names", "KERNEL", "default: all of them", nargs="*"),
+            _several("--shapes", "S,S", _shape, "such as 768x128x384,1x512x128"),
+            _counted("--rounds", 7, "turns per contestant"),
+            _flag("--plot", "FILE.png", "plot GFLOP/s by shape", type=Path),
+        ],
+    ),
+    "step": (
+        "compare a training step with other libraries",
+        [
+            _flag(
+                "--shapes",
+                "S,S",
+                f"{STEP_SHAPES}; or tiny: 1 layer of 16, 64, 128",
+                type=_step_shapes,
+            ),
+            _flag(
+                "--peers",
+                "P,P",
+                "such as torch,jax; default: torch, torch compile and jax, if installed",
+                type=lambda text: [word for word in text.split(",") if word],
+            ),
+            _several(
+                "--arch",
+                "A,A",
+                _one_of("architecture", ARCHS),
+                f"some of {', '.join(ARCHS)}; default: gpt2",
+                ["gpt2"],
+            ),
+            _counted("--steps", 60, "steps to time"),
+        ],
+    ),
+    "threads": (
+        "count and measure how a training step divides among threads",
+        [
+            _several("--shapes", "S,S", _shape, STEP_SHAPES),
+            ("--arch", {"choices": ARCHS, "default": "gpt2", "help": "(gpt2)"}),
+            _flag(
+                "--bandwidth",
+                "GB/s",
+                "of the memory of the machine that is predicted; default: as much as cores can use",
+                type=_count,
+            ),
+            _counted("--rounds", 5, "turns per number of threads"),
+        ],
+    ),
+    "start": (
+        "time compiling kernels and loading them from cache",
+        [
+            _counted("--rounds", 3, "later starts"),
+            _several(
+                "--sizes",
+                "S,S",
+                _size,
+                "such as nano,tiny: also compare the time that a run's start predicts with the "
+                "time that it takes",
+            ),
+            _counted("--steps", None, "of the runs of --sizes; default: as many as usual"),
+        ],
+    ),
+    "tokenizer": (
+        "time learning tokens and encoding with them",
+        [
+            _text_or_stories(),
+            _several(
+                "--megabytes", "N,N", _count, "the text is repeated to so many (1,100)", [1, 100]
+            ),
+            _counted("--vocab-size", 4096),
+            _counted("--rounds", 3),
+        ],
+    ),
+    "memory": (
+        "compare the memory of training with its estimate",
+        [
+            _several(
+                "--only",
+                "P,P",
+                _one_of("part", MEMORY),
+                f"some of {', '.join(MEMORY)}; default: all",
+            ),
+            _counted("--steps", 5, "steps to time"),
+        ],
+    ),
+    "prefetch": (
+        "measure how long steps wait for batches",
+        [
+            _folder("on the disk to read from"),
+            _several("--ahead", "N,N", _number, "batches drawn ahead (0,1,2,4)", [0, 1, 2, 4]),
+            _counted("--megabytes", 256, "size of the file"),
+            _counted("--steps", 30, "in a turn"),
+            _counted("--rounds", 7, "turns each"),
+        ],
+    ),
+    "corpus": (
+        "measure preparing a large corpus, and training",
+        [
+            _folder("with room for seven times the corpus"),
+            _counted("--megabytes", 1000, "size of the corpus"),
+            _counted("--steps", 50, "in a turn"),
+            _counted("--rounds", 15, "turns each"),
+        ],
+    ),
+    "generate": ("measure tokens per second", [_counted("--rounds", 3, "turns each")]),
+    "ranks": (
+        "measure training on several ranks of MPI",
+        [_counted("--rounds", 5, "turns each")],
+    ),
+    "faults": (
+        "count the faults that runs survive",
+        [
+            _counted(
+                "--kills",
+                1000,
+                "kills during saves; a fifth as many during runs, a twentieth of starts",
+            ),
+            _counted(
+                "--sessions", 60, "runs ended by signals in pairs, and as many by closed terminals"
+            ),
+            _counted("--flips", 10_000, "bits to flip"),
+            _counted("--damages", 100, "damaged files of the kernel cache"),
+            _flag("--minutes", "X", "minutes of fuzzing (10)", type=float, default=10),
+            _counted("--seed", 1, "random seed of fuzzing"),
+            _several(
+                "--only",
+                "P,P",
+                _one_of("part", FAULTS),
+                f"some of {', '.join(FAULTS)}; default: all",
+            ),
+        ],
+    ),
+    "recipe": (
+        "measure how fast recipes learn",
+        [
+            _text_or_stories(),
+            _flag(
+                "--compare",
+                "NAME=FLAGS",
+                "a recipe: flags of smallmind train under a name; may be given several times; "
+                "default: the default recipe",
+                action="append",
+            ),
+            _flag("--flags", "FLAGS", "flags of all recipes", default=""),
+            _flag("--target", "X", "stop each run once the held-out loss reaches X", type=float),
+            _counted("--seeds", 3, "runs of each"),
+            (
+                "--peers",
+                {
+                    "action": "store_true",
+                    "help": "nanoGPT's recipe in PyTorch beside them; needs TEXT",
+                },
+            ),
+        ],
+    ),
+}
+ALL: list[Flag] = [
+    _counted("--threads", None, "default: one per core"),
+    ("--isa", {"choices": ISAS, "help": "compile for this instruction set"}),
+    _flag("--json", "FILE", "write the results to FILE", type=Path),
+]
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line -> options, without importing numerical packages."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-
-    kernels = commands.add_parser("kernels", help="compare each kernel with the machine's limit")
-    kernels.add_argument("names", nargs="*", metavar="KERNEL", help="default: all of them")
-    kernels.add_argument(
-        "--shapes", type=_shapes, metavar="S,S", help="such as 768x128x384,1x512x128"
-    )
-    kernels.add_argument(
-        "--rounds", type=_count, default=7, metavar="N", help="turns per contestant (7)"
-    )
-    kernels.add_argument("--plot", type=Path, metavar="FILE.png", help="plot GFLOP/s by shape")
-
-    step = commands.add_parser("step", help="compare a training step with other libraries")
-    step.add_argument(
-        "--shapes",
-        type=_step_shapes,
-        metavar="S,S",
-        help="such as 12x64x128x4x4: B, T, C, layers, heads; or tiny: 1 layer of 16, 64, 128",
-    )
-    step.add_argument(
-        "--peers",
-        type=lambda text: [word for word in text.split(",") if word],
-        metavar="P,P",
-        help="such as torch,jax; default: torch, torch compile and jax, if installed",
-    )
-    step.add_argument(
-        "--arch",
-        type=lambda text: text.split(","),
-        default=["gpt2"],
-        metavar="A,A",
-        help=f"some of {', '.join(ARCHS)}; default: gpt2",
-    )
-    step.add_argument("--steps", type=_count, default=60, metavar="N", help="steps to time (60)")
-
-    threads = commands.add_parser(
-        "threads", help="count and measure how a training step divides among threads"
-    )
-    threads.add_argument(
-        "--shapes",
-        type=_shapes,
-        metavar="S,S",
-        help="such as 12x64x128x4x4: B, T, C, layers, heads",
-    )
-    threads.add_argument("--arch", choices=ARCHS, default="gpt2", help="(gpt2)")
-    threads.add_argument(
-        "--bandwidth",
-        type=_count,
-        metavar="GB/s",
-        help="of the memory of the machine that is predicted; default: as much as cores can use",
-    )
-    threads.add_argument(
-        "--rounds", type=_count, default=5, metavar="N", help="turns per number of threads (5)"
-    )
-
-    start = commands.add_parser("start", help="time compiling kernels and loading them from cache")
-    start.add_argument("--rounds", type=_count, default=3, metavar="N", help="later starts (3)")
-    start.add_argument(
-        "--sizes",
-        type=_sizes,
-        metavar="S,S",
-        help="such as nano,tiny: also compare the time that a run's start predicts with the time "
-        "that it takes",
-    )
-    start.add_argument(
-        "--steps",
-        type=_count,
-        metavar="N",
-        help="of the runs of --sizes; default: as many as usual",
-    )
-
-    tokenizer = commands.add_parser("tokenizer", help="time learning tokens and encoding with them")
-    tokenizer.add_argument(
-        "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; default: built-in stories"
-    )
-    tokenizer.add_argument(
-        "--megabytes",
-        type=lambda text: [_count(word) for word in text.split(",")],
-        default=[1, 100],
-        metavar="N,N",
-        help="the text is repeated to so many (1,100)",
-    )
-    tokenizer.add_argument("--vocab-size", type=_count, default=4096, metavar="N", help="(4096)")
-    tokenizer.add_argument("--rounds", type=_count, default=3, metavar="N", help="(3)")
-
-    memory = commands.add_parser("memory", help="compare the memory of training with its estimate")
-    memory.add_argument(
-        "--only",
-        type=lambda text: text.split(","),
-        metavar="P,P",
-        help="some of example, layers, limit, long, runs; default: all",
-    )
-    memory.add_argument("--steps", type=_count, default=5, metavar="N", help="steps to time (5)")
-
-    prefetch = commands.add_parser("prefetch", help="measure how long steps wait for batches")
-    prefetch.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        metavar="FOLDER",
-        help="on the disk to read from; default: that of temporary files",
-    )
-    prefetch.add_argument(
-        "--ahead",
-        type=lambda text: [_number(word) for word in text.split(",")],
-        default=[0, 1, 2, 4],
-        metavar="N,N",
-        help="batches drawn ahead (0,1,2,4)",
-    )
-    prefetch.add_argument(
-        "--megabytes", type=_count, default=256, metavar="N", help="size of the file (256)"
-    )
-    prefetch.add_argument("--steps", type=_count, default=30, metavar="N", help="in a turn (30)")
-    prefetch.add_argument("--rounds", type=_count, default=7, metavar="N", help="turns each (7)")
-
-    corpus = commands.add_parser("corpus", help="measure preparing a large corpus, and training")
-    corpus.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        metavar="FOLDER",
-        help="with room for seven times the corpus; default: that of temporary files",
-    )
-    corpus.add_argument(
-        "--megabytes", type=_count, default=1000, metavar="N", help="size of the corpus (1000)"
-    )
-    corpus.add_argument("--steps", type=_count, default=50, metavar="N", help="in a turn (50)")
-    corpus.add_argument("--rounds", type=_count, default=15, metavar="N", help="turns each (15)")
-
-    generate = commands.add_parser("generate", help="measure tokens per second")
-    generate.add_argument("--rounds", type=_count, default=3, metavar="N", help="turns each (3)")
-
-    ranks = commands.add_parser("ranks", help="measure training on several ranks of MPI")
-    ranks.add_argument("--rounds", type=_count, default=5, metavar="N", help="turns each (5)")
-
-    faults = commands.add_parser("faults", help="count the faults that runs survive")
-    faults.add_argument(
-        "--kills",
-        type=_count,
-        default=1000,
-        metavar="N",
-        help="kills during saves; a fifth as many during runs, a twentieth of starts (1000)",
-    )
-    faults.add_argument(
-        "--sessions",
-        type=_count,
-        default=60,
-        metavar="N",
-        help="runs ended by signals in pairs, and as many by closed terminals (60)",
-    )
-    faults.add_argument(
-        "--flips", type=_count, default=10_000, metavar="N", help="bits to flip (10000)"
-    )
-    faults.add_argument(
-        "--damages",
-        type=_count,
-        default=100,
-        metavar="N",
-        help="damaged files of the kernel cache (100)",
-    )
-    faults.add_argument(
-        "--minutes", type=float, default=10, metavar="X", help="minutes of fuzzing (10)"
-    )
-    faults.add_argument(
-        "--seed", type=_count, default=1, metavar="N", help="random seed of fuzzing (1)"
-    )
-    faults.add_argument(
-        "--only",
-        type=lambda text: text.split(","),
-        metavar="P,P",
-        help=f"some of {', '.join(FAULTS)}; default: all",
-    )
-
-    recipe = commands.add_parser("recipe", help="measure how fast recipes learn")
-    recipe.add_argument(
-        "text", nargs="?", metavar="TEXT", help="a UTF-8 text file; default: built-in stories"
-    )
-    recipe.add_argument(
-        "--compare",
-        action="append",
-        metavar="NAME=FLAGS",
-        help="a recipe: flags of smallmind train under a name; may be given several times; "
-        "default: the default recipe",
-    )
-    recipe.add_argument("--flags", default="", metavar="FLAGS", help="flags of all recipes")
-    recipe.add_argument(
-        "--target",
-        type=float,
-        metavar="X",
-        help="stop each run once the held-out loss reaches X",
-    )
-    recipe.add_argument("--seeds", type=_count, default=3, metavar="N", help="runs of each (3)")
-    recipe.add_argument(
-        "--peers", action="store_true", help="nanoGPT's recipe in PyTorch beside them; needs TEXT"
-    )
-
-    for command in (
-        kernels,
-        step,
-        threads,
-        start,
-        tokenizer,
-        memory,
-        prefetch,
-        corpus,
-        generate,
-        ranks,
-        faults,
-        recipe,
-    ):
-        command.add_argument("--threads", type=_count, metavar="N", help="default: one per core")
-        command.add_argument("--isa", choices=ISAS, help="compile for this instruction set")
-        command.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    for name, (help, flags) in COMMANDS.items():
+        command = commands.add_parser(name, help=help)
+        for flag, settings in [*flags, *ALL]:
+            command.add_argument(flag, **settings)
     return parser.parse_args(arguments)
 
 
@@ -370,27 +367,14 @@ def main() -> None:
             sys.exit("--peers needs a TEXT")
         if not importlib.util.find_spec("torch"):
             sys.exit("--peers needs PyTorch: python -m pip install torch")
-    from bench import (
-        corpus,
-        generate,
-        kernels,
-        machine,
-        memory,
-        plot,
-        prefetch,
-        ranks,
-        recipe,
-        start,
-        step,
-        threads,
-        tokenizer,
-    )
+    from bench import machine
 
+    module = importlib.import_module(f"bench.{options.command}")
     if options.command == "kernels":
-        unknown = [name for name in options.names if name not in kernels.KERNELS]
+        unknown = [name for name in options.names if name not in module.KERNELS]
         if unknown:
-            sys.exit(f"no kernel named {unknown[0]}; there are {', '.join(kernels.KERNELS)}")
-        axes = {len(kernels.KERNELS[name].axes.split()) for name in options.names}
+            sys.exit(f"no kernel named {unknown[0]}; there are {', '.join(module.KERNELS)}")
+        axes = {len(module.KERNELS[name].axes.split()) for name in options.names}
         for shape in options.shapes or []:
             if axes != {len(shape)}:
                 sys.exit("--shapes needs the names of kernels, and one size for each of their axes")
@@ -398,38 +382,18 @@ def main() -> None:
         for shape in options.shapes or []:
             if len(shape) != 5 or shape[2] % shape[4]:
                 sys.exit("--shapes needs B, T, C, layers and heads, C a multiple of the heads")
-    if options.command == "step" and (unknown := [x for x in options.arch if x not in ARCHS]):
-        sys.exit(f"--arch: no architecture named {unknown[0]!r}; there are {', '.join(ARCHS)}")
-    parts = {"memory": list(memory.PARTS), "faults": list(FAULTS)}.get(options.command, [])
-    unknown = [name for name in getattr(options, "only", None) or [] if name not in parts]
-    if unknown:
-        sys.exit(f"--only: no part named {unknown[0]!r}; there are {', '.join(parts)}")
     described = machine.describe()
-    commands: dict[str, Callable[..., Any]] = {
-        "kernels": kernels.run,
-        "step": step.run,
-        "threads": threads.run,
-        "start": start.run,
-        "tokenizer": tokenizer.run,
-        "memory": memory.run,
-        "prefetch": prefetch.run,
-        "corpus": corpus.run,
-        "generate": generate.run,
-        "ranks": ranks.run,
-        "recipe": recipe.run,
-    }
-    if options.command == "faults":
-        from bench import faults
-
-        commands["faults"] = faults.run
-    results = commands[options.command](options, described)
+    print("  ".join(f"{name} {value}" for name, value in described.items()))
+    results = module.run(options, described)
     if options.json:
         record = {"machine": described, "results": results}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if getattr(options, "plot", None):
+        from bench import plot
+
         plot.draw(results, options.plot)
     # Only now, so that what was measured is kept.
-    if options.command == "step" and (wrong := step.disagreements(results)):
+    if options.command == "step" and (wrong := module.disagreements(results)):
         sys.exit("\n".join(wrong))
     if options.command == "faults" and any(row["lost"] for row in results):
         sys.exit(1)

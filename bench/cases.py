@@ -7,6 +7,8 @@ output written once.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -152,17 +154,28 @@ _FEW = [(M, 128, N) for M in (1, 4, 16, 64) for N in (384, 512)]
 _FEW += [(1, 512, 128), (16, 512, 128), (1, 1024, 4096), (16, 1024, 4096), (1, 8192, 8192)]
 
 
-def _product(name: str, M: int, K: int, N: int, a: np.ndarray, b: np.ndarray) -> Case:
-    out = aligned_empty((M, N))
-    at, bt, ct = _tensors(a, b, aligned_empty(out.shape))
+# The shapes of the operands of each product (M, K) x (K, N), and the order of a step's sizes in it:
+# a layer's output, the gradient of its weights, that of its input.
+_PRODUCTS: dict[str, tuple[Callable[..., tuple[Shape, Shape]], Callable[..., Shape]]] = {
+    "matmul": (lambda M, K, N: ((M, K), (K, N)), lambda M, K, N: (M, K, N)),
+    "matmul_transpose_a": (lambda M, K, N: ((K, M), (K, N)), lambda M, K, N: (K, M, N)),
+    "matmul_transpose_b": (lambda M, K, N: ((M, K), (N, K)), lambda M, K, N: (M, N, K)),
+}
+
+
+def _torch_product(name: str, a: Any, b: Any, out: Any) -> Contestant | None:
+    def run() -> None:
+        left = a.T if name == "matmul_transpose_a" else a
+        torch.mm(left, b.T if name == "matmul_transpose_b" else b, out=out)
+
+    return _torch(run)
+
+
+def _product(name: str, M: int, K: int, N: int) -> Case:
+    a, b = (_normal(*shape) for shape in _PRODUCTS[name][0](M, K, N))
+    out, theirs = aligned_empty((M, N)), aligned_empty((M, N))
     left = a.T if name == "matmul_transpose_a" else a
     right = b.T if name == "matmul_transpose_b" else b
-    theirs = aligned_empty(out.shape)
-
-    def run_torch() -> None:
-        x = at.T if name == "matmul_transpose_a" else at
-        torch.mm(x, bt.T if name == "matmul_transpose_b" else bt, out=ct)
-
     return _case(
         name,
         [out],
@@ -170,35 +183,14 @@ def _product(name: str, M: int, K: int, N: int, a: np.ndarray, b: np.ndarray) ->
         _bytes(a, b, out),
         2 * M * K * N,
         numpy=lambda: np.matmul(left, right, out=theirs),
-        torch=_torch(run_torch),
+        torch=_torch_product(name, *_tensors(a, b, aligned_empty(out.shape))),
     )
 
 
-@kernel("M K N", [*_STEP, *_AWKWARD, *_FEW])
-def matmul(M: int, K: int, N: int) -> Case:
-    return _product("matmul", M, K, N, _normal(M, K), _normal(K, N))
-
-
-@kernel(
-    "M K N",
-    [(K, M, N) for M, K, N in [*_STEP, *_AWKWARD]],  # the gradient of the weights
-)
-def matmul_transpose_a(M: int, K: int, N: int) -> Case:
-    return _product("matmul_transpose_a", M, K, N, _normal(K, M), _normal(K, N))
-
-
-@kernel(
-    "M K N",
-    [(M, N, K) for M, K, N in [*_STEP, *_AWKWARD, *_FEW]],  # the gradient of the input
-)
-def matmul_transpose_b(M: int, K: int, N: int) -> Case:
-    return _product("matmul_transpose_b", M, K, N, _normal(M, K), _normal(N, K))
-
-
-def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
+def _bfloat16(name: str, M: int, K: int, N: int) -> Case:
     """A product of bfloat16 matrices; its result is float32 for gradients of weights."""
     exact_result = name == "matmul_transpose_a"
-    a, b = (round_to(_normal(*shape), BFLOAT16) for shape in shapes)
+    a, b = (round_to(_normal(*shape), BFLOAT16) for shape in _PRODUCTS[name][0](M, K, N))
     out = aligned_empty((M, N), np.float32 if exact_result else BFLOAT16)
     fast, plain = getattr(compiled, name), getattr(reference, name)
     at, bt = (torch and torch.from_numpy(x).view(torch.bfloat16) for x in (a, b))
@@ -209,14 +201,10 @@ def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
         plain(result, *(to_float32(x).astype(np.float64) for x in (a, b)))
         return [result]
 
-    def run_torch() -> None:
-        x = at.T if name == "matmul_transpose_a" else at
-        torch.mm(x, bt.T if name == "matmul_transpose_b" else bt, out=ct)
-
     return Case(
         ours=Contestant(lambda: fast(out, a, b)),
         numpy=None,
-        torch=_torch(run_torch),
+        torch=_torch_product(name, at, bt, ct),
         results=[out],
         exact=exact,
         nbytes=_bytes(a, b, out),
@@ -226,19 +214,13 @@ def _bfloat16(name: str, M: int, K: int, N: int, *shapes: Shape) -> Case:
     )
 
 
-@kernel("M K N", _STEP)
-def matmul_bfloat16(M: int, K: int, N: int) -> Case:
-    return _bfloat16("matmul", M, K, N, (M, K), (K, N))
-
-
-@kernel("M K N", [(K, M, N) for M, K, N in _STEP])
-def matmul_transpose_a_bfloat16(M: int, K: int, N: int) -> Case:
-    return _bfloat16("matmul_transpose_a", M, K, N, (K, M), (K, N))
-
-
-@kernel("M K N", [(M, N, K) for M, K, N in _STEP])
-def matmul_transpose_b_bfloat16(M: int, K: int, N: int) -> Case:
-    return _bfloat16("matmul_transpose_b", M, K, N, (M, K), (N, K))
+for suffix, build in ("", _product), ("_bfloat16", _bfloat16):
+    for name, (_, order) in _PRODUCTS.items():
+        sizes = _STEP if suffix else [*_STEP, *_AWKWARD]
+        sizes = sizes if suffix or name == "matmul_transpose_a" else [*sizes, *_FEW]
+        KERNELS[name + suffix] = Kernel(
+            name + suffix, "M K N", [order(*shape) for shape in sizes], partial(build, name)
+        )
 
 
 @kernel("M K N", [(768, 128, 512), (2048, 128, 512), (2048, 256, 1024), (4096, 384, 1536)])

@@ -8,8 +8,6 @@ memory: the memory of whole runs, and the steps of one model that takes turns be
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -20,6 +18,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from bench.machine import answer_of
 from bench.prefetch import turn
 from smallmind import Training, TransformerModel
 from smallmind.corpus.shards import open_shards
@@ -45,9 +44,8 @@ SHAPE = {"block_size": 64, "n_embd": 128, "n_layer": 4, "n_head": 4}
 BATCH = 12
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Writes, prepares and trains -> a record per kind, one of memory and one of steps."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         place = Path(folder)
         numbers = range(max(1, round(options.megabytes / FILE)))
@@ -106,10 +104,7 @@ def _prepare(place: Path, name: str) -> dict[str, Any]:
 
 def _peak(command: Iterable[str]) -> int:
     """Runs a command of smallmind -> the most bytes of memory that it took."""
-    output = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *command], check=True, text=True, stdout=subprocess.PIPE
-    ).stdout
-    return int(output.splitlines()[-1])
+    return int(answer_of("-c", PROGRAM, *command))
 
 
 def _steps(text: str, prepared: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -150,9 +150,8 @@ def _fuzzing(minutes: float, first: int) -> Counts:
     return tried, 0
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, object]]:
     """Injects the faults; prints and returns a row for each: how many were tried, and lost."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     parts: dict[str, tuple[str, Callable[[], Counts]]] = {
         "operations": (
             "killed at every file operation of a save",

@@ -8,11 +8,8 @@ that of a copy that moves as many bytes.
 """
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from importlib.util import find_spec
@@ -23,6 +20,7 @@ import numpy as np
 from tabulate import tabulate
 
 from bench.ceilings import Copy
+from bench.machine import answer_of
 from smallmind import KeyValueCache, Tokenizer, TransformerModel, export
 from smallmind.kernels.codegen.threads import threads
 from smallmind.settings.presets import ARCHITECTURES
@@ -67,9 +65,8 @@ with urllib.request.urlopen(request, timeout=120) as answer:
 PEERS = {"transformers": (TRANSFORMERS, "hf"), "xllamacpp": (LLAMA_CPP, "gguf")}
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Each shape, in turn with its peers -> records. Units: seconds per token of each sequence."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     peers = [name for name in PEERS if find_spec(name)]
     records = []
     for name, (T, C, layers, heads) in SHAPES.items():
@@ -120,17 +117,9 @@ def _seconds(model: TransformerModel, precision: str, batch: int) -> float:
 
 
 def _of_peer(program: str, path: Path, count: int) -> float:
-    command = [sys.executable, "-c", program, str(path), str(count), str(PROMPT), str(TOKENS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(count)}
-    output = subprocess.run(
-        command,
-        check=True,
-        text=True,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ).stdout
-    return float(json.loads(output.splitlines()[-1]))
+    arguments = (program, str(path), str(count), str(PROMPT), str(TOKENS))
+    variables = {"OMP_NUM_THREADS": str(count)}
+    return float(answer_of("-c", *arguments, variables=variables, stderr=subprocess.DEVNULL))
 
 
 def _copy_seconds(nbytes: int) -> float:

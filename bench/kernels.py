@@ -15,11 +15,6 @@ from bench.timing import Contestant, Times, take_in_turn
 from smallmind.kernels.codegen.threads import set_threads, threads
 from smallmind.kernels.half import to_float32
 
-HEADINGS = (
-    *("shape", "median", "spread", "rate", "limit", "of limit"),
-    *("x NumPy", "x PyTorch", "x 1 thread", "worst error"),
-)
-
 
 def measure(kernel: Kernel, shape: Shape, rounds: int) -> dict[str, object]:
     """Checks one case and times it together with its peers and limits. Units: seconds, 1/s."""
@@ -92,7 +87,7 @@ def _record(
     }
 
 
-def _row(record: dict) -> list[str]:
+def _row(record: dict) -> dict[str, str]:
     times = record["times"]
     ours = times["ours"]["median"]
 
@@ -103,27 +98,26 @@ def _row(record: dict) -> list[str]:
         rate = f"{record['flops'] / ours / 1e9:.0f} GFLOP/s"
     else:
         rate = f"{record['bytes'] / ours / 1e9:.0f} GB/s"
-    return [
-        "x".join(map(str, record["shape"])),
-        _duration(ours),
-        f"{times['ours']['spread'] * 100:.0f} %",
-        rate,
-        record["limit"],
-        f"{record['share_of_limit'] * 100:.0f} %",
-        ratio("NumPy"),
-        ratio("PyTorch"),
-        ratio("one thread"),
-        f"{record['worst_error']:.0e}",
-    ]
+    return {
+        "shape": "x".join(map(str, record["shape"])),
+        "median": _duration(ours),
+        "spread": f"{times['ours']['spread'] * 100:.0f} %",
+        "rate": rate,
+        "limit": record["limit"],
+        "of limit": f"{record['share_of_limit'] * 100:.0f} %",
+        "x NumPy": ratio("NumPy"),
+        "x PyTorch": ratio("PyTorch"),
+        "x 1 thread": ratio("one thread"),
+        "worst error": f"{record['worst_error']:.0e}",
+    }
 
 
 def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, object]]:
     """Measures and prints the chosen kernels; returns their records."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records = []
     for name in options.names or KERNELS:
         kernel = KERNELS[name]
@@ -138,6 +132,6 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
             rows.append(_row(record))
             gc.collect()
         print(f"\n{name} ({kernel.axes})")
-        alignment = ["left"] + ["right"] * (len(HEADINGS) - 1)
-        print(tabulate(rows, HEADINGS, colalign=alignment, disable_numparse=True), flush=True)
+        alignment = ["left"] + ["right"] * (len(rows[0]) - 1)
+        print(tabulate(rows, "keys", colalign=alignment, disable_numparse=True), flush=True)
     return records

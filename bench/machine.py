@@ -1,9 +1,14 @@
-"""The machine and the versions that figures were measured with."""
+"""The machine and the versions that figures were measured with, and programs run on it."""
 
 import importlib.metadata
+import json
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding as llvm
 import psutil
@@ -47,3 +52,19 @@ def describe() -> dict[str, object]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return record
+
+
+def answer_of(*arguments: str, variables: Mapping[str, str] | None = None, **rest: Any) -> Any:
+    """Runs Python with these arguments in a new process -> the JSON in its last line of output.
+
+    `variables` are added to the environment; the rest are arguments of `subprocess.run`.
+    """
+    output = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | (variables or {}),
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        **rest,
+    ).stdout
+    return json.loads(output.splitlines()[-1])

@@ -7,8 +7,6 @@ import argparse
 import json
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
@@ -19,6 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from bench.machine import answer_of
 from bench.step import ROOT, environment
 from bench.trial import ALPHABET
 from smallmind.settings.config import ModelConfig, TrainingConfig
@@ -59,16 +58,9 @@ def run_trial(
     threads: int, variables: Mapping[str, str] = MappingProxyType({}), **arguments: Any
 ) -> Record:
     """Calls `bench.trial` with these arguments in a new process, in this environment -> result."""
-    command = [sys.executable, "-m", "bench.trial", json.dumps(arguments)]
-    result = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(threads) | variables,
-        check=True,
-        text=True,
-        stdout=subprocess.PIPE,
-    )
-    return dict(json.loads(result.stdout))
+    variables = environment(threads) | variables
+    trial = json.dumps(arguments)
+    return dict(answer_of("-m", "bench.trial", trial, variables=variables, cwd=ROOT))
 
 
 def _estimate(model: Settings, settings: Settings, batch_size: int, threads: int) -> MemoryEstimate:
@@ -120,32 +112,21 @@ def _example(threads: int, steps: int) -> list[Record]:
     for micro_batch in (BATCH, None):
         records += _measure(threads, EXAMPLE, BATCH, micro_batch, steps)
     rows = [
-        [
-            r["precision"],
-            r["checkpoint_strategy"],
-            r["micro_batch_size"] or "default",
-            *(_mb(r[name]) for name in HELD),
-            _mb(r["peak"]),
-            _mb(r["estimate"]["total"]),
-            f"{r['error'] * 100:+.1f} %",
-            f"{r['seconds'] * 1e3:.0f}",
-            f"{r['times_none']:.2f}",
-        ]
+        {
+            "precision": r["precision"],
+            "recompute": r["checkpoint_strategy"],
+            "micro-batch": r["micro_batch_size"] or "default",
+            **{name.replace("_", " "): _mb(r[name]) for name in HELD},
+            "peak": _mb(r["peak"]),
+            "estimate": _mb(r["estimate"]["total"]),
+            "off": f"{r['error'] * 100:+.1f} %",
+            "ms": f"{r['seconds'] * 1e3:.0f}",
+            "x none": f"{r['times_none']:.2f}",
+        }
         for r in records
     ]
-    heads = [
-        "precision",
-        "recompute",
-        "micro-batch",
-        *(name.replace("_", " ") for name in HELD),
-        "peak",
-        "estimate",
-        "off",
-        "ms",
-        "x none",
-    ]
     worst = max(abs(r["error_of_held"]) for r in records)
-    _show(f"B{BATCH} T512 4x128, MB", heads, rows)
+    _show(f"B{BATCH} T512 4x128, MB", rows)
     print(f"The estimate of vectors and pool is at most {worst * 100:.1f} % off")
     return records
 
@@ -159,17 +140,16 @@ def _layers(threads: int, steps: int) -> list[Record]:
         whole = records[n - n % len(STRATEGIES)]["activations"]  # of the first: no recompute
         r["share_of_none"] = r["activations"] / whole
         rows.append(
-            [
-                r["precision"],
-                r["checkpoint_strategy"],
-                _mb(r["activations"]),
-                f"{r['share_of_none'] * 100:.1f} %",
-                f"{r['seconds'] * 1e3:.0f}",
-                f"{r['times_none']:.2f}",
-            ]
+            {
+                "precision": r["precision"],
+                "recompute": r["checkpoint_strategy"],
+                "activations, MB": _mb(r["activations"]),
+                "of none": f"{r['share_of_none'] * 100:.1f} %",
+                "ms": f"{r['seconds'] * 1e3:.0f}",
+                "x none": f"{r['times_none']:.2f}",
+            }
         )
-    heads = ["precision", "recompute", "activations, MB", "of none", "ms", "x none"]
-    _show("B4 T512 16x128", heads, rows)
+    _show("B4 T512 16x128", rows)
     return records
 
 
@@ -208,19 +188,18 @@ def _limit(threads: int, _steps: int) -> list[Record]:
             }
         )
     rows = [
-        [
-            r["precision"],
-            r["checkpoint_strategy"],
-            r["windows"],
-            f"{r['windows'] / records[0]['windows']:.2f}",
-            "runs" if r["fits"] else "is refused",
-            _mb(r["peak"]),
-            f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
-        ]
+        {
+            "precision": r["precision"],
+            "recompute": r["checkpoint_strategy"],
+            "windows": r["windows"],
+            "x first": f"{r['windows'] / records[0]['windows']:.2f}",
+            "it": "runs" if r["fits"] else "is refused",
+            "peak, MB": _mb(r["peak"]),
+            "a larger batch": f"{r['larger']} {'is refused' if r['larger_refused'] else 'runs'}",
+        }
         for r in records
     ]
-    heads = ["precision", "recompute", "windows", "x first", "it", "peak, MB", "a larger batch"]
-    _show(f"T512 4x128, the largest batch in one pass in {_mb(LIMIT)} MB", heads, rows)
+    _show(f"T512 4x128, the largest batch in one pass in {_mb(LIMIT)} MB", rows)
     return records
 
 
@@ -232,9 +211,14 @@ def _long(threads: int, _steps: int) -> list[Record]:
     held = record["pool"]["high_water_mark"]
     expected = _estimate(model, settings, 1, threads).total
     off = f"{(expected / record['peak'] - 1) * 100:+.1f} %"
-    row = [f"{record['seconds'][0][0]:.0f}", *map(_mb, (held, record["peak"], expected)), off]
-    heads = ["seconds", "activations", "peak", "estimate", "off"]
-    _show(f"B1 T{LONG} 4x128 float16 every_layer, MB", heads, [row])
+    row = {
+        "seconds": f"{record['seconds'][0][0]:.0f}",
+        "activations": _mb(held),
+        "peak": _mb(record["peak"]),
+        "estimate": _mb(expected),
+        "off": off,
+    }
+    _show(f"B1 T{LONG} 4x128 float16 every_layer, MB", [row])
     return [{**record, "estimate": expected}]
 
 
@@ -283,15 +267,15 @@ def _runs(threads: int, _steps: int) -> list[Record]:
     for record in records:
         record["error"] = record["estimate"] / record["peak"] - 1
     rows = [
-        [
-            textwrap.fill(r["flags"], 60),
-            _mb(r["peak"]),
-            _mb(r["estimate"]),
-            f"{r['error'] * 100:+.1f} %",
-        ]
+        {
+            "flags": textwrap.fill(r["flags"], 60),
+            "peak": _mb(r["peak"]),
+            "estimate": _mb(r["estimate"]),
+            "off": f"{r['error'] * 100:+.1f} %",
+        }
         for r in records
     ]
-    _show("Whole runs, MB", ["flags", "peak", "estimate", "off"], rows)
+    _show("Whole runs, MB", rows)
     return records
 
 
@@ -304,14 +288,13 @@ PARTS: dict[str, Callable[[int, int], list[Record]]] = {
 }
 
 
-def _show(title: str, heads: list[str], rows: list[list[Any]]) -> None:
+def _show(title: str, rows: list[dict[str, Any]]) -> None:
     print(f"\n{title}")
-    print(tabulate(rows, heads, stralign="right", disable_numparse=True), flush=True)
+    print(tabulate(rows, "keys", stralign="right", disable_numparse=True), flush=True)
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> dict[str, list[Record]]:
     """Measures and prints the chosen parts; returns their records. Units: bytes, seconds."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     threads = int(str(machine["threads"]))
     # Separate processes compile the kernels, as a user's first start does.
     for precision in PRECISIONS:

@@ -21,8 +21,7 @@ import numpy as np
 from smallmind import Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table
-from smallmind.corpus.mapped_tokens import open_tokens
-from smallmind.corpus.token_files import UINT16, encode_header
+from smallmind.corpus.token_files import UINT16, encode_header, open_tokens
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.samplers import RandomWindows, draw
 
@@ -80,12 +79,11 @@ class _Case(NamedTuple):
     before_step: Callable[[], object] = lambda: None
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Measures and prints each kind of tokens -> a record for each number of batches ahead.
 
     Units: seconds.
     """
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, TOKENS, np.int32)
     training = _training(tokens)
     turn(training, 0, options.steps, lambda: None)  # compiles, and touches all memory

@@ -109,7 +109,6 @@ HEADS = [
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
     """Measures and prints; returns the records."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     contestants = variants(options)
     if options.target is not None:
         for flags in contestants.values():

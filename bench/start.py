@@ -4,14 +4,13 @@ With --sizes also the time of a run that its start predicts, beside the time tha
 """
 
 import argparse
-import json
 import os
 import subprocess
-import sys
 import tempfile
 
 from tabulate import tabulate
 
+from bench.machine import answer_of
 from bench.memory import run_trial
 
 # A training step uses every kernel; the time of a second step is subtracted.
@@ -55,20 +54,19 @@ def predictions(sizes: list[str], steps: int | None, threads: int) -> list[dict[
                 ratio = trial["predicted"] / trial["seconds"]
                 records.append({"run": " ".join(flags), "cache": cache, "ratio": ratio, **trial})
     rows = [
-        [
-            r["run"],
-            r["cache"],
-            f"{r['predicted']:.1f} s",
-            f"{r['seconds']:.1f} s",
-            f"{r['ratio']:.2f}",
-            f"{r['spread']:.1f}",
-            f"{r['timing']:.2f} s",
-        ]
+        {
+            "run": r["run"],
+            "kernel cache": r["cache"],
+            "predicted": f"{r['predicted']:.1f} s",
+            "real": f"{r['seconds']:.1f} s",
+            "ratio": f"{r['ratio']:.2f}",
+            "spread": f"{r['spread']:.1f}",
+            "predicting took": f"{r['timing']:.2f} s",
+        }
         for r in records
     ]
-    heads = ["run", "kernel cache", "predicted", "real", "ratio", "spread", "predicting took"]
     print("\nThe time of a run as its start predicts it")
-    print(tabulate(rows, heads, stralign="right", disable_numparse=True))
+    print(tabulate(rows, "keys", stralign="right", disable_numparse=True))
     return records
 
 
@@ -79,16 +77,15 @@ def _made(directory: str) -> str:
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, object]]:
     """Runs a step in new processes, first without a cache and then with it. Units: seconds."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "SMALLMIND_CACHE_DIR": cache}
         for start in ("first", *["later"] * options.rounds):
-            command = [sys.executable, "-c", PROGRAM]
-            output = subprocess.run(
-                command, env=environment, check=True, capture_output=True, text=True
-            ).stdout
-            imports, kernels = json.loads(output)
+            imports, kernels = answer_of(
+                "-c",
+                PROGRAM,
+                variables={"SMALLMIND_CACHE_DIR": cache},
+                stderr=subprocess.DEVNULL,
+            )
             records.append({"start": start, "imports": imports, "kernels": kernels})
     rows = [
         [r["start"], f"{r['imports']:.2f} s", f"{r['kernels']:.2f} s"]  # type: ignore[str-format]

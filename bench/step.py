@@ -183,48 +183,31 @@ def show(record: dict[str, Any]) -> None:
     for name, result in record["contestants"].items():
         rate = record["operations"] / result["seconds"]
         rows.append(
-            [
-                name,
-                f"{result['seconds'] * 1e3:.3f}",
-                f"{result['seconds'] / sizes.B * 1e6:,.1f}",
-                f"{result['spread'] * 100:.0f} %",
-                f"{result['processor_seconds'] * 1e3:.2f}",
-                f"{sizes.B * sizes.T / result['seconds']:,.0f}",
-                f"{rate / 1e9:.0f}",
-                f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
-                f"{result['seconds'] / own['seconds']:.2f}",
-                f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
-                f"{result['peak_bytes'] / 1e6:.0f}",
-                f"{own['peak_bytes'] / result['peak_bytes']:.2f}",
-                f"{result['losses'][-1]:.5f}",
-                f"{result['worst_difference']:.0e}" if name != "ours" else "",
-            ]
+            {
+                "": name,
+                "ms": f"{result['seconds'] * 1e3:.3f}",
+                "us/sample": f"{result['seconds'] / sizes.B * 1e6:,.1f}",
+                "spread": f"{result['spread'] * 100:.0f} %",
+                "CPU ms": f"{result['processor_seconds'] * 1e3:.2f}",
+                "tokens/s": f"{sizes.B * sizes.T / result['seconds']:,.0f}",
+                "GFLOP/s": f"{rate / 1e9:.0f}",
+                "of FMA": f"{rate / record['multiply_add_per_second'] * 100:.0f} %",
+                "time / ours": f"{result['seconds'] / own['seconds']:.2f}",
+                "CPU / ours": f"{result['processor_seconds'] / own['processor_seconds']:.2f}",
+                "peak MB": f"{result['peak_bytes'] / 1e6:.0f}",
+                "ours / this": f"{own['peak_bytes'] / result['peak_bytes']:.2f}",
+                f"loss after {COMPARED}": f"{result['losses'][-1]:.5f}",
+                "differs": f"{result['worst_difference']:.0e}" if name != "ours" else "",
+            }
         )
-    heads = [
-        "",
-        "ms",
-        "us/sample",
-        "spread",
-        "CPU ms",
-        "tokens/s",
-        "GFLOP/s",
-        "of FMA",
-        "time / ours",
-        "CPU / ours",
-        "peak MB",
-        "ours / this",
-        f"loss after {COMPARED}",
-        "differs",
-    ]
     share = record["python_seconds"] / own["seconds"]
     print(f"\n{record['arch']}, {sizes.name}, {record['parameters']:,} parameters")
-    print(tabulate(rows, heads, stralign="right", disable_numparse=True))
+    print(tabulate(rows, "keys", stralign="right", disable_numparse=True))
     print(f"Python takes {record['python_seconds'] * 1e3:.3f} ms of our step, {share * 100:.1f} %")
 
 
 def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
     """Measures and prints; returns the records."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     peers = [name for name in installed() if not _is_16_bit(name)]
     peers = peers if options.peers is None else options.peers
     missing = [name for name in peers if name not in installed()]

@@ -484,24 +484,21 @@ def show(record: dict[str, Any]) -> None:
     for calls in sorted(record["kernels"], key=lambda calls: -calls["seconds"][1]):
         times = calls["seconds"]
         rows.append(
-            [
-                calls["kernel"],
-                calls["shape"],
-                calls["calls"],
-                calls["regions"],
-                f"{calls['operations'] / 1e9:.2f}" if calls["operations"] else "",
-                f"{calls['read'] / 1e6:.1f}",
-                f"{calls['written'] / 1e6:.1f}",
-                *(f"{calls['imbalance'][n]:.2f}" for n in workers if n > 1),
-                f"{times[1] * 1e3:.2f}",
-                *(f"{times[1] / times[n]:.2f}" for n in measured if n > 1),
-            ]
+            {
+                "": calls["kernel"],
+                "shape": calls["shape"],
+                "calls": calls["calls"],
+                "regions": calls["regions"],
+                "GFLOP": f"{calls['operations'] / 1e9:.2f}" if calls["operations"] else "",
+                "MB read": f"{calls['read'] / 1e6:.1f}",
+                "written": f"{calls['written'] / 1e6:.1f}",
+                **{f"busiest of {n}": f"{calls['imbalance'][n]:.2f}" for n in workers if n > 1},
+                "ms on 1": f"{times[1] * 1e3:.2f}",
+                **{f"x on {n}": f"{times[1] / times[n]:.2f}" for n in measured if n > 1},
+            }
         )
-    heads = ["", "shape", "calls", "regions", "GFLOP", "MB read", "written"]
-    heads += [f"busiest of {n}" for n in workers if n > 1]
-    heads += ["ms on 1", *(f"x on {n}" for n in measured if n > 1)]
     print(f"\n{record['arch']}, {record['sizes']}")
-    print(tabulate(rows, heads, stralign="right", disable_numparse=True))
+    print(tabulate(rows, "keys", stralign="right", disable_numparse=True))
     moved = sum(calls["read"] + calls["written"] for calls in record["kernels"])
     regions = sum(calls["regions"] for calls in record["kernels"])
     first, alone = predictions[1][1], record["seconds"][1]
@@ -531,9 +528,8 @@ def show(record: dict[str, Any]) -> None:
     )
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Counts, measures and prints; returns the records."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     records = []
     for sizes in [Sizes(*shape) for shape in options.shapes] if options.shapes else SHAPES:
         records.append(measure(options, sizes))

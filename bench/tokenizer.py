@@ -2,17 +2,15 @@
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from bench.machine import answer_of
 from smallmind.text.stories import built_in_text
 
 # Each side in a process of its own: seconds, and the memory besides that of the text. A small text
@@ -65,9 +63,8 @@ print(json.dumps(result))
 SIDES = {"smallmind": OURS, "tokenizers": THEIRS}
 
 
-def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace, _machine: dict[str, object]) -> list[dict[str, Any]]:
     """Both sides in turn, `options.rounds` times -> a record per side and text. Units: seconds."""
-    print("  ".join(f"{name} {value}" for name, value in machine.items()))
     sides = {
         name: program
         for name, program in SIDES.items()
@@ -92,12 +89,9 @@ def run(options: argparse.Namespace, machine: dict[str, object]) -> list[dict[st
 
 def _measure(program: str, vocab_size: int, path: Path) -> dict[str, float]:
     threads = os.environ["NUMBA_NUM_THREADS"]
-    environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
-    command = [sys.executable, "-c", program + PROGRAM, str(vocab_size), str(path)]
-    output = subprocess.run(
-        command, env=environment, check=True, text=True, stdout=subprocess.PIPE
-    ).stdout
-    return dict(json.loads(output))
+    variables = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
+    arguments = (program + PROGRAM, str(vocab_size), str(path))
+    return dict(answer_of("-c", *arguments, variables=variables))
 
 
 def _show(records: list[dict[str, Any]], sides: list[str], options: argparse.Namespace) -> None:

@@ -61,7 +61,7 @@ READERS = {  # by the suffix of a file; one with any other suffix is read like .
     ".gz": "smallmind.corpus.compressed:read_gzip",
     ".bz2": "smallmind.corpus.compressed:read_bzip2",
     ".xz": "smallmind.corpus.compressed:read_xz",
-    ".zip": "smallmind.corpus.zipped:read_zip",
+    ".zip": "smallmind.corpus.compressed:read_zip",
     ".parquet": "smallmind.corpus.parquet:read_parquet",
 }
 

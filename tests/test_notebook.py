@@ -118,9 +118,10 @@ def test_a_run_without_steps_is_a_table_alone(shown):
 def test_losses_are_a_picture_that_needs_nothing_else(shown, name):
     content = shown[name]["image/svg+xml"]
     picture = ElementTree.fromstring(content)
-    assert len(picture.findall(f".//{SVG}polyline")) == 3 and "var(" not in content
+    curves = [x for x in picture.iter(f"{SVG}polyline") if x.get("class").startswith("curve")]
+    assert len(curves) == 3 + 2 and "var(" not in content  # two of them in the legend
     texts = [text.text for text in picture.iter(f"{SVG}text")]
-    assert {"training loss, smoothed", "held-out loss", "step"} <= set(texts)
+    assert {"training loss, smoothed", "held-out loss", "steps"} <= set(texts)
     assert picture.find(f"{SVG}rect").get("fill") == "#ffffff"  # readable on a dark page
     assert shown["losses"]["image/svg+xml"] == content
     assert shown["metrics"]["text/plain"].startswith("<MetricsTable of 6 steps: step, ")

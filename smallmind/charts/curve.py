@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 AXES = ("steps", "time")
-SHARE_SMOOTHED = 0.02  # of a curve, over which `smooth` averages by default
+SHARE_SMOOTHED = 0.01  # of a curve, over which `smoothed` averages by default
 
 
 class Curve:
@@ -43,10 +43,14 @@ class Curve:
 
     def finite(self) -> "Curve":
         """Without points that are not finite: no scale shows them."""
-        if all(map(math.isfinite, self.values)) and all(map(math.isfinite, self.seconds)):
-            return self
+        is_finite = all(map(math.isfinite, self.values)) and all(map(math.isfinite, self.seconds))
+        return self if is_finite else self.below(math.inf)
+
+    def below(self, limit: float) -> "Curve":
+        """Without points that have a NaN, or a number that is not below the limit in size."""
         points = zip(self.steps, self.seconds, self.values, strict=True)
-        return _curve([p for p in points if math.isfinite(p[1]) and math.isfinite(p[2])])
+        kept = [point for point in points if all(abs(number) < limit for number in point)]
+        return Curve(*zip(*kept, strict=True)) if kept else Curve()
 
     def at(self, x: float, axis: str = "steps") -> float | None:
         """The value at a place, between two points on a straight line; None outside of them."""
@@ -61,7 +65,7 @@ class Curve:
         return self.values[left] + share * (self.values[right] - self.values[left])
 
     def smoothed(self, points: int | None = None) -> "Curve":
-        """Each value as a mean of about so many up to it, by default a fiftieth of all.
+        """Each value as a mean of about `points` up to it, by default a hundredth of all.
 
         An exponential mean without the bias towards its start (Kingma and Ba 2014, section 3).
         """
@@ -86,9 +90,5 @@ class Curve:
             places = range(count * part // ranges, count * (part + 1) // ranges)
             kept.add(min(places, key=self.values.__getitem__))
             kept.add(max(places, key=self.values.__getitem__))
-        chosen = sorted(kept)
-        return _curve([(self.steps[i], self.seconds[i], self.values[i]) for i in chosen])
-
-
-def _curve(points: Sequence[tuple[int, float, float]]) -> Curve:
-    return Curve([p[0] for p in points], [p[1] for p in points], [p[2] for p in points])
+        columns = (self.steps, self.seconds, self.values)
+        return Curve(*([column[i] for i in sorted(kept)] for column in columns))

@@ -1,18 +1,21 @@
-"""Line charts as SVG: for a page that has STYLE, or as a picture that needs nothing else."""
+"""Figures as SVG: for a page that has STYLE, or as a picture that needs nothing else."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from smallmind.charts.axis import format_tick, ticks, worth_seeing
-from smallmind.charts.curve import Curve
+from smallmind.charts.axis import format_tick, ticks
+from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.console.table import escape
 
-WIDTH, HEIGHT = 720, 270
-LEFT, RIGHT, TOP, BOTTOM = 90, 26, 32, 46  # with room for the larger letters of a phone
+WIDTH, LEFT, RIGHT = 720, 90, 26  # with room for the larger letters of a phone
+TOP, BOTTOM = 38, 46  # above each panel, and below the last one
+LARGE, SMALL = 192, 76  # the heights of panels
 TICKS = 5
 POINTS = 500  # of a curve at most: more are not seen
-COLOURS = 6
+DOTS = 40  # evaluations up to which each is a dot
+NAME = 56  # letters of a name in the legend
+N_COLOURS = 6
 LARGEST = 1e30  # larger numbers are left out
 
 LIGHT = """--ink: #1d2433; --quiet: #5d6779; --line: #d8dde6; --page: #ffffff; --panel: #f5f7fa;
@@ -25,17 +28,17 @@ svg.chart .grid { stroke: var(--line); stroke-width: 1; }
 svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round;
   vector-effect: non-scaling-stroke; }
 svg.chart .faint { stroke-width: 1; opacity: 0.35; }
+svg.chart .dashed { stroke-dasharray: 7 4; }
 """ + "".join(
-    f"svg.chart .c{i} {{ stroke: var(--c{i}); }} svg.chart .dot.c{i}, .key.c{i} "
-    f"{{ fill: var(--c{i}); background: var(--c{i}); }}\n"
-    for i in range(COLOURS)
+    f"svg.chart .c{i} {{ stroke: var(--c{i}); }} svg.chart .dot.c{i} {{ fill: var(--c{i}); }}\n"
+    for i in range(N_COLOURS)
 )
 # Light and dark, but light on paper; a line has the class c0 ... c5.
 STYLE = f"""
 :root {{ {LIGHT} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
 svg.chart {{ display: block; width: 100%; height: auto; overflow: visible; }}{SHAPES}"""
-LEGEND = 30  # the height of a picture's legend
+COLOURS = dict(re.findall(r"--(\w+): (#\w+)", LIGHT))
 
 
 class Svg(str):
@@ -50,106 +53,108 @@ class Svg(str):
         return str(self)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A curve over its steps."""
-
-    name: str
-    points: Curve
-    colour: int = 0
-    faint: bool = False  # behind the others, and not in the legend
-    dots: bool = False
-
-
-def chart(
-    lines: Sequence[Line], x_label: str, y_label: str, title: str, from_zero: bool = False
-) -> str:
-    """The SVG of lines over one axis, "" if there is nothing to draw; title is read aloud."""
-    if not (elements := _elements(lines, x_label, y_label, from_zero)):
-        return ""
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}">{elements}</svg>'
+def chart(figure: Figure) -> str:
+    """The SVG of a figure for a page that has STYLE, "" if there is nothing to draw."""
+    elements, height = _drawn(figure)
+    return elements and (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{escape(figure.title)}">{elements}</svg>'
     )
 
 
-def picture(lines: Sequence[Line], x_label: str, y_label: str, title: str) -> Svg:
-    """Adds a legend, on white whatever the page is like; empty if nothing is drawn."""
-    if not (elements := _elements(lines, x_label, y_label)):
-        return Svg()
-    colours = dict(re.findall(r"--(\w+): (#\w+)", LIGHT))
-    style = re.sub(r"var\(--(\w+)\)", lambda found: colours[found[1]], SHAPES)
-    keys, x = [], LEFT
-    for line in lines:
-        if not line.faint and len(_drawable(line.points)):
-            keys.append(
-                f'<rect class="key c{line.colour % COLOURS}" x="{x}" y="10" width="12" '
-                f'height="12" rx="3"/><text x="{x + 18}" y="21">{escape(line.name)}</text>'
-            )
-            x += 50 + 7 * len(line.name)
-    height = HEIGHT + LEGEND
+def picture(figure: Figure) -> Svg:
+    """The SVG of a figure on white, whatever the page is like; empty if nothing is drawn."""
+    elements, height = _drawn(figure)
+    style = re.sub(r"var\(--(\w+)\)", lambda found: COLOURS[found[1]], SHAPES)
     return Svg(
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}" height="{height}" '
-        f'viewBox="0 0 {WIDTH} {height}"><title>{escape(title)}</title><style>{style}</style>'
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>{"".join(keys)}'
-        f'<g transform="translate(0 {LEGEND})">{elements}</g></svg>'
+        elements
+        and f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" width="{WIDTH}" '
+        f'height="{height}" viewBox="0 0 {WIDTH} {height}"><title>{escape(figure.title)}</title>'
+        f'<style>{style}</style><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>'
+        f"{elements}</svg>"
     )
 
 
-def _elements(lines: Sequence[Line], x_label: str, y_label: str, from_zero: bool = False) -> str:
-    """The grid, the labels and the lines of a chart; "" without lines."""
-    drawn = [(line, points) for line in lines if len(points := _drawable(line.points))]
-    if not drawn:
-        return ""
-    left: float = min(points.steps[0] for _, points in drawn)
-    right: float = max(points.steps[-1] for _, points in drawn)
-    low, high = _range([value for _, points in drawn for value in points.values])
-    low = 0.0 if from_zero else low
-    high = high if high > low else low + 1
-    if left == right:
-        left, right = left - 0.5, right + 0.5
+def _drawn(figure: Figure) -> tuple[str, int]:
+    """The elements of a figure, and its height; "" if no axis can show a point of it."""
+    panels = [
+        replace(panel, lines=[replace(x, points=x.points.below(LARGEST)) for x in panel.lines])
+        for panel in figure.panels
+    ]
+    figure = replace(figure, panels=[x for x in panels if any(len(y.points) for y in x.lines)])
+    if not figure.panels:
+        return "", 0
+    parts, height = _legend(figure.panels[0])
+    for panel in figure.panels:
+        is_last = panel is figure.panels[-1]
+        parts += _panel(figure, panel, height, is_last)
+        height += TOP + (SMALL if panel.is_small else LARGE) + BOTTOM * is_last
+    return "".join(parts), height
 
-    def place(x: float, y: float) -> str:
+
+def _legend(panel: Panel) -> tuple[list[str], int]:
+    """The names of lines above all panels, and the height of that; none for a single line."""
+    lines = [line for line in panel.lines if len(line.points) and not line.faint]
+    if len(lines) < 2:
+        return [], 0
+    parts, x, y = [], LEFT, 16
+    for line in lines:
+        name = line.name if len(line.name) <= NAME else f"...{line.name[-NAME:]}"
+        width = 40 + 10 * len(name)
+        if x > LEFT and x + width > WIDTH:
+            x, y = LEFT, y + 22
+        parts.append(_polyline(_kind(panel, line), [(x, y), (x + 24, y)]))
+        parts.append(_text(x + 30, y, name))
+        x += width
+    return parts, y + 14
+
+
+def _panel(figure: Figure, panel: Panel, top: int, is_last: bool) -> list[str]:
+    """The grid, the labels and the lines of a panel whose upper end is at `top`."""
+    (left, right), (low, high) = figure.x_range, panel.y_range
+    right = right if right > left else left + 1
+    top, height = top + TOP, SMALL if panel.is_small else LARGE
+    bottom = top + height
+
+    def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT)
-        down = TOP + (high - min(max(y, low), high)) / (high - low) * (HEIGHT - TOP - BOTTOM)
-        return f"{across:.1f},{down:.1f}"
+        return across, top + (high - min(max(y, low), high)) / (high - low) * height
 
-    parts = []
-    for tick in ticks(low, high, TICKS):
-        y = place(left, tick).split(",")[1]
-        parts.append(f'<path class="grid" d="M{LEFT},{y} H{WIDTH - RIGHT}"/>')
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y}" dy="0.32em" text-anchor="end">{format_tick(tick)}</text>'
-        )
-    for tick in ticks(left, right, TICKS):
-        x = place(tick, low).split(",")[0]
-        bottom = HEIGHT - BOTTOM + 18
-        parts.append(f'<text x="{x}" y="{bottom}" text-anchor="middle">{format_tick(tick)}</text>')
-    parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">'
-        f'{escape(x_label)}</text><text x="2" y="16">{escape(y_label)}</text>'
-    )
-    for line, points in sorted(drawn, key=lambda item: not item[0].faint):
-        colour = f"c{line.colour % COLOURS}"
-        thin = points.thinned(POINTS)
-        places = [place(*point) for point in zip(thin.steps, thin.values, strict=True)]
-        kind = f"curve {'faint ' * line.faint}{colour}"
-        parts.append(f'<polyline class="{kind}" points="{" ".join(places)}"/>')
-        if line.dots or len(places) == 1:
-            dots = [spot.split(",") for spot in places]
-            parts += [f'<circle class="dot {colour}" r="3" cx="{x}" cy="{y}"/>' for x, y in dots]
-    return "".join(parts)
+    parts = [_text(2, top - 16, panel.label)]
+    for tick in ticks(low, high, 3 if panel.is_small else TICKS):
+        y = place(left, tick)[1]
+        parts.append(_polyline("grid", [(LEFT, y), (WIDTH - RIGHT, y)]))
+        parts.append(_text(LEFT - 8, y, format_tick(tick), "end"))
+    if is_last:
+        for tick in ticks(left, right, TICKS):
+            parts.append(_text(place(tick, low)[0], bottom + 14, format_tick(tick), "middle"))
+        parts.append(_text(WIDTH - RIGHT, bottom + 36, figure.x_name, "end"))
+    for line in sorted(panel.lines, key=lambda line: not line.faint):
+        if not len(line.points):
+            continue
+        thin = line.points.thinned(POINTS)
+        places = [place(*point) for point in zip(figure.xs(thin), thin.values, strict=True)]
+        parts.append(_polyline(_kind(panel, line), places))
+        if len(places) == 1 or (line.dots and len(places) <= DOTS):
+            colour = _kind(panel, line).split()[1]
+            parts += [
+                f'<circle class="dot {colour}" r="3" cx="{x:.1f}" cy="{y:.1f}"/>' for x, y in places
+            ]
+    return parts
 
 
-def _drawable(curve: Curve) -> Curve:
-    """Without points that no axis can show: NaN, Inf, and numbers beyond LARGEST."""
-    triples = zip(curve.steps, curve.seconds, curve.values, strict=True)
-    kept = [point for point in triples if abs(point[0]) < LARGEST and abs(point[2]) < LARGEST]
-    return Curve([p[0] for p in kept], [p[1] for p in kept], [p[2] for p in kept])
+def _kind(panel: Panel, line: Line) -> str:
+    """The classes of a line: a colour for each run or, of one run, others for its dots."""
+    several = any(other.run for other in panel.lines)
+    colour = line.run % N_COLOURS if several else int(line.dots)
+    return f"curve c{colour}" + " faint" * line.faint + " dashed" * (line.dots and several)
 
 
-def _range(values: list[float]) -> tuple[float, float]:
-    """The range worth seeing, with a margin."""
-    low, high = worth_seeing(values)
-    margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
-    return low - margin, high + margin
+def _polyline(kind: str, places: Sequence[tuple[float, float]]) -> str:
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return f'<polyline class="{kind}" points="{points}"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """A text at the height of its middle."""
+    return f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

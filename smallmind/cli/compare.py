@@ -11,7 +11,7 @@ from smallmind.cli.flags import add_runs, runs_of
 from smallmind.cli.plot import LABELS, check_count
 from smallmind.cli.runs import UNKNOWN, show_rows
 from smallmind.console.activity import duration
-from smallmind.console.table import GAP, Table
+from smallmind.console.table import Table
 
 if TYPE_CHECKING:
     from smallmind.views.comparison import Losses
@@ -111,18 +111,9 @@ def _show_lowest(
 
 def _show(console: Console, head: str, rows: Sequence[Sequence[str]]) -> None:
     """A table with a column for each run, in several parts if it is too wide."""
-    count = len(rows[0]) - 1
-    widths = [max(len(row[i]) for row in rows) for i in range(count + 1)]
-    widths[0] = max(widths[0], len(head))
-    begin = 0
-    while begin < count:
-        end, used = begin + 1, widths[0] + len(GAP) + widths[begin + 1]
-        while end < count and used + len(GAP) + widths[end + 1] <= full_width():
-            used += len(GAP) + widths[end + 1]
-            end += 1
-        part = [[row[0], *row[begin + 1 : end + 1]] for row in rows]
-        console.drawing(Table("", part, [head, *LABELS[begin:end]]).columns())
-        begin = end
+    table = Table("", rows, [head, *LABELS[: len(rows[0]) - 1]])
+    for part in table.parts(Table.columns, full_width()):
+        console.drawing(part)
 
 
 def _loss_cells(losses: "Losses", axis: str) -> list[list[str]]:

@@ -1,12 +1,11 @@
 """Shows a run while it trains, and its results at the end."""
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smallmind import parts
+from smallmind.charts.text import BLOCKS, sparkline
 from smallmind.cli.console import INDENT, Console, line_width
-from smallmind.cli.text_plot import BLOCKS, sparkline
 from smallmind.console.live_line import can_print
 from smallmind.console.table import GAP
 from smallmind.settings.config import TrainingConfig
@@ -50,8 +49,9 @@ MAX_FINDINGS = 3  # lines about one problem at one step
 
 
 class ProgressDisplay:
-    """The progress of a run: one live line on a terminal; elsewhere a line every few records, or
-    every minute if they take longer."""
+    """The progress of a run: one live line on a terminal; elsewhere a line every few records.
+
+    If records take longer, a line every minute."""
 
     def __init__(self, console: Console, steps: int, token: str = "token") -> None:
         self.console = console
@@ -63,9 +63,54 @@ class ProgressDisplay:
         self.known: set[tuple[str, str]] = set()  # findings that were shown: name and problem
 
     def show(self, record: Record) -> None:
-        """Shows a record whose kind is in SHOW; others are only for the metrics."""
-        if show := SHOW.get(type(record)):
-            show(self, record)
+        """Shows a record, unless its kind is only for the metrics."""
+        warn, place = (
+            self.console.warning,
+            f"step {record.step:{len(str(self.steps))}}/{self.steps}",
+        )
+        match record:
+            case StepRecord():
+                self._show_step(record)
+            case EvaluationRecord():
+                self._show_evaluation(record, place)
+            case HealthRecord():
+                self._show_findings(record)
+            case SampleRecord():
+                self.console.line(f"{place}  sample:")
+                self.console.quote(record.text)
+            case RollbackRecord(spike_loss=loss, average_loss=average):
+                problem = "is not finite" if loss is None else f"rose to {loss:.4f}"
+                usual = "" if average is None else f" from an average of {average:.4f}"
+                warn(
+                    f"Step {record.spike_step}: the loss {problem}{usual}. Rolled back to step "
+                    f"{record.step}; continuing at {record.lr_factor:g} times the learning rate, "
+                    f"without that batch. The rate is now {record.next_lr:.1e}."
+                )
+            case OverflowRecord():
+                warn(
+                    f"Step {record.step}: Gradient overflow detected, skipping update. "
+                    f"Loss scale: {record.loss_scale:g}"
+                )
+            case SaveFailedRecord():
+                warn(f"A checkpoint could not be saved; the next save tries again: {record.reason}")
+            case FileWarningRecord():
+                warn(record.warning)
+            case InstructionSetRecord():
+                warn(
+                    f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU "
+                    f"computes with {record.instruction_set}: the results differ in the last "
+                    "digits."
+                )
+            case EarlyStopRecord():
+                self.console.line(
+                    f"{place}  stopped early: the lowest held-out loss was "
+                    f"{record.best_loss:.4f}, after step {record.best_step}"
+                )
+            case TargetRecord():
+                self.console.line(
+                    f"{place}  the held-out loss has reached the target of {record.target:g}: "
+                    f"{record.look_loss:.4f}"
+                )
 
     def show_health(self) -> None:
         """At the end: says that health was checked, if there was nothing to warn about."""
@@ -73,92 +118,35 @@ class ProgressDisplay:
             checks = "1 check" if self.health_checks == 1 else f"{self.health_checks} checks"
             self.console.line(f"Health: {checks}, no problems")
 
-    def show_step(self, record: StepRecord) -> None:
+    def _show_step(self, record: StepRecord) -> None:
         """Loss, learning rate, speed and the time that is left."""
         self.progress.update(record)
         is_tenth = self.step_records % PLAIN_EVERY == 0
         if not self.console.is_terminal and (is_tenth or record.step == self.steps):
             self.console.line(self.progress.plain())
         else:
-            self._show_progress()
+            self.during_step()
         self.step_records += 1
 
-    def during_step(self, step: int, so_far: str) -> None:
-        """Shows how far a step is."""
-        self._show_progress(step, so_far)
-
-    def _show_progress(self, step: int | None = None, so_far: str = "") -> None:
+    def during_step(self, step: int | None = None, so_far: str = "") -> None:
+        """Shows how far a step is, by default the newest that has ended."""
         if self.console.is_terminal:
             self.console.live(*self.progress.live(step, so_far))
         else:
             self.console.live(self.progress.plain(step, so_far))
 
-    def show_evaluation(self, record: EvaluationRecord) -> None:
+    def _show_evaluation(self, record: EvaluationRecord, place: str) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""
         self.progress.update(record)
         losses = f"training loss {record.train_loss:.4f}  held-out loss {record.val_loss:.4f}"
         scores = _scores(record, self.token)
-        self.console.line(f"{self._place(record)}  {losses}")
-        below = " " * len(self._place(record)) + GAP
+        self.console.line(f"{place}  {losses}")
+        below = " " * len(place) + GAP
         # On a narrow terminal the losses are wrapped, and nothing is below them.
         below = below if len(below + scores) <= line_width() else INDENT
         self.console.line(below + scores)
 
-    def show_sample(self, record: SampleRecord) -> None:
-        """A text that the model wrote."""
-        self.console.line(f"{self._place(record)}  sample:")
-        self.console.quote(record.text)
-
-    def show_rollback(self, record: RollbackRecord) -> None:
-        """Shows what happened, and how the run continues."""
-        loss, average = record.spike_loss, record.average_loss
-        problem = "is not finite" if loss is None else f"rose to {loss:.4f}"
-        usual = "" if average is None else f" from an average of {average:.4f}"
-        self.console.warning(
-            f"Step {record.spike_step}: the loss {problem}{usual}. Rolled back to step "
-            f"{record.step}; continuing at {record.lr_factor:g} times the learning rate, without "
-            f"that batch. The rate is now {record.next_lr:.1e}."
-        )
-
-    def show_overflow(self, record: OverflowRecord) -> None:
-        """A step without an update, in float16."""
-        self.console.warning(
-            f"Step {record.step}: Gradient overflow detected, skipping update. "
-            f"Loss scale: {record.loss_scale:g}"
-        )
-
-    def show_failed_save(self, record: SaveFailedRecord) -> None:
-        """Why a checkpoint is missing."""
-        self.console.warning(
-            f"A checkpoint could not be saved; the next save tries again: {record.reason}"
-        )
-
-    def show_file_warning(self, record: FileWarningRecord) -> None:
-        """Shows what happened to a file of the run."""
-        self.console.warning(record.warning)
-
-    def show_instruction_set(self, record: InstructionSetRecord) -> None:
-        """That the run has moved to another kind of CPU."""
-        self.console.warning(
-            f"The checkpoint was saved with {record.saved_instruction_set}, and this CPU computes "
-            f"with {record.instruction_set}: the results differ in the last digits."
-        )
-
-    def show_early_stop(self, record: EarlyStopRecord) -> None:
-        """Why the run has ended."""
-        self.console.line(
-            f"{self._place(record)}  stopped early: the lowest held-out loss was "
-            f"{record.best_loss:.4f}, after step {record.best_step}"
-        )
-
-    def show_target(self, record: TargetRecord) -> None:
-        """That the run has ended because it is good enough."""
-        self.console.line(
-            f"{self._place(record)}  the held-out loss has reached the target of "
-            f"{record.target:g}: {record.look_loss:.4f}"
-        )
-
-    def show_health_record(self, record: HealthRecord) -> None:
+    def _show_findings(self, record: HealthRecord) -> None:
         """Each finding once per run; of several similar ones, the first few and their number."""
         self.health_checks += 1
         new = [f for f in record.findings if (f.name, f.problem) not in self.known]
@@ -171,24 +159,6 @@ class ProgressDisplay:
                 self.console.warning(
                     f"Step {record.step}: {problem} {more} more times, see metrics.jsonl"
                 )
-
-    def _place(self, record: Record) -> str:
-        return f"step {record.step:{len(str(self.steps))}}/{self.steps}"
-
-
-SHOW: dict[type, Callable[[ProgressDisplay, Any], None]] = {
-    StepRecord: ProgressDisplay.show_step,
-    EvaluationRecord: ProgressDisplay.show_evaluation,
-    SampleRecord: ProgressDisplay.show_sample,
-    RollbackRecord: ProgressDisplay.show_rollback,
-    OverflowRecord: ProgressDisplay.show_overflow,
-    SaveFailedRecord: ProgressDisplay.show_failed_save,
-    FileWarningRecord: ProgressDisplay.show_file_warning,
-    EarlyStopRecord: ProgressDisplay.show_early_stop,
-    TargetRecord: ProgressDisplay.show_target,
-    HealthRecord: ProgressDisplay.show_health_record,
-    InstructionSetRecord: ProgressDisplay.show_instruction_set,
-}
 
 
 def show_losses(console: Console, run: "Run") -> None:
@@ -274,10 +244,9 @@ def show_result(console: Console, run: "Run") -> None:
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
     """The entropy of the built-in stories and a model's distance from it, in nats per character."""
-    from smallmind.text.stories import entropy_per_character
+    from smallmind.text.stories import ENTROPY_PER_CHARACTER
 
-    floor = entropy_per_character()
-    return floor, result.nats_per_character - floor
+    return ENTROPY_PER_CHARACTER, result.nats_per_character - ENTROPY_PER_CHARACTER
 
 
 def token_name(kind: str) -> str:

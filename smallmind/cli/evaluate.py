@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--unknown",
         choices=("refuse", "skip"),
         default="refuse",
-        help="characters of TEXT that the model does not know: skip leaves them out, and says how "
-        "many (refuse)",
+        help="what to do if TEXT has characters that the model does not know: refuse the text, or "
+        "skip and count them (refuse)",
     )
 
 
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Source", str]:
-    """A text -> the text without the characters that a model does not know, and which these are.
+    """A text -> the text without the characters that the model does not know, and a list of them.
 
     InputError if there are any, unless they are to be skipped.
     """

@@ -1,4 +1,4 @@
-"""Write a trained model for transformers, or for llama.cpp and what is built on it."""
+"""Write a trained model for transformers, or for llama.cpp and programs built on it."""
 
 import argparse
 import sys
@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         required=True,
         metavar=("FORMAT", "PATH"),
-        help=f"{formats}, and where it goes: hf DIR, new or empty, or gguf FILE.gguf, which is "
-        "replaced if it is a GGUF file",
+        help=f"format, {formats}, and where to write it: hf DIR, new or empty, or gguf FILE.gguf, "
+        "which is replaced if it is a GGUF file",
     )
     parser.add_argument(
         "--type",

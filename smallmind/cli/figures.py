@@ -1,91 +1,66 @@
-"""Figures of curves, in files. Needs matplotlib, which the rest of the package does not."""
+"""Figures in files: SVG as it is, PNG and PDF with matplotlib as the canvas for that SVG."""
 
 import importlib.util
-import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from smallmind.checks import InputError
-from smallmind.cli.console import shorten
+from smallmind.cli.flags import check_writable
 
 if TYPE_CHECKING:
-    from smallmind.views.panels import Chart
+    from smallmind.charts.svg import Svg
 
 SUFFIXES = (".png", ".pdf", ".svg")
-COLUMNS = 4  # panels side by side
-POINTS = 4000  # of a curve: more than a figure has pixels across
-LEGEND = 50  # characters of a name
 INSTALL = "python -m pip install matplotlib"
+INCH = 96  # units of the picture
+POINT = 72 / INCH
 
 
-def has_matplotlib() -> bool:
-    """True if Matplotlib is installed, so that figures can be drawn."""
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def check_suffix(flag: str, file: Path) -> None:
-    """InputError if matplotlib cannot write this kind of file."""
-    if file.suffix not in SUFFIXES:
-        raise InputError(f"{flag}: the name {file} must end in {', '.join(SUFFIXES)}")
+def lacks_matplotlib(file: Path) -> bool:
+    """True if a file of this kind needs matplotlib, which is not installed."""
+    return file.suffix != ".svg" and importlib.util.find_spec("matplotlib") is None
 
 
 def check_figure(flag: str, file: Path) -> None:
-    """InputError if matplotlib is missing or cannot write this kind of file."""
-    if not has_matplotlib():
-        raise InputError(f"{flag} needs matplotlib: {INSTALL}")
-    check_suffix(flag, file)
+    """InputError if this kind of file is unknown, or it cannot be written here."""
+    if file.suffix not in SUFFIXES:
+        raise InputError(f"{flag}: the name {file} must end in {', '.join(SUFFIXES)}")
+    check_writable(flag, file)
 
 
-def draw_curves(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], x: str, y: str, file: Path
-) -> None:
-    """Name -> xs and ys. Draws one panel per curve, as equal curves would hide each other."""
+def save(picture: "Svg", file: Path) -> None:
+    """Writes a picture of `charts.svg` to a file of one of SUFFIXES."""
+    if file.suffix == ".svg":
+        file.write_text(picture, encoding="utf-8")
+        return
     from matplotlib.figure import Figure
 
-    columns = min(COLUMNS, len(curves))
-    rows = math.ceil(len(curves) / columns)
-    figure = Figure(figsize=(max(5, 3 * columns), max(3, 2.2 * rows)), layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for panel in panels.flat:
-        panel.set_axis_off()
-    for panel, (name, (xs, ys)) in zip(panels.flat, curves.items(), strict=False):
-        panel.set_axis_on()
-        panel.plot(xs, ys)
-        panel.set_title(name, loc="left")
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    figure.supxlabel(x)
-    figure.supylabel(y)
-    figure.savefig(file, dpi=120)
+    from smallmind.charts.svg import COLOURS
 
-
-def draw_chart(chart: "Chart", file: Path) -> None:
-    """Draws the panels of a chart below each other, over one axis, a color for each run."""
-    from matplotlib.figure import Figure
-
-    heights = [3 if panel.marks else 1 for panel in chart.panels]
-    figure = Figure(figsize=(10, 1.6 * sum(heights)), layout="constrained")
-    axes = figure.subplots(
-        len(heights), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
-    )[:, 0]
-    for axis, panel in zip(axes, chart.panels, strict=True):
-        for number, name in enumerate(chart.names):
-            style: dict[str, Any] = {"color": f"C{number % 10}"}
-            name = shorten(name, LEGEND)
-            line, mean = panel.lines[number].thinned(POINTS), panel.means[number].thinned(POINTS)
-            label = f"{name}: training, smoothed" if panel.marks else name
-            axis.plot(chart.xs(mean), mean.values, **style, linewidth=1.4, label=label)
-            if line is not mean:
-                axis.plot(chart.xs(line), line.values, **style, alpha=0.2, linewidth=0.8)
-            if panel.marks and len(marks := panel.marks[number]):
-                style |= {"linestyle": "--", "marker": "o", "markersize": 3.5}
-                axis.plot(chart.xs(marks), marks.values, **style, label=f"{name}: held-out")
-        axis.set_ylabel(panel.title if not panel.unit else f"{panel.title} ({panel.unit})")
-        axis.grid(alpha=0.3)
-        if panel.marks:
-            axis.legend(fontsize="small")
-        if panel.y_range:
-            axis.set_ylim(panel.y_range)
-    axes[-1].set_xlabel(chart.x_name)
-    figure.savefig(file, dpi=120)
+    root = ElementTree.fromstring(picture)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    figure = Figure(figsize=(width / INCH, height / INCH))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    for element in root:
+        given, kinds = element.attrib, element.get("class", "").split()
+        colour = next((COLOURS[kind] for kind in kinds if kind in COLOURS), COLOURS["line"])
+        if element.tag.endswith("text"):
+            side = {"start": "left", "middle": "center", "end": "right"}[given["text-anchor"]]
+            style: dict[str, Any] = {"ha": side, "fontsize": 13 * POINT, "parse_math": False}
+            x, y = float(given["x"]), float(given["y"])
+            axes.text(x, y, element.text or "", color=COLOURS["quiet"], **style)
+        elif element.tag.endswith("polyline"):
+            places = [map(float, place.split(",")) for place in given["points"].split()]
+            is_faint = "faint" in kinds or "grid" in kinds
+            axes.plot(
+                *zip(*places, strict=True),
+                color=colour,
+                linewidth=POINT * (1 if is_faint else 2),
+                linestyle="--" if "dashed" in kinds else "-",
+                alpha=0.35 if "faint" in kinds else 1,
+            )
+        elif element.tag.endswith("circle"):
+            axes.plot(float(given["cx"]), float(given["cy"]), "o", color=colour, markersize=4.5)
+    figure.savefig(file, dpi=2 * INCH)

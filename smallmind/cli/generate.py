@@ -33,30 +33,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue; default: a new line")
     parser.add_argument(
-        "--n", type=int, default=1, metavar="N", help="texts, of the seeds from --seed on (1)"
+        "--n",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of texts, with seeds from --seed up (1)",
     )
     parser.add_argument(
         "-i",
         "--interactive",
         action="store_true",
-        help="ask for one prompt after the other; Ctrl-C ends a text, Ctrl-D the program",
+        help="ask for prompts; Ctrl-C ends a text, Ctrl-D the program",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="a JSON object per text, in a line, with its exact characters",
+        help="print a line of JSON per text, with its exact characters",
     )
     parser.add_argument(
         "--precision",
         choices=[str(kind) for kind in Precision if kind != Precision.AUTO],
         default=str(Precision.FLOAT32),
-        help="how weights are stored; 16 bits are faster where they exceed the caches (float32)",
+        help="number type of the weights; 16 bits are faster for large models (float32)",
     )
     add_config_flags(parser, GenerationConfig)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the prompt and, piece by piece, the text that the model continues it with."""
+    """Prints the prompt and, piece by piece, its continuation."""
     config = generation_of(options)
     if options.n < 1:
         raise InputError(f"n={options.n} must be at least 1")
@@ -76,16 +80,14 @@ def run(options: argparse.Namespace) -> int:
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         writer = Writer(model, tokenizer, prompt, config, options.n)
         notes.line(f"Using {found.name}, of {path}")
-        if options.json:
-            return _print_json(writer, prompt, path)
-        if options.n > 1:
-            return _print_samples(writer, prompt, notes)
+        if options.json or options.n > 1:
+            return _print_samples(writer, prompt, path, notes, options.json)
         _print_text(writer, prompt, notes)
     return 0
 
 
 def _print_text(writer: "Writer", prompt: str, notes: Console) -> None:
-    """The prompt and the text, as it is written; then how fast that was."""
+    """Prints the prompt and the text as it is written, then the speed."""
     console = Console()
     with ExitStack() as progress:
         if console.is_terminal:
@@ -109,24 +111,16 @@ def _show_speed(writer: "Writer", notes: Console) -> None:
         notes.line(f"{tokens:,} tokens, {tokens / writer.seconds:,.0f} tokens/s")
 
 
-def _print_samples(writer: "Writer", prompt: str, notes: Console) -> int:
-    """Several texts, each under a line with its seed."""
+def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as_json: bool) -> int:
+    """Prints several texts, each under a line with its seed, or as a line of JSON each."""
     console = Console()
     with activity.doing("Generating", usual=True):
         samples = writer.samples()
     for sample in samples:
-        console.line(f"Seed {sample.seed}:")
-        console.piece(prompt + sample.text + "\n\n")
-    _show_speed(writer, notes)
-    return 0
-
-
-def _print_json(writer: "Writer", prompt: str, path: Path) -> int:
-    """A line of JSON per text."""
-    console = Console()
-    with activity.doing("Generating", usual=True):
-        samples = writer.samples()
-    for sample in samples:
+        if not as_json:
+            console.line(f"Seed {sample.seed}:")
+            console.piece(prompt + sample.text + "\n\n")
+            continue
         fields = {
             "prompt": prompt,
             "text": sample.text,
@@ -137,6 +131,8 @@ def _print_json(writer: "Writer", prompt: str, path: Path) -> int:
             "model": str(path),
         }
         console.piece(json.dumps(fields) + "\n")
+    if not as_json:
+        _show_speed(writer, notes)
     return 0
 
 

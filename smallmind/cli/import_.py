@@ -24,12 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block-size",
         type=int,
         metavar="N",
-        help="tokens of context, fewer than the model was made for, if it has rope",
+        help="shorten the context to N tokens; needs rotary positions",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the run, and prints what it is."""
+    """Writes the run, and describes it."""
     from smallmind.exchange.architectures import architecture_of
     from smallmind.runs.run import Run
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the list, or writes a copy and prints how to run it -> exit status."""
+    """Prints the list, or writes a copy and says how to run it -> exit status."""
     console = Console()
     if options.lesson is None:
         if options.out or options.notebook:
@@ -45,20 +45,15 @@ def run(options: argparse.Namespace) -> int:
         first = short_name(pages()[0])
         console.command("Next:", ["smallmind", "lessons", first, "--out", "lessons"])
         return 0
-    path = _page(options.lesson)
+    known = {short_name(path): path for path in pages()}
+    if options.lesson not in known:
+        raise InputError(f"there is no lesson {options.lesson!r}: choose from {', '.join(known)}")
+    path = known[options.lesson]
     copy = _copy(path, options.out or Path(), options.notebook)
     console.line(f"Wrote {title(path)!r} to {copy}")
     program = ["jupyter", "lab"] if options.notebook else ["python"]
     console.command("Next:", [*program, str(copy)])
     return 0
-
-
-def _page(name: str) -> Path:
-    """The page with this short name. InputError for any other."""
-    known = {short_name(path): path for path in pages()}
-    if name not in known:
-        raise InputError(f"there is no lesson {name!r}: choose from {', '.join(known)}")
-    return known[name]
 
 
 def _copy(path: Path, directory: Path, as_notebook: bool) -> Path:

@@ -1,4 +1,4 @@
-"""Encode texts once, into files of tokens to train on; the same command resumes it."""
+"""Encode texts once, into files of tokens to train on; run it again to resume."""
 
 import argparse
 from pathlib import Path
@@ -22,7 +22,9 @@ SETTINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind prepare`."""
     add_text(parser, "+")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where tokens go")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="directory to write to"
+    )
     add_config_flags(parser, RunConfig, SETTINGS)
     parser.add_argument(
         "--shard-tokens",
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the tokens, and prints a table of what was read and written -> exit status."""
+    """Writes the tokens, and prints a summary -> exit status."""
     given = {name: x for name, x in vars(options).items() if name in SETTINGS}
     config = RunConfig(**given)
     for name in given:

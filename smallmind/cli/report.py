@@ -1,4 +1,4 @@
-"""Write a page about a run: what was trained on what, curves, samples, settings."""
+"""Write a page about a run: model and text, curves, samples, settings."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE.html",
-        help="file to write, which any browser opens; default: NAME.html in the working directory",
+        help="file to write, for any browser; default: NAME.html in the working directory",
     )
     parser.epilog = (
         "The page is one file that needs no network: send it, print it or keep it. The run may "
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the page. Only reads the run, which may be going."""
+    """Writes the page. Only reads the run, which may still be training."""
     directory = run_of(options)
     out = options.out or Path(f"{directory.resolve().name}.html")
     if out.suffix not in (".html", ".htm"):

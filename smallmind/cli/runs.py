@@ -1,4 +1,4 @@
-"""List runs: how far each is, how well it does and what has become of it."""
+"""List runs with their progress, their losses and their state."""
 
 import argparse
 import json
@@ -73,17 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(RUNS),
         metavar="DIR",
-        help="the directory with the runs (runs)",
+        help="directory that holds the runs (runs)",
     )
     parser.add_argument(
         "--sort",
         choices=SORT_KEYS,
         default="created",
         metavar="COLUMN",
-        help=f"{', '.join(SORT_KEYS)} (created, so that the newest comes last)",
+        help=f"sort by {', '.join(SORT_KEYS)} (created: the newest comes last)",
     )
-    parser.add_argument("--reverse", action="store_true", help="in descending order")
-    parser.add_argument("--json", action="store_true", help="a JSON array, for programs")
+    parser.add_argument("--reverse", action="store_true", help="sort in descending order")
+    parser.add_argument("--json", action="store_true", help="print a JSON array, for programs")
     parser.epilog = (
         "loss is the lowest on held-out text, in nats per token, and bits/byte are those of the "
         "same evaluation. Compare losses only between runs with the same text and the same tokens, "

@@ -10,7 +10,6 @@ from smallmind.cli.console import WIDTH, Console
 from smallmind.cli.flags import (
     add_config_flags,
     add_source_flags,
-    check_writable,
     choices_of,
 )
 from smallmind.console.live_line import can_print
@@ -40,11 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         choices=SCHEDULES,
         default=argparse.SUPPRESS,
-        help="show only this one; default: all side by side",
+        help="show only this schedule; default: all side by side",
     )
     add_config_flags(parser, TrainingConfig, SCHEDULE_FIELDS)
     add_source_flags(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="draw the curves to FILE.png; or .pdf or .svg"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -67,10 +68,11 @@ def run(options: argparse.Namespace) -> int:
     if not config.steps:
         raise InputError("steps=0 must be at least 1: there is no learning rate to show")
     if options.plot:
-        from smallmind.cli.figures import check_figure
+        from smallmind.cli.figures import INSTALL, check_figure, lacks_matplotlib
 
         check_figure("--plot", options.plot)
-        check_writable("--plot", options.plot)
+        if lacks_matplotlib(options.plot):
+            raise InputError(f"--plot needs matplotlib: {INSTALL}")
     _show(Console(), configs, errors, options.plot)
     return 0
 
@@ -81,15 +83,20 @@ def _show(
     errors: dict[str, InputError],
     plot: Path | None,
 ) -> None:
-    """The tables of the schedules, in place of those with an error its reason, and the plot."""
+    """Prints the tables of the schedules and why others are left out; draws the plot."""
     from smallmind.optim.schedule import schedule, too_short
 
     schedules = {name: schedule(config) for name, config in configs.items()}
     config = next(iter(configs.values()))
     steps = _steps(schedules, config)
-    for names_of_table in _split(list(schedules), config.steps):
-        shown = {name: schedules[name] for name in names_of_table}
-        console.drawing(_table(shown, steps, ascii_only=not can_print(console.stream, BOX)))
+    width = max(len("step"), len(f"{steps[-1]:,}"))
+    rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
+    table, ascii_only = (
+        Table("LEARNING RATE", rows, ["step", *schedules]),
+        not can_print(console.stream, BOX),
+    )
+    for part in table.parts(lambda part: part.box(ascii_only=ascii_only), WIDTH):
+        console.drawing(part)
     if "plateau" in schedules:
         console.line(
             "plateau is shown for a held-out loss that keeps falling; "
@@ -98,8 +105,7 @@ def _show(
         )
     if config.optimizer == "muon":
         console.line(
-            f"The rate of muon's matrices follows the same curve, up to "
-            f"{config.matrix_learning_rate:g}"
+            f"Muon's matrices follow the same curve, up to {config.matrix_learning_rate:g}"
         )
     for name, error in errors.items():
         console.line(f"{name} is left out: {error}")
@@ -118,32 +124,19 @@ def _steps(schedules: "dict[str, Schedule]", config: TrainingConfig) -> list[int
     return sorted(step for step in steps if 1 <= step <= config.steps)
 
 
-def _split(names: list[str], last: int) -> list[list[str]]:
-    """The names, split evenly into as few tables as fit the width."""
-    rate = len("1.0e-03")
-
-    def width(part: list[str]) -> int:
-        return 4 + len(f"{last:,}") + sum(3 + max(rate, len(name)) for name in part)
-
-    for tables in range(1, len(names) + 1):
-        size = math.ceil(len(names) / tables)
-        parts = [names[i : i + size] for i in range(0, len(names), size)]
-        if all(width(part) <= WIDTH for part in parts):
-            return parts
-    return [[name] for name in names]
-
-
-def _table(schedules: "dict[str, Schedule]", steps: list[int], ascii_only: bool) -> str:
-    """A row per step, a column per schedule."""
-    heads = ["step", *schedules]
-    width = max(len(heads[0]), len(f"{steps[-1]:,}"))
-    rows = [[f"{n:{width},}", *(f"{s.lr(n - 1):.1e}" for s in schedules.values())] for n in steps]
-    return Table("LEARNING RATE", rows, heads).box(ascii_only=ascii_only)
-
-
 def _draw(schedules: "dict[str, Schedule]", last: int, file: Path) -> None:
-    from smallmind.cli.figures import draw_curves
+    """Draws a panel for each schedule, as equal curves would hide each other."""
+    from smallmind.charts.curve import Curve
+    from smallmind.charts.figure import Figure, Line, Panel
+    from smallmind.charts.svg import picture
+    from smallmind.cli.figures import save
 
     steps = sorted({*range(1, last + 1, math.ceil(last / CURVE_POINTS)), last})
-    curves = {name: (steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()}
-    draw_curves(curves, "step", "learning rate", file)
+    curves = {
+        name: Curve(steps, steps, [s.lr(n - 1) for n in steps]) for name, s in schedules.items()
+    }
+    panels = [
+        Panel(name, "", [Line(name, curve)], from_zero=True, is_small=True)
+        for name, curve in curves.items()
+    ]
+    save(picture(Figure("Learning rate by step", panels)), file)

@@ -1,6 +1,6 @@
 """Check the checkpoints of a run, and retrain from each to the next. Writes nothing.
 
-Of a directory that `smallmind prepare` wrote, all files are read and compared with their digests.
+For the output of `smallmind prepare`, reads all files and compares them with their digests.
 """
 
 import argparse
@@ -22,9 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints a line per verdict -> exit status: 0 all is well, 1 something is wrong."""
-    from smallmind.corpus.shard_index import holds_tokens
-    from smallmind.corpus.shards import open_shards
+    """Prints a line per verdict -> exit status: 0 if all is well, 1 otherwise."""
+    from smallmind.corpus.shards import holds_tokens, open_shards
     from smallmind.runs.run import Run
     from smallmind.runs.verification import Verdict
     from smallmind.training.records import StepRecord

@@ -1,14 +1,14 @@
-"""Watch a run from another process: its curve, its speed, what it writes, until it ends."""
+"""Watch a run from another process until it ends: curve, speed, samples."""
 
 import argparse
 import shutil
 import time
 from typing import TYPE_CHECKING
 
-from smallmind.charts.axis import worth_seeing
+from smallmind.charts.figure import losses_of
+from smallmind.charts.text import SAMPLES, draw
 from smallmind.cli.console import INDENT, Console, full_width, line_width, wrap
 from smallmind.cli.flags import add_run, run_of
-from smallmind.cli.text_plot import SAMPLES, Series, plot
 from smallmind.console.activity import duration
 from smallmind.console.live_line import can_print, fit, knows_escapes
 from smallmind.console.table import GAP, format_bytes
@@ -27,10 +27,10 @@ FIELDS = ("loss", "val_loss", "lr", "tokens_per_second", "peak_memory")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `smallmind watch`."""
     add_run(parser)
-    parser.add_argument("--once", action="store_true", help="show the run as it is now, and end")
+    parser.add_argument("--once", action="store_true", help="show the run once, and exit")
     parser.epilog = (
-        "Use it in another window while a run trains. Ctrl-C ends the watching, never the run, "
-        "whose files are only read. Where there is no terminal, it prints a line every ten seconds."
+        "Use it in another window while a run trains. Ctrl-C stops watching, not the run, whose "
+        "files are only read. Without a terminal, it prints a line every ten seconds."
     )
 
 
@@ -90,7 +90,8 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
     ascii_only = not can_print(console.stream, SAMPLES)
     text = f", {view.text}" if view.text else ""
     lines = [fit((f"{view.name}: {view.state}{text}", f"{view.name}: {view.state}"), width)]
-    lines.append(fit((f"{_bar(view, console)}  {_place(view)}", _place(view)), width))
+    bar = draw_bar(view.step / view.steps if view.steps else 1.0, console.stream)
+    lines.append(fit((f"{bar}  {_place(view)}", _place(view)), width))
     lines += _packed(_numbers(view), width)
     for note in view.notes[-2:]:
         lines += wrap(note, width).split("\n")
@@ -98,21 +99,10 @@ def _frame(view: "RunView", console: Console, width: int, height: int) -> list[s
     rows = min(16, height - len(lines) - len(sample) - 6)
     loss, held_out = view.curves["loss"].finite(), view.curves["val_loss"].finite()
     if rows >= 4 and len(loss) > 1:
-        smoothed = loss.smoothed()
-        y_range = worth_seeing(smoothed.values, held_out.values)
-        mean = smoothed.thinned(4 * width)
-        series = [Series(mean.steps, mean.values)]
-        if len(held_out):
-            every = -(-len(held_out) * 3 // width)
-            series.append(Series(held_out.steps[::-every], held_out.values[::-every], "o"))
-        title = "Loss; line: training, smoothed; o: held-out"
+        figure, title = losses_of(loss, held_out), "Loss; line: training, smoothed; o: held-out"
         lines += ["", fit((title, "Loss"), width)]
-        lines += plot(series, width, rows, ascii_only, y_range=y_range).split("\n")
+        lines += draw(figure, figure.panels[0], width, rows, ascii_only).split("\n")
     return [*lines, *sample]
-
-
-def _bar(view: "RunView", console: Console) -> str:
-    return draw_bar(view.step / view.steps if view.steps else 1.0, console.stream)
 
 
 def _place(view: "RunView") -> str:

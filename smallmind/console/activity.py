@@ -1,10 +1,10 @@
 """Announces through one hook what a program waits for; and a clock that does not count compiling.
 
-Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called with
-what is being done now, and with None at its end. `usual` ones are only for a line that is replaced:
-the parts of every run, once they have taken a second, and what `tick` adds to a phrase meanwhile,
-as in "Evaluating after step 250: 17%, 0:12 left". In scripts and notebooks the hook shows all
-else on standard error; `with showing_on(hook):` replaces it, as the command line does.
+Nothing below the command line prints except through this hook: `hook(phrase, usual)` is called when
+work begins, and with None at its end. A `usual` phrase is only for a line that is replaced: a part
+of every run, once it has taken a second, or progress, as in "Evaluating after step 250: 17%, 0:12
+left". In scripts and notebooks the hook shows all others on standard error; the command line
+replaces it with `showing_on(hook)`.
 """
 
 import sys
@@ -60,16 +60,29 @@ class _StandardError:
 
 
 class _Task:
-    """Something that is being done. `show` is called with how far it is, but not before `delay`."""
+    """Work under way: a phrase for the hook or, with `on_progress`, for a display of its caller's.
 
-    delay = 0.0  # seconds
+    A phrase is shown at once, or only once it has taken a second.
+    """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        phrase: str = "",
+        at_once: bool = False,
+        on_progress: Callable[[str], object] | None = None,
+    ) -> None:
         self.start = time.monotonic()
         self.parts: list[list[int]] = []  # done and all, the inner ones within one of the outer
+        # It may name a file, which may have any name.
+        self.phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
+        self.delay = 0.0 if on_progress else REFRESH  # seconds until it may be shown by `tick`
+        self.on_progress = on_progress
+        self.is_shown = at_once
+        if at_once:
+            _state.hook(self.phrase, False)
 
     def so_far(self) -> str:
-        """How far it is: "17%, 0:12 left", or without parts the time since the start, 0:12.
+        """The progress: "17%, 0:12 left", or without parts the time since the start, 0:12.
 
         Nothing in the first second.
         """
@@ -84,39 +97,13 @@ class _Task:
             return duration(seconds)
         return f"{share:.0%}, {duration(seconds * (1 - share) / share)} left"
 
-    def show(self, so_far: str) -> None:
-        raise NotImplementedError
-
-
-class _Phrase(_Task):
-    """A phrase for the hook: shown at once, or only once it has taken a second."""
-
-    delay = REFRESH
-
-    def __init__(self, phrase: str, at_once: bool) -> None:
-        super().__init__()
-        # It may name a file, which may have any name.
-        if not phrase.isprintable():
-            phrase = "".join(c if c.isprintable() else "\ufffd" for c in phrase)
-        self.phrase = phrase
-        self.is_shown = at_once
-        if at_once:
-            _state.hook(self.phrase, False)
-
     def show(self, so_far: str = "") -> None:
-        self.is_shown = True
-        _state.hook(f"{self.phrase}: {so_far}" if so_far else self.phrase, True)
-
-
-class _Refreshed(_Task):
-    """Leaves showing to its caller."""
-
-    def __init__(self, show: Callable[[str], object]) -> None:
-        super().__init__()
-        self._show = show
-
-    def show(self, so_far: str) -> None:
-        self._show(so_far)
+        """Shows the phrase, if there is one, and the progress."""
+        if self.on_progress:
+            self.on_progress(so_far)
+        else:
+            self.is_shown = True
+            _state.hook(f"{self.phrase}: {so_far}" if so_far else self.phrase, True)
 
 
 class _State:
@@ -125,7 +112,7 @@ class _State:
     refreshed: float = 0.0  # when `tick` last showed something
     compiling: int = 0  # kernels, each within the one before
     compiled: int = 0
-    expected: int = 0  # about so many in all; 0: not known
+    expected: int = 0  # about how many in all; 0: not known
     compile_start: int = 0  # nanoseconds
     compile_time: int = 0  # nanoseconds
 
@@ -152,19 +139,21 @@ def doing(phrase: str, usual: bool = False) -> Iterator[None]:
 
     A usual one is shown only on a line that is replaced, once it has taken a second.
     """
-    depth = len(_state.tasks)
-    _state.tasks.append(_Phrase(phrase, at_once=not usual))
-    try:
+    with _under_way(_Task(phrase, at_once=not usual)):
         yield
-    finally:
-        _end(depth)
 
 
 @contextmanager
 def refreshing(show: Callable[[str], object]) -> Iterator[None]:
-    """Within the block, show is called about once a second with how far it is: "17%, 0:12 left"."""
+    """Within the block, show is called about once a second with the progress: "17%, 0:12 left"."""
+    with _under_way(_Task(on_progress=show)):
+        yield
+
+
+@contextmanager
+def _under_way(task: _Task) -> Iterator[None]:
     depth = len(_state.tasks)
-    _state.tasks.append(_Refreshed(show))
+    _state.tasks.append(task)
     try:
         yield
     finally:
@@ -172,9 +161,9 @@ def refreshing(show: Callable[[str], object]) -> Iterator[None]:
 
 
 def tick() -> None:
-    """Shows how far it is, if a second has passed since the last time: 0.1 microseconds if not.
+    """Shows the progress if a second has passed since the last time; takes 0.1 microseconds if not.
 
-    For everything that may take long: call it every now and then.
+    Whatever may take long calls it now and then.
     """
     if not _state.tasks or (now := time.monotonic()) - _state.refreshed < REFRESH:
         return
@@ -204,7 +193,7 @@ def parts(items: Sequence[Item]) -> Iterator[Item]:
 
 @contextmanager
 def expecting_kernels(count: int) -> Iterator[None]:
-    """Within the block, about so many kernels are compiled in all, which is said; 0: not known."""
+    """Within the block, compiling is announced as one of about `count` kernels; 0: not known."""
     _state.expected = count
     try:
         yield
@@ -213,10 +202,7 @@ def expecting_kernels(count: int) -> Iterator[None]:
 
 
 def begin_compiling() -> None:
-    """Says how many kernels have been compiled with this one, perhaps within another one.
-
-    The clock stands still.
-    """
+    """Announces a kernel, perhaps within another one. The clock stands still."""
     if _state.compiling:
         _state.tasks.pop()
     else:
@@ -224,7 +210,7 @@ def begin_compiling() -> None:
     _state.compiling += 1
     _state.compiled += 1
     in_all = f" of about {max(_state.expected, _state.compiled)}" if _state.expected else ""
-    _state.tasks.append(_Phrase(f"{COMPILING}: {_state.compiled}{in_all}", at_once=True))
+    _state.tasks.append(_Task(f"{COMPILING}: {_state.compiled}{in_all}", at_once=True))
 
 
 def end_compiling() -> None:
@@ -236,7 +222,7 @@ def end_compiling() -> None:
 
 
 def compiled() -> tuple[int, float]:
-    """How many kernels this process has compiled, and in how many seconds."""
+    """The number of kernels that this process has compiled, and the seconds that took."""
     return _state.compiled, _state.compile_time / 1e9
 
 
@@ -262,10 +248,8 @@ def _end(depth: int) -> None:
     """Ends all but the outer `depth` tasks: several if an interrupt kept inner ones from ending."""
     ended = _state.tasks[depth:]
     del _state.tasks[depth:]
-    if not any(isinstance(task, _Phrase) and task.is_shown for task in ended):
-        return
-    outer = _state.tasks[-1] if _state.tasks else None
-    if isinstance(outer, _Phrase) and outer.is_shown:
-        outer.show()
-    else:
-        _state.hook(None, False)
+    if any(task.is_shown for task in ended):
+        if _state.tasks and _state.tasks[-1].is_shown:
+            _state.tasks[-1].show()
+        else:
+            _state.hook(None, False)

@@ -2,16 +2,17 @@
 
 import html
 import re
+import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from smallmind.console.live_line import printable
+from smallmind.console.live_line import column_after, printable
 
 BOX, ASCII_BOX = "╔═╗║╠╣╚╝╟─┼╢│", "+=+|++++|-+||"  # lines, and what replaces them in ASCII
-OUTLINE = "╭─┬╮│"
+OUTLINE, ASCII_OUTLINE = "╭─┬╮│╰┴╯", "+-++|+++"
 GAP = "  "  # between columns
 
 
@@ -44,13 +45,15 @@ class Table:
 
         Only the last column is right-aligned.
         """
-        from tabulate import tabulate  # takes time to import, which --help does not need
-
-        style = "outline" if ascii_only else "rounded_outline"
-        align = ["left"] * (len(self.rows[0]) - 1) + ["right"]
-        rows = _wrapped(self.rows, width)
-        table = tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True)
-        return f"{self.title}\n{table}\n"
+        rows = [line for row in _wrapped(self.rows, width) for line in _lines(row)]
+        wide, sides = _widths(rows), "<" * (len(self.rows[0]) - 1) + ">"
+        rule = "┬".join("─" * (width + 2) for width in wide)
+        lines = [f"│ {' │ '.join(_padded(row, wide, sides))} │" for row in rows]
+        lines = [f"╭{rule}╮", *lines, f"╰{rule.replace('┬', '┴')}╯"]
+        text = "\n".join(lines)
+        if ascii_only:
+            text = text.translate(str.maketrans(OUTLINE, ASCII_OUTLINE))
+        return f"{self.title}\n{text}\n"
 
     def box(self, widths: Sequence[int] = (), ascii_only: bool = False) -> str:
         """Returns the table in a box of double lines, all of the same length.
@@ -75,6 +78,19 @@ class Table:
         lines = [f"╔{double}╗", title, f"╠{double}╣", heads, f"╟{thin}╢", *rows, f"╚{double}╝"]
         text = "\n".join(lines) + "\n"
         return text.translate(str.maketrans(BOX, ASCII_BOX)) if ascii_only else text
+
+    def parts(self, draw: Callable[["Table"], str], width: int) -> Iterator[str]:
+        """Drawings of parts with the first column and as many others as fit a width, if any do."""
+        columns = list(zip(self.heads, *self.rows, strict=True))
+        begin = 1
+        while begin < len(columns):
+            for end in range(len(columns), begin, -1):
+                heads, *rows = zip(columns[0], *columns[begin:end], strict=True)
+                drawn = draw(replace(self, heads=heads, rows=rows))
+                if max(map(len, drawn.split("\n"))) <= width:
+                    break
+            yield drawn
+            begin = end
 
     def html(self) -> str:
         """A <table> in the colours of its page. What the cells hold is text, not markup."""
@@ -142,19 +158,27 @@ def _indented(cell: str) -> str:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [max(map(_width, column)) for column in zip(*rows, strict=True)]
+
+
+def _width(cell: str) -> int:
+    """The columns that a line takes, in which some characters take two."""
+    return column_after(cell.replace("\n", " "), 0, sys.maxsize)
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int], sides: str) -> list[str]:
-    columns = zip(cells, sides, widths, strict=True)
-    return [f"{cell:{side}{width}}".replace("\n", " ") for cell, side, width in columns]
+    padded = []
+    for cell, width, side in zip(cells, widths, sides, strict=True):
+        line, room = cell.replace("\n", " "), " " * (width - _width(cell))
+        padded.append(line + room if side == "<" else room + line)
+    return padded
 
 
 def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """The rows, their widest columns wrapped until together they are no wider than `width`."""
     cells = [list(row) for row in rows]
     for _ in cells[0]:
-        widths = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
+        widths = _widths([line for row in cells for line in _lines(row)])
         widest = widths.index(max(widths))
         room = max(8, width - 1 - sum(w + 3 for w in widths) + widths[widest])
         for row in cells:
@@ -162,8 +186,9 @@ def _wrapped(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     return cells
 
 
-def _cell_width(cell: str) -> int:
-    return max(map(len, cell.split("\n")))
+def _lines(row: Sequence[str]) -> list[tuple[str, ...]]:
+    """The lines of a row whose cells may have several."""
+    return list(zip_longest(*(cell.split("\n") for cell in row), fillvalue=""))
 
 
 def _wrapped_cell(cell: str, width: int) -> str:

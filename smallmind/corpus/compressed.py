@@ -1,20 +1,28 @@
-"""Compressed files, unpacked piece by piece, and refused if they expand beyond reason."""
+"""Compressed files and zip archives, read piece by piece, refused if they expand beyond reason."""
 
 import bz2
 import gzip
 import lzma
+import re
+import stat
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import IO, Protocol, cast
 
 from smallmind.checks import InputError
-from smallmind.corpus.entry import Entry, Piece, Stream, read
-from smallmind.corpus.reading import Limits, shown
+from smallmind.console import activity
+from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
+from smallmind.corpus.reading import FileStream, Limits, Skipped, shown
 
 BLOCK = 2**16  # bytes that are read at once
 XZ_MEMORY = 2**28  # bytes: `xz -9` needs 65 MiB, a hostile header may ask for gigabytes
+ENCRYPTED = 1  # flag of a member of a zip archive
+# Other methods unpack a block at once, however much comes out of it.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+OUTSIDE = re.compile(r"[\\/]|[A-Za-z]:|(.*[\\/])?\.\.([\\/]|$)", re.DOTALL)
 # The standard library raises these for damaged files and for contradictory headers.
 DAMAGED = (
     EOFError,
@@ -66,12 +74,8 @@ class UnpackedStream:
         self.count = 0
 
     def read(self, size: int, /) -> bytes:
-        try:
+        with _explaining(self._name):
             data = self._inner.read(size)
-        except InputError:
-            raise
-        except DAMAGED as error:
-            raise damaged(self._name, error) from None
         self.count += len(data)
         self._expansion.add(len(data))
         return data
@@ -80,10 +84,18 @@ class UnpackedStream:
         self._close()
 
 
-def damaged(name: str, error: Exception) -> InputError:
-    """The error for a compressed file that cannot be unpacked."""
-    reason = shown(error).rstrip(".") or type(error).__name__
-    return InputError(f"{name} is damaged or incomplete: {reason}; download or copy it again")
+@contextmanager
+def _explaining(name: str) -> Iterator[None]:
+    """Turns errors of a damaged file within the block into a one-line InputError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except DAMAGED as error:
+        reason = shown(error).rstrip(".") or type(error).__name__
+        raise InputError(
+            f"{name} is damaged or incomplete: {reason}; download or copy it again"
+        ) from None
 
 
 def read_gzip(entry: Entry) -> Iterator[Piece]:
@@ -152,3 +164,61 @@ class _Decompressed:
             rest = block.lstrip(b"\0")
         self._decompressor, self._rest = self._make(), rest
         return True
+
+
+def read_zip(entry: Entry) -> Iterator[Piece]:
+    """The documents in a zip archive, in its own order, each member by its suffix.
+
+    Nothing is written to disk. InputError if the archive is damaged, encrypted or made to do harm.
+    """
+    with closing(cast(FileStream, entry.open())) as file:  # never inside another file
+        with _explaining(entry.name):
+            archive = zipfile.ZipFile(cast(IO[bytes], file))
+        members = archive.infolist()
+        for member in members:
+            activity.tick()
+            _check(entry, member)
+        # Members that share their bytes are how a small archive becomes petabytes.
+        if sum(member.compress_size for member in members) > file.size():
+            raise InputError(f"{entry.name} has members that overlap; pack its files again")
+        expansion = Expansion(entry.name, file, entry.reading.limits)
+        for member in members:
+            # Not is_dir(), which fails for an empty name.
+            if not member.filename.endswith("/") and not _is_hidden(member.filename):
+                yield from _read_member(entry, archive, member, expansion)
+
+
+def _check(entry: Entry, member: zipfile.ZipInfo) -> None:
+    """InputError for a member that no honest archive has, or that cannot be read."""
+    name = shown(member.orig_filename)
+    if OUTSIDE.match(member.orig_filename):
+        raise InputError(
+            f"{entry.name} has a member {name!r}, outside the folder of the archive; "
+            "refusing it: such paths are used to overwrite files"
+        )
+    if member.flag_bits & ENCRYPTED:
+        raise InputError(f"{entry.name} is encrypted; unpack it and give the files in it")
+    if member.compress_type not in METHODS:
+        raise InputError(
+            f"{entry.name}: {name} is not compressed with deflate, as is usual; unpack the "
+            "archive and give the files in it"
+        )
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part[:1] == "." != part or part == "__MACOSX" for part in name.split("/"))
+
+
+def _read_member(
+    entry: Entry, archive: zipfile.ZipFile, member: zipfile.ZipInfo, expansion: Expansion
+) -> Iterator[Piece]:
+    def open() -> Stream:
+        with _explaining(entry.name):
+            inner = archive.open(member)
+        return UnpackedStream(entry.name, inner, expansion, inner.close)
+
+    opened = entry.member(shown(member.filename), open)
+    if stat.S_ISLNK(member.external_attr >> 16):
+        entry.reading.tally.skipped.append(Skipped(opened.name, "is a symbolic link"))
+    else:
+        yield from read_found(opened)

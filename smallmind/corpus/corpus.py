@@ -1,18 +1,33 @@
 """A person's texts, read document by document in bounded memory."""
 
-from collections.abc import Callable, Iterator, Sequence
+import io
+import re
+from collections.abc import Iterator, Sequence
 from os import PathLike
 
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
-from smallmind.corpus.cleaning import Cleaner
 from smallmind.corpus.decoding import check_encoding
-from smallmind.corpus.entry import Entry, Piece, Stream, read, read_found
-from smallmind.corpus.files import FileStream
+from smallmind.corpus.entry import Entry, Piece, read, read_found
 from smallmind.corpus.finding import File, find
-from smallmind.corpus.reading import BytesRead, Limits, Reading, Report, Skipped, count_of, shown
+from smallmind.corpus.reading import (
+    BytesRead,
+    FileStream,
+    Limits,
+    Reading,
+    Report,
+    Skipped,
+    Tally,
+    count_of,
+    shown,
+)
 
 MOST_REASONS = 3  # in a message
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
+LINE_ENDS = {
+    "\r\n": "CRLF line ends became LF",
+    "\r": "CR line ends became LF",
+}
 
 
 class Corpus:
@@ -43,8 +58,7 @@ class Corpus:
             check_encoding(encoding)
         self._limits = limits or Limits()
         self._decodable: set[str] = set()
-        finder = find(paths)
-        self.files, self._skipped = finder.files, finder.skipped
+        self.files, self._skipped = find(paths)
         self.report = None
         if not self.files:
             raise _nothing(self._skipped)
@@ -76,25 +90,16 @@ class Corpus:
                 raise _nothing(skipped)
             self.report = reading.tally.report(self._skipped)
 
-    def documents(self) -> Iterator[str]:
-        """All documents, each as a whole."""
-        parts: list[str] = []
-        for piece in self.pieces():
-            parts.append(piece.text)
-            if piece.ends:
-                yield "".join(parts)
-                parts = []
-
 
 def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     """The documents of a file, cleaned and counted."""
     tally = reading.tally
     before = tally.documents
-    cleaner = Cleaner(tally)
+    cleaner = _Cleaner(tally)
     entry = Entry(
         name=shown(file.path),
         file=file.path.name,
-        open=_opener(file, reading),
+        open=lambda: FileStream(file.path, reading.bytes_read),
         reading=reading,
         is_named=file.is_named,
         size=file.size,
@@ -105,8 +110,40 @@ def _pieces(file: File, reading: Reading) -> Iterator[Piece]:
     tally.end_file(has_text=tally.documents > before)
 
 
-def _opener(file: File, reading: Reading) -> Callable[[], Stream]:
-    return lambda: FileStream(file.path, reading.bytes_read)
+class _Cleaner:
+    """Cleans the pieces of one document after the other, and counts them.
+
+    Line ends become LF, lone surrogates are replaced.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        # It holds back a CR at the end of a piece: an LF may follow.
+        self._newlines = io.IncrementalNewlineDecoder(None, translate=True)
+
+    def clean(self, piece: Piece) -> Piece | None:
+        """The piece with its text cleaned; None if nothing is left of it."""
+        text = self._newlines.decode(piece.text, piece.ends)
+        self._tally.characters += len(text)
+        if piece.ends:
+            self._end_document()
+        return Piece(self._whole(text), piece.ends) if text else None
+
+    def _end_document(self) -> None:
+        self._tally.documents += 1
+        ends = self._newlines.newlines or ()
+        for end in (ends,) if isinstance(ends, str) else ends:
+            if end in LINE_ENDS:
+                self._tally.note(LINE_ENDS[end])
+        self._newlines.reset()
+
+    def _whole(self, text: str) -> str:
+        try:
+            text.encode()  # ten times as fast as looking for them
+        except UnicodeEncodeError:
+            self._tally.note("half characters became U+FFFD")
+            return HALVES.sub("\ufffd", text)
+        return text
 
 
 def _nothing(skipped: list[Skipped]) -> InputError:

@@ -4,7 +4,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import NamedTuple, Protocol
 
 from smallmind import parts
@@ -66,21 +65,7 @@ class Entry:
         return dataclasses.replace(self, name=name, file=file, open=open, is_named=False, size=None)
 
 
-def is_compressed(kind: str) -> bool:
-    """True if files of a kind, such as "jsonl.gz", take more space when unpacked."""
-    return f".{kind.rpartition('.')[2]}" in NESTED
-
-
 Reader = Callable[[Entry], Iterator[Piece]]
-
-
-def kind_of(file: str | PurePath) -> str:
-    """The name of a file -> its kind: "text", "jsonl", "csv.gz"."""
-    stem, suffix = os.path.splitext(PurePath(file).name.lower())
-    if suffix == TEXT or suffix not in parts.READERS:
-        return "text"
-    is_compressed = suffix in NESTED and suffix not in (".zip", ".parquet")
-    return f"{kind_of(stem)}{suffix}" if is_compressed else suffix[1:]
 
 
 def read(entry: Entry) -> Iterator[Piece]:

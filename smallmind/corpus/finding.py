@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.corpus.entry import kind_of
-from smallmind.corpus.files import not_regular
-from smallmind.corpus.reading import Skipped, shown
-from smallmind.corpus.shard_index import holds_tokens
+from smallmind.corpus.entry import NESTED
+from smallmind.corpus.reading import Skipped, not_regular, shown
+from smallmind.corpus.shards import holds_tokens
 
 WILDCARDS = "*?["
 RUN = ("config.json", "metrics.jsonl")  # files in the directory of a run
@@ -23,41 +22,35 @@ class File(NamedTuple):
     """A file with texts."""
 
     path: Path
-    kind: str  # "text", "jsonl", "csv.gz"
     size: int  # bytes
     is_named: bool  # rather than found in a folder or by a glob
 
+    @property
+    def is_compressed(self) -> bool:
+        """True if the file takes more space when unpacked."""
+        return self.path.suffix.lower() in NESTED
 
-class Finder:
+
+class _Finder:
     """Collects files, each of them once."""
 
     def __init__(self) -> None:
-        self._files: dict[str, File] = {}  # by the path without symbolic links
+        self.files: dict[str, File] = {}  # by the path without symbolic links
         self._folders: set[str] = set()  # the same of folders: links may lead back to them
-        self._skipped: dict[str, Skipped] = {}
-
-    @property
-    def files(self) -> list[File]:
-        return list(self._files.values())
-
-    @property
-    def skipped(self) -> list[Skipped]:
-        return list(self._skipped.values())
+        self.skipped: dict[str, Skipped] = {}
 
     def add(self, given: str) -> None:
         """The files that a path means. InputError if there is nothing, or no file."""
         try:
             status = os.stat(given)
+            if stat.S_ISDIR(status.st_mode):
+                os.listdir(given)  # OSError if it cannot be read
         except (FileNotFoundError, NotADirectoryError):
             self._add_glob(given)
             return
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
         if stat.S_ISDIR(status.st_mode):
-            try:
-                os.listdir(given)
-            except OSError as error:
-                raise InputError(f"cannot read {shown(given)}: {_reason(error)}") from None
             self._add_found(Path(given))
         elif stat.S_ISREG(status.st_mode):
             self._add_file(Path(given), status.st_size, is_named=True)
@@ -86,7 +79,7 @@ class Finder:
                 status = os.stat(path)
                 is_folder = stat.S_ISDIR(status.st_mode)
                 folder = path if is_folder else path.parent
-                if _has(folder, RUN):
+                if all((folder / name).is_file() for name in RUN):
                     # A run's output is not a text to learn from, and it changes during training.
                     self._skip(folder, "is the directory of a run")
                 elif holds_tokens(folder):
@@ -105,29 +98,27 @@ class Finder:
 
     def _add_file(self, path: Path, size: int, is_named: bool) -> None:
         key = os.path.realpath(path)
-        if (known := self._files.get(key)) is None:
-            self._files[key] = File(path, kind_of(path), size, is_named)
+        if (known := self.files.get(key)) is None:
+            self.files[key] = File(path, size, is_named)
         elif is_named:
-            self._files[key] = known._replace(is_named=True)
+            self.files[key] = known._replace(is_named=True)
 
     def _skip(self, path: Path, reason: str) -> None:
-        self._skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
+        self.skipped.setdefault(os.path.realpath(path), Skipped(shown(path), reason))
 
 
-def _has(folder: Path, names: Sequence[str]) -> bool:
-    return all((folder / name).is_file() for name in names)
-
-
-def find(paths: Sequence[str | PathLike[str]]) -> Finder:
+def find(paths: Sequence[str | PathLike[str]]) -> tuple[list[File], list[Skipped]]:
     """The files that paths mean, in the order of the paths, and by name within each of them.
+
+    Also those that were found and are not used.
 
     InputError if one of the paths means nothing that can be read.
     """
-    finder = Finder()
+    finder = _Finder()
     with activity.doing("Looking for files", usual=True):
         for path in paths:
             finder.add(os.fspath(path))
-    return finder
+    return list(finder.files.values()), list(finder.skipped.values())
 
 
 def expand(pattern: Path) -> list[Path]:

@@ -20,11 +20,16 @@ from smallmind import parts
 from smallmind.checks import InputError, check_type
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.shard_index import INDEX, PROGRESS, REMEDY, Index
-from smallmind.corpus.shard_parts import check_own, described, remove_leftovers, written
-from smallmind.corpus.shard_writer import ShardWriter, check_shard_tokens
-from smallmind.corpus.shards import Shards, open_shards
-from smallmind.corpus.survey import Survey, joined, survey
+from smallmind.corpus.shard_writer import (
+    ShardWriter,
+    check_own,
+    check_shard_tokens,
+    described,
+    remove_leftovers,
+    written,
+)
+from smallmind.corpus.shards import INDEX, PROGRESS, REMEDY, Index, Shards, open_shards
+from smallmind.corpus.survey import Plan, joined, survey
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
@@ -79,18 +84,6 @@ class Encoding(NamedTuple):
         return {"tokenizer": self.tokenizer, **self.settings, **separator}
 
 
-class Plan(NamedTuple):
-    """All facts known before the first token is written."""
-
-    characters: int
-    nbytes: int
-    held_out: int  # characters of whole documents; 0: tokens
-    train_tokens: int  # if tokens are held out, else 0
-    sha256: str
-    beginning: str
-    separator: str  # of documents
-
-
 def prepare(
     corpus: Corpus,
     directory: str | PathLike[str],
@@ -117,16 +110,19 @@ def prepare(
         check_own(directory, (PLAN, TOKENIZER))
     plan = _read_plan(directory, wanted)
     if plan:
-        tokenizer = _planned_tokenizer(directory)
+        try:  # what a process that was killed had chosen or learned
+            tokenizer = Tokenizer.load(directory / TOKENIZER)
+        except InputError as error:
+            raise InputError(f"{error}; remove {directory} to begin again") from None
         _write(corpus, plan, tokenizer, directory, wanted)
     else:
         is_new = not directory.exists()
         try:
             _make(directory)
             with RunLock(directory):  # or another process would find out the same meanwhile
-                measured = survey(corpus.pieces(), encoding.separator)
-                tokenizer = _fitted(corpus, measured, encoding)
-                plan = _plan(corpus, measured, tokenizer, encoding.separator)
+                plan, characters = survey(corpus.pieces(), encoding.separator)
+                tokenizer = _fitted(corpus, plan, characters, encoding)
+                plan = plan._replace(train_tokens=_train_tokens(corpus, plan, tokenizer))
             _write(corpus, plan, tokenizer, directory, wanted)
         except BaseException:
             if is_new:
@@ -212,17 +208,9 @@ def _read_plan(directory: Path, wanted: dict[str, Any]) -> Plan | None:
     return plan
 
 
-def _planned_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer that a process which was killed had chosen or learned."""
-    try:
-        return Tokenizer.load(directory / TOKENIZER)
-    except InputError as error:
-        raise InputError(f"{error}; remove {directory} to begin again") from None
-
-
 def _tidy(directory: Path, index: Index) -> None:
     """Removes what is left of a process that was killed once the directory was complete."""
-    kept, records = described(index.parts()), (PROGRESS, PLAN)
+    kept, records = described(index.parts), (PROGRESS, PLAN)
     names = {*written(directory), *(name for name in records if (directory / name).exists())}
     if names <= kept:
         return
@@ -235,45 +223,33 @@ def _tidy(directory: Path, index: Index) -> None:
                 durable.remove(directory / name)
 
 
-def _fitted(corpus: Corpus, measured: Survey, encoding: Encoding) -> Tokenizer:
+def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> Tokenizer:
     """The tokenizer for texts that have been surveyed."""
     tokenizer = encoding.tokenizer
     if isinstance(tokenizer, Tokenizer):
-        if unknown := tokenizer.unknown(measured.distinct):
+        if unknown := tokenizer.unknown(characters):
             raise InputError(
                 f"the texts have {len(unknown)} characters that the tokenizer does not know, such "
                 f"as {unknown[0]!r}; remove them, or choose another tokenizer"
             )
         return tokenizer
     if not encoding.kind.is_learned:
-        return Tokenizer(measured.distinct, tokenizer, **encoding.settings)
-    held_out = measured.held_out or int(measured.characters * HELD_OUT)
+        return Tokenizer(characters, tokenizer, **encoding.settings)
+    held_out = plan.held_out or int(plan.characters * HELD_OUT)
     texts = joined(corpus.pieces("Learning the tokens of"), encoding.separator)
-    trained_on = _first(texts, measured.characters - held_out)
+    trained_on = _first(texts, plan.characters - held_out)
     return encoding.kind.learn(trained_on, **encoding.settings)
 
 
-def _plan(corpus: Corpus, measured: Survey, tokenizer: Tokenizer, separator: str) -> Plan:
-    train_tokens = 0
-    if not measured.held_out:
-        counts = {"char": measured.characters, "byte": measured.nbytes}
-        tokens = counts.get(tokenizer.kind) or _count(corpus, tokenizer, separator)
-        train_tokens = tokens - int(tokens * HELD_OUT)
-    return Plan(
-        measured.characters,
-        measured.nbytes,
-        measured.held_out,
-        train_tokens,
-        measured.sha256,
-        measured.beginning,
-        separator,
-    )
-
-
-def _count(corpus: Corpus, tokenizer: Tokenizer, separator: str) -> int:
-    """The number of tokens that the texts have."""
-    texts = joined(corpus.pieces("Counting the tokens of"), separator)
-    return sum(map(len, tokenizer.encode_chunks(tokenizer.chunks(texts))))
+def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:
+    """The number of tokens to train on, if the last of them are held out; else 0."""
+    if plan.held_out:
+        return 0
+    tokens = {"char": plan.characters, "byte": plan.nbytes}.get(tokenizer.kind)
+    if tokens is None:
+        texts = joined(corpus.pieces("Counting the tokens of"), plan.separator)
+        tokens = sum(map(len, tokenizer.encode_chunks(tokenizer.chunks(texts))))
+    return tokens - int(tokens * HELD_OUT)
 
 
 def _write(
@@ -314,8 +290,8 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
             done = plan.characters
         elif part == begun["part"]:
             done, tokens = begun["characters"], begun["tokens"]
-        chunks = _after(done, _hashed(tokenizer.chunks(given), sha))
-        for ids in tokenizer.encode_chunks(_measured(chunks, lengths)):
+        chunks = _remaining(tokenizer.chunks(given), done, sha, lengths)
+        for ids in tokenizer.encode_chunks(chunks):
             # The training part ends between documents, or after a number of tokens.
             train_ids = len(ids) * (part == 0) if plan.held_out else plan.train_tokens - tokens
             train_ids = min(len(ids), max(0, train_ids))
@@ -330,27 +306,21 @@ def _append(writer: ShardWriter, corpus: Corpus, plan: Plan, tokenizer: Tokenize
     return sha.hexdigest()
 
 
-def _hashed(texts: Iterable[str], sha: "hashlib._Hash") -> Iterator[str]:
-    for text in texts:
-        sha.update(text.encode())
-        yield text
+def _remaining(
+    texts: Iterable[str], done: int, sha: "hashlib._Hash", lengths: deque[int]
+) -> Iterator[str]:
+    """The texts, all of which are hashed, without so many characters at their beginning.
 
-
-def _after(characters: int, texts: Iterable[str]) -> Iterator[str]:
-    """The texts without so many characters at their beginning."""
+    The length of each that was taken is put in `lengths`.
+    """
     for text in texts:
         activity.tick()
+        sha.update(text.encode())
         # A chunk ended there once, but another version may cut in other places.
-        if len(text) > characters:
-            yield text[characters:]
-        characters = max(0, characters - len(text))
-
-
-def _measured(texts: Iterable[str], lengths: deque[int]) -> Iterator[str]:
-    """The texts; the length of each that was taken is put in `lengths`."""
-    for text in texts:
-        lengths.append(len(text))
-        yield text
+        rest, done = text[done:], max(0, done - len(text))
+        if rest:
+            lengths.append(len(rest))
+            yield rest
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:

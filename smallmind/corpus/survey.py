@@ -48,15 +48,16 @@ class DocumentStarts:
         return best if LEAST_HELD_OUT * characters <= best <= MOST_HELD_OUT * characters else 0
 
 
-class Survey(NamedTuple):
-    """All facts known about a text once it has been read."""
+class Plan(NamedTuple):
+    """All facts known before the first token is written."""
 
     characters: int
     nbytes: int  # in UTF-8
-    held_out: int  # characters of whole documents at its end; 0: the last tenth of its tokens
-    sha256: str  # of its UTF-8
-    distinct: str  # the characters that occur, sorted
+    held_out: int  # characters of whole documents at the end; 0: the last tenth of the tokens
+    sha256: str  # of the UTF-8
     beginning: str
+    separator: str  # of documents
+    train_tokens: int = 0  # if tokens are held out
 
 
 def joined(
@@ -75,8 +76,8 @@ def joined(
         is_between = piece.ends
 
 
-def survey(pieces: Iterable[Piece], separator: str) -> Survey:
-    """Reads the documents whose pieces these are, once."""
+def survey(pieces: Iterable[Piece], separator: str) -> tuple[Plan, str]:
+    """Reads the documents whose pieces these are, once -> the plan, the characters, sorted."""
     starts, seen, sha = DocumentStarts(), np.zeros(CODE_POINTS, bool), hashlib.sha256()
     characters = nbytes = 0
     beginning = ""
@@ -89,4 +90,5 @@ def survey(pieces: Iterable[Piece], separator: str) -> Survey:
         beginning += text[: BEGINNING - len(beginning)]
     distinct = "".join(map(chr, np.flatnonzero(seen)))
     held_out = starts.held_out(characters)
-    return Survey(characters, nbytes, held_out, sha.hexdigest(), distinct, beginning)
+    plan = Plan(characters, nbytes, held_out, sha.hexdigest(), beginning, separator)
+    return plan, distinct

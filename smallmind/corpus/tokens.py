@@ -11,12 +11,10 @@ from typing import Any, NamedTuple, Self
 from smallmind.checks import InputError, whole
 from smallmind.console import activity
 from smallmind.corpus.finding import WILDCARDS, expand
-from smallmind.corpus.mapped_tokens import CHUNK, MappedTokens, check_vocabulary
 from smallmind.corpus.preparation import TOKENIZER, load_tokenizer
 from smallmind.corpus.reading import Report, Skipped
-from smallmind.corpus.shard_index import INDEX, holds_tokens
-from smallmind.corpus.shards import Shards, open_shards
-from smallmind.corpus.token_files import TokenFile
+from smallmind.corpus.shards import INDEX, Shards, holds_tokens, open_shards
+from smallmind.corpus.token_files import CHUNK, MappedTokens, TokenFile, check_vocabulary
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
 

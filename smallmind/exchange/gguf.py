@@ -1,5 +1,6 @@
 """Models in GGUF, as llama.cpp runs them: its metadata, its names, its types of weights."""
 
+import functools
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -63,7 +64,15 @@ class GGUF(Format):
         gguf_file.write(
             path,
             {**general, **own, **tokenizer, **published.metadata_of(exported.tokenizer)},
-            [_written(tensor, parameters, type) for tensor in tensors],
+            [
+                gguf_file.Written(
+                    tensor.name,
+                    tensor.shape,
+                    _type_of(tensor, type),
+                    functools.partial(tensor.of_model, parameters),
+                )
+                for tensor in tensors
+            ],
         )
 
     def recognises(self, path: Path) -> bool:
@@ -141,11 +150,6 @@ def _typed(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return np.uint32(value)
     return np.float32(value) if isinstance(value, float) else value
-
-
-def _written(tensor: Tensor, parameters: Mapping[str, np.ndarray], type: str) -> gguf_file.Written:
-    kind = _type_of(tensor, type)
-    return gguf_file.Written(tensor.name, tensor.shape, kind, lambda: tensor.of_model(parameters))
 
 
 def _type_of(tensor: Tensor, type: str) -> NumberType:

@@ -6,6 +6,7 @@ multiple of the alignment on. All little-endian.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import functools
 import itertools
 import math
 import os
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from smallmind.checks import InputError
-from smallmind.exchange.number_types import NUMBER_TYPES, NumberType
+from smallmind.exchange.number_types import NUMBER_TYPES, NumberType, Stored
 from smallmind.files import durable
 
 MAGIC = b"GGUF"
@@ -44,10 +45,6 @@ class Written(NamedTuple):
     type: NumberType
     values: Callable[[], np.ndarray]
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) // self.type.block * self.type.nbytes
-
 
 def write(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Written]) -> None:
     """Writes metadata and tensors; an existing file is replaced completely or left as it was.
@@ -68,16 +65,16 @@ def _head(metadata: Mapping[str, Any], tensors: Sequence[Written]) -> bytes:
         sizes = tensor.shape[::-1]
         head += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
         head += struct.pack("<IQ", TYPE_NUMBERS[tensor.type.name], offset)
-        offset += _aligned(tensor.nbytes)
+        offset += _aligned(tensor.type.size(tensor.shape))
     return bytes(head.ljust(_aligned(len(head)), b"\0"))
 
 
 def _contents(tensors: Sequence[Written]) -> Iterator[bytes | memoryview]:
     for tensor in tensors:
         stored = tensor.type.encode(tensor.values())
-        assert stored.nbytes == tensor.nbytes
+        assert stored.nbytes == tensor.type.size(tensor.shape)
         yield stored.reshape(-1).view(np.uint8).data
-        yield bytes(_aligned(tensor.nbytes) - tensor.nbytes)
+        yield bytes(_aligned(stored.nbytes) - stored.nbytes)
 
 
 def _typed(value: Any) -> bytes:
@@ -104,26 +101,18 @@ def _aligned(size: int, alignment: int = ALIGNMENT) -> int:
     return math.ceil(size / alignment) * alignment
 
 
-class Stored:
-    """A tensor in a file, read when asked for. The file is opened anew: it must not change."""
-
-    def __init__(self, path: Path, shape: tuple[int, ...], type: NumberType, start: int) -> None:
-        self.shape = shape
-        self._path, self._type, self._start = path, type, start
-
-    def read(self) -> np.ndarray:
-        """Its values, float32. InputError if they are gone."""
-        size = math.prod(self.shape) // self._type.block * self._type.nbytes
-        stored = np.empty(size, np.uint8)
-        try:
-            with durable.open_regular(self._path) as file:
-                file.seek(self._start)
-                count = file.readinto(stored.data)  # type: ignore[attr-defined]
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {self._path}: {error}") from None
-        if count != size:
-            raise InputError(f"{self._path} was truncated while it was read; restore it")
-        return self._type.decode(stored, self.shape)
+def _read(path: Path, shape: tuple[int, ...], type: NumberType, start: int) -> np.ndarray:
+    """Reads a tensor, float32. The file is opened anew: it must not change."""
+    stored = np.empty(type.size(shape), np.uint8)
+    try:
+        with durable.open_regular(path) as file:
+            file.seek(start)
+            count = file.readinto(stored.data)  # type: ignore[attr-defined]
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    if count != stored.nbytes:
+        raise InputError(f"{path} was truncated while it was read; restore it")
+    return type.decode(stored, shape)
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -175,10 +164,11 @@ class _Reader:
                 raise ValueError(f"the tensor {_shown(name)} appears twice")
             if offset != end:  # as llama.cpp demands
                 raise ValueError(f"the tensor {_shown(name)} is not behind the one before it")
-            size = math.prod(shape) // kind.block * kind.nbytes
+            size = kind.size(shape)
             if start + offset + size > self._size:
                 raise ValueError(f"it ends within the tensor {_shown(name)}")
-            tensors[name] = Stored(path, shape, kind, start + offset)
+            read = functools.partial(_read, path, shape, kind, start + offset)
+            tensors[name] = Stored(shape, read)
             end = offset + _aligned(size, alignment)
         return metadata, tensors
 

@@ -7,7 +7,6 @@ import numpy as np
 
 from smallmind.checks import InputError, shown_value
 from smallmind.text.bpe_tokenizer import BPETokenizer
-from smallmind.text.byte_alphabet import as_characters
 from smallmind.text.byte_tokenizer import ByteTokenizer
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.tokenizer import Tokenizer
@@ -44,12 +43,11 @@ def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
             f"llama.cpp cannot ignore merges of words split by the pattern of {tokenizer.split}; "
             "export the model with --to hf"
         )
-    special = {token: content for content, token in tokenizer.special.items()}
-    names = [special.get(i) or as_characters(v) for i, v in enumerate(tokenizer.vocabulary)]
+    names = tokenizer.names()
     unused = {i for i, name in enumerate(names) if not name or name == f"[PAD{i}]"}
     names = [f"[PAD{i}]" if i in unused else name for i, name in enumerate(names)]
     types = np.full(len(names), NORMAL, np.int32)
-    for i, content in special.items():
+    for content, i in tokenizer.special.items():
         types[i] = USER_DEFINED if content in rules.shown else CONTROL
     types[list(unused)] = UNUSED
     # Unless told, llama.cpp takes token 11. A text without an end never has the byte 0.

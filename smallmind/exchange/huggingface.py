@@ -23,7 +23,7 @@ from smallmind.exchange.architectures import (
 )
 from smallmind.exchange.card import model_card
 from smallmind.exchange.format import PICKLES, Exported, Foreign, Format, padded
-from smallmind.exchange.number_types import NUMBER_TYPES
+from smallmind.exchange.number_types import NUMBER_TYPES, Stored
 from smallmind.exchange.published import CONFIG, TOKENIZER
 from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_tensors
 from smallmind.files import durable, safetensors
@@ -85,8 +85,9 @@ class HuggingFace(Format):
             safetensors.write(path / MODEL, _Written(exported, type), {"format": "pt"})
             tokenizer_json.write(path / TOKENIZER, tokenizer)
             for name, content in files.items():
-                text = content if isinstance(content, str) else _json(content)
-                durable.write(path / name, [text.encode()])
+                if not isinstance(content, str):
+                    content = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+                durable.write(path / name, [content.encode()])
         except BaseException:
             for name in (MODEL, TOKENIZER, *files):
                 with suppress(OSError):
@@ -146,7 +147,7 @@ class ForeignDirectory(Foreign):
 
     def model(self, backend: str = "numba") -> TransformerModel:
         stored = {
-            name: _Stored(name, file, tensor)
+            name: _stored(name, file, tensor)
             for file in self._files()
             for name, tensor in _tensors(file)
         }
@@ -223,21 +224,19 @@ class _Written(Mapping[str, np.ndarray]):
         return len(self._tensors)
 
 
-class _Stored:
-    """A tensor in a file of safetensors."""
+def _stored(name: str, file: Path, tensor: safetensors.StoredTensor) -> Stored:
+    """A tensor in a file of safetensors. InputError if it is not floating point."""
+    if tensor.dtype.kind != "f" and tensor.dtype != safetensors.BFLOAT16:
+        raise InputError(f"{file}: {name!a} is of type {tensor.dtype}, not floating point")
 
-    def __init__(self, name: str, file: Path, tensor: safetensors.StoredTensor) -> None:
-        self.shape = tensor.shape
-        self._tensor = tensor
-        if tensor.dtype.kind != "f" and tensor.dtype != safetensors.BFLOAT16:
-            raise InputError(f"{file}: {name!a} is of type {tensor.dtype}, not floating point")
-
-    def read(self) -> np.ndarray:
-        values = self._tensor.read()
+    def read() -> np.ndarray:
+        values = tensor.read()
         if values.dtype == safetensors.BFLOAT16:
             return to_float32(values.view(BFLOAT16))
         with np.errstate(over="ignore"):  # of float64: infinite weights are refused
             return values.astype(np.float32)
+
+    return Stored(tensor.shape, read)
 
 
 def _tensors(file: Path) -> list[tuple[str, safetensors.StoredTensor]]:
@@ -279,7 +278,7 @@ def _rotation(saved: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _as_expected(stored: dict[str, _Stored], names: set[str]) -> dict[str, _Stored]:
+def _as_expected(stored: dict[str, Stored], names: set[str]) -> dict[str, Stored]:
     """Tensors under the names that a model with a head has, without what it computes itself.
 
     Files of the model without its head leave out the first word of each name.
@@ -293,7 +292,3 @@ def _as_expected(stored: dict[str, _Stored], names: set[str]) -> dict[str, _Stor
     if "lm_head.weight" not in names:
         computed.add("lm_head.weight")  # the embedding again
     return {name: tensor for name, tensor in named.items() if name not in computed}
-
-
-def _json(content: Any) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

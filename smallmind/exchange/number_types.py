@@ -1,6 +1,7 @@
 """Storage formats of weights in files: float32, 16 bits, or blocks of 8-bit integers."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,15 @@ from smallmind.checks import InputError
 from smallmind.kernels.half import BFLOAT16, FLOAT16, round_to, to_float32
 
 MAX_FLOAT16 = 65504.0
+DTYPES = {"f32": np.float32, "f16": FLOAT16, "bf16": BFLOAT16}
 BLOCK = 32  # consecutive values of a row that share a scale, in q8_0
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]  # its values, float32; InputError if they are gone
 
 
 class NumberType(NamedTuple):
@@ -24,6 +33,10 @@ class NumberType(NamedTuple):
         """True if the rows of a tensor are whole blocks."""
         return bool(shape) and shape[-1] % self.block == 0
 
+    def size(self, shape: tuple[int, ...]) -> int:
+        """The bytes of a tensor."""
+        return math.prod(shape) // self.block * self.nbytes
+
     def encode(self, values: np.ndarray) -> np.ndarray:
         """values float32 of any shape that fits -> what is stored of them.
 
@@ -36,15 +49,13 @@ class NumberType(NamedTuple):
             )
         if self.name == "q8_0":
             return quantise(values)
-        dtype = {"f16": FLOAT16, "bf16": BFLOAT16}.get(self.name, np.float32)
-        return round_to(np.ascontiguousarray(values, np.float32), dtype)
+        return round_to(np.ascontiguousarray(values, np.float32), DTYPES[self.name])
 
     def decode(self, stored: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         """Bytes, uint8 -> values float32 in this shape."""
         if self.name == "q8_0":
             return dequantise(stored).reshape(shape)
-        dtype = {"f16": FLOAT16, "bf16": BFLOAT16}.get(self.name, np.float32)
-        return to_float32(stored.view(dtype)).reshape(shape)
+        return to_float32(stored.view(DTYPES[self.name])).reshape(shape)
 
 
 NUMBER_TYPES = {

@@ -4,12 +4,13 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
+from smallmind.exchange.number_types import Stored
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
@@ -85,17 +86,6 @@ def written_tensors(
 ) -> list[Tensor]:
     """All tensors that a file of this architecture needs of a model with this config."""
     return list(tensors_of(dataclasses.replace(config, **architecture.filled), layout))
-
-
-class Stored(Protocol):
-    """A tensor in a file that is open."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
-
-    def read(self) -> np.ndarray:
-        """Its values, float32."""
 
 
 def read_model(

@@ -232,7 +232,10 @@ def _with_texts(
     short = _metadata(dict(metadata))
     texts: dict[str, np.ndarray] = {}
     for name, text in metadata.items():
-        if len(text) > SHORT_TEXT // 4 and len(encoded := _utf8(text)) > SHORT_TEXT:
+        if len(text) <= SHORT_TEXT // 4:
+            continue
+        encoded = text.encode("utf-8", "surrogatepass")  # paths may have halves of characters
+        if len(encoded) > SHORT_TEXT:
             if len(encoded) > MAX_TEXT:
                 raise InputError(f"{name} takes {len(encoded):,} bytes; at most {MAX_TEXT:,} fit")
             texts[TEXT + name] = np.frombuffer(encoded, np.uint8)
@@ -255,10 +258,6 @@ def _add_text(metadata: dict[str, str], entry: _Entry, text: np.ndarray) -> None
     if name in metadata:
         raise ValueError(f"its metadata has {name[:80]!a} twice")
     metadata[name] = text.tobytes().decode("utf-8", "surrogatepass")
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # names of files may have halves of characters
 
 
 def _encode(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:

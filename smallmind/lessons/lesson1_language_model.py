@@ -1,16 +1,15 @@
 # %% [markdown]
 # # A language model in 100 lines
 #
-# After this lesson you can write a transformer language model with nothing but NumPy: the model,
-# its gradients, the optimizer, the training loop and the sampling. You will know what every line is
-# for, and how to prove that the gradients are right.
+# After this lesson you can write a transformer language model in NumPy alone: the model, its
+# gradients, the optimizer, training and sampling. You know what every line is for, and how to prove
+# that the gradients are right.
 #
 # You need Python, NumPy arrays and the chain rule: if `y = f(x)` and `z = g(y)`, then
 # `dz/dx = g'(y) f'(x)`.
 #
-# The code of sections 2 to 8 is the complete algorithm, in at most 100 lines without comments.
-# Everything else in this package makes it faster, safer or more convenient, or saves memory.
-# Section 10 measures how much faster.
+# Sections 2 to 8 are the complete algorithm, in at most 100 lines without comments. Everything else
+# in this package makes it faster, smaller or safer; section 10 measures the speed.
 
 # %% [markdown]
 # ## 1. Data
@@ -18,8 +17,7 @@
 # A language model learns to predict the next token of a text. Our text is a list of given names,
 # and a token is a letter. Replace the list by a book, and everything below still works.
 #
-# (The first two lines have NumPy work on one thread. For matrices as small as ours that is hardly
-# slower, and it makes times easier to compare.)
+# (The first two lines restrict NumPy to one thread, which makes times comparable.)
 
 # %%
 import os
@@ -48,12 +46,12 @@ print(f"{len(names)} names, {sum(map(len, names)):,} letters")
 # %% [markdown]
 # ## 2. Tokens
 #
-# A model computes with numbers, so every letter gets a number. A line break ends a name, and is a
-# token like any other. The names are shuffled, and the last tenth of the text is *held out*: the
-# model never learns from it, so its loss there shows what it has understood rather than memorised.
+# Every letter gets a number. A line break ends a name, and is a token like any other. The names are
+# shuffled, and the last tenth of the text is *held out*: the model never learns from it, so its
+# loss there shows what it has understood rather than memorised.
 #
-# A training example is a *window*: `T` tokens in a row from anywhere in the text. Every one of them
-# has the token after it as its target, so one window is `T` predictions. A batch has `B` windows.
+# A training example is a *window*: `T` tokens in a row from anywhere in the text. The target of
+# each is the token after it, so one window is `T` predictions. A batch has `B` windows.
 #
 # Capitals name dimensions in all lessons: `V` distinct tokens, `C` numbers per token inside the
 # model (its *channels*), `H` attention heads, `L` layers.
@@ -85,9 +83,9 @@ def draw_batch():
 #     x = x + function(normalise(x) in) out
 #
 # where `in` and `out` are matrices. In the first half the function is attention, which takes
-# queries, keys and values (3 C columns) and lets tokens look at each other. In the second half it
-# is a simple nonlinear function of 4 C columns, and each token is on its own. At the end, `head`
-# turns channels into a score for each of the `V` tokens. The vectors called `norm` are gains.
+# queries, keys and values (3 C columns) and lets tokens look at each other; in the second, a
+# nonlinear function of the 4 C columns of one token. At the end, `head` turns channels into a score
+# for each of the `V` tokens. The vectors called `norm` are gains.
 #
 # Matrices start as small random numbers, for a reason that section 4 gives; gains start at 1.
 
@@ -112,13 +110,13 @@ model |= {"norm": new(C), "head": new(C, V)}
 #
 #     p_i = exp(s_i) / (sum over k of exp(s_k))
 #
-# The *loss* is `-log p_t`, where `t` is the token that really comes next: 0 if the model was
-# certain of it, and large if it thought it nearly impossible. Its unit is the nat. Parameters near
-# zero give scores near zero, hence equal probabilities and a loss of `log V`. That is why matrices
-# start small: an untrained model should admit that it knows nothing.
+# The *loss* is `-log p_t` nats, where `t` is the token that really comes next: 0 if the model was
+# certain of it, large if it thought it nearly impossible. Parameters near zero give equal
+# probabilities and a loss of `log V`. That is why matrices start small: an untrained model should
+# admit that it knows nothing.
 #
-# To learn, we need to know how the loss changes with each number in the model. Throughout, `dx`
-# is the gradient of the loss with respect to `x`: an array of the same shape as `x`.
+# Throughout, `dx` is the gradient of the loss with respect to `x`, an array of the same shape: it
+# says how the loss changes with each number in `x`.
 #
 # Raising the score `s_i` raises `p_i` at the expense of all others. The quotient rule gives
 #
@@ -174,8 +172,8 @@ def loss_and_gradient(logits, targets):
 # **The square** of `max(x, 0)` is the nonlinear function of the second half. Its derivative is
 # `2 max(x, 0)`.
 #
-# Each function returns what its gradient will need as well, and its gradient is right below it.
-# The comments there quote the line that is differentiated.
+# Each function also returns what its gradient needs. The gradient is right below it, and its
+# comments quote the line that is differentiated.
 
 
 # %%
@@ -312,9 +310,9 @@ def adam(model, gradients, moments, step):
 # %% [markdown]
 # ## 8. Training and sampling
 #
-# A training step is: a batch, forward, loss, backward, update. To sample a name, the model starts
-# from a line break and draws one letter after another, each with the probability that the model
-# gives it. The name ends at the next line break.
+# A training step is a batch, forward, loss, backward, update. To sample a name, start from a line
+# break and draw letters with the probabilities that the model gives them, up to the next line
+# break.
 
 
 # %%
@@ -366,20 +364,19 @@ print("New names:", ", ".join(sorted(drawn - set(names))))
 print("From the list:", ", ".join(sorted(drawn & set(names))))
 
 # %% [markdown]
-# Most of these names are new, and some of them could be real. The loss on names that the model has
-# never seen is higher than on those it learns from: there are only a few hundred, and it has begun
-# to learn them by heart. More data would be the best remedy, fewer steps the cheapest.
+# Most of these names are new, and some could be real. The loss on held-out names is higher than on
+# the others: there are only a few hundred, and the model has begun to learn them by heart. More
+# data would be the best remedy, fewer steps the cheapest.
 #
 # ## 9. Is it right?
 #
-# A wrong gradient seldom raises an error. The model learns a little worse, and nobody notices. So
-# we check gradients against the definition of a derivative, in double precision, so that rounding
-# does not hide a mistake.
+# A wrong gradient seldom raises an error: the model learns a little worse, and nobody notices. So
+# we check gradients against the definition of a derivative, in double precision.
 #
 # Move one array of the model by a tiny step `h` along a direction `u`. The loss must change by `h`
 # times the sum of `gradient * u`. Moving both ways, `(loss(+h) - loss(-h)) / 2h`, cancels the error
-# that is proportional to `h`. With a random `u`, two mistakes are very unlikely to cancel out, and
-# two forward passes check a whole array, however large.
+# that is proportional to `h`. With a random `u`, mistakes hardly ever cancel out, and two forward
+# passes check a whole array.
 
 # %%
 precise = {name: value.astype(np.float64) for name, value in model.items()}
@@ -407,11 +404,9 @@ print(f"Largest relative error of {len(gradients)} gradients: {worst:.0e}")
 assert worst < 1e-5
 
 # %% [markdown]
-# `smallmind.gradient_check` does the same for functions, layers and whole models. Here it checks
-# attention alone.
-#
-# A second check: the same model made of the layers of this package, with the same weights, must
-# have the same loss and the same gradients.
+# `smallmind.gradient_check` does the same for functions, layers and whole models; here, for
+# attention alone. A second check: the same model made of the layers of this package must have the
+# same loss and the same gradients.
 
 # %%
 import smallmind
@@ -480,10 +475,9 @@ for backend, steps in (("numpy", 4), ("numba", 20)):
     print(f"4 layers of 128 channels, {backend}: {ms:.0f} ms per step")
 
 # %% [markdown]
-# Where does the time go? Our functions write a new array for every intermediate result, and read it
-# again on the next line. The package computes the same sums in fewer passes over memory: it reuses
-# arrays, keeps less for the backward pass, and compiles every function to the vector instructions
-# of the CPU. The other lessons explain how.
+# Our functions write a new array for every intermediate result, and read it again on the next line.
+# The package makes fewer passes over memory: it reuses arrays, keeps less for the backward pass,
+# and compiles every function to the vector instructions of the CPU. The other lessons explain how.
 #
 # ## Exercises
 #

@@ -6,8 +6,7 @@
 # where most people slip: layer norm, attention, the embedding, and the head that shares its matrix
 # with the embedding.
 #
-# You need NumPy arrays, and the chain rule: if `y = f(x)` and `z = g(y)`, then a small change of
-# `x` changes `z` by `g'(y) f'(x)` times as much.
+# You need NumPy arrays and the chain rule; lesson 1 puts all of this into a model.
 
 # %%
 import numpy as np
@@ -21,10 +20,9 @@ random = np.random.default_rng(0)
 # %% [markdown]
 # ## 1. Three rules
 #
-# Training needs the derivative of one number, the loss, with respect to every weight. A backward
-# pass computes it layer by layer, from the last to the first. We write `dx` for the derivative of
-# the loss with respect to `x`. It has the shape of `x`: each of its elements says how much the loss
-# changes, per unit, when that element of `x` changes.
+# A backward pass computes the derivative of one number, the loss, with respect to every weight,
+# layer by layer from the last to the first. We write `dx` for the derivative of the loss with
+# respect to `x`; it has the shape of `x`.
 #
 # A layer `y = f(x)` never sees the loss. It is handed `dy` and has to return `dx`. Three rules are
 # enough.
@@ -46,7 +44,7 @@ random = np.random.default_rng(0)
 #
 #     dx = dy Wᵀ        dW = xᵀ dy
 #
-# You need not remember on which side the transpose goes: only one way gives the right shapes.
+# Only one side for each transpose gives the right shapes.
 
 
 # %%
@@ -63,19 +61,17 @@ def product_backward(dy, x, weight):
 # %% [markdown]
 # ## 2. The judge
 #
-# How do you know that a backward pass is right? Nothing crashes if it is wrong; the model just
-# learns badly. But the derivative has a definition, and that can be computed: change the input a
-# little and see how much the output changes.
+# Nothing crashes if a backward pass is wrong; the model just learns badly. But the definition of a
+# derivative can be computed: change the input a little and see how much the output changes.
 #
-# Doing so for each element would take two forward passes per element. One direction is enough. Take
-# a random `u` of the shape of `y` and pretend that the loss is `sum(u * y)`; then `dy` is `u`. Take
-# a random direction `v` of the shape of `x`. If we move `x` by a small `h` along `v`, then two
-# numbers must agree:
+# One direction is enough for all elements. Take a random `u` of the shape of `y` and pretend that
+# the loss is `sum(u * y)`; then `dy` is `u`. Take a random direction `v` of the shape of `x`. If we
+# move `x` by a small `h` along `v`, then two numbers must agree:
 #
 #     sum(dx * v)    and    (sum(u * f(x + h v)) - sum(u * f(x - h v))) / (2 h)
 #
-# A wrong `dx` agrees only by a coincidence that a random direction makes next to impossible. In
-# float64 the two agree to nine digits or so. `gradient_check` does this for every input.
+# In a random direction, a wrong `dx` practically never agrees; a right one does, in float64, to
+# nine digits or so. `gradient_check` does this for every input.
 
 # %%
 x, weight = random.standard_normal((6, 4)), random.standard_normal((4, 3))
@@ -108,8 +104,8 @@ assert wrong.wrong == ["weight"]
 #
 #     dxhat = dy weight        dweight = sum of dy xhat over rows        dbias = sum of dy over rows
 #
-# Now for `x`. The trap is that `x_i` reaches the loss on **three paths**: directly, through the
-# mean, and through the variance. A change of one element moves all C elements of `xhat`.
+# The trap is `x`: `x_i` reaches the loss on **three paths**, directly, through the mean, and
+# through the variance. A change of one element moves all C elements of `xhat`.
 #
 # *Directly*: `xhat_i` contains `x_i` with the factor `rstd`. Contribution: `rstd dxhat_i`.
 #
@@ -170,9 +166,9 @@ print("dx along a constant:", np.abs(dx.sum(axis=1)).max())
 print("dx along xhat:      ", np.abs((dx * xhat).sum(axis=1)).max())
 
 # %% [markdown]
-# The package has this function twice: in plain NumPy in `kernels/reference.py`, which you can now
-# read, and compiled, in float32. Both write `dx` and **add** to the gradients of the parameters: a
-# parameter may be used elsewhere too (rule 2), and a batch may come in several parts.
+# The package has this function twice: in plain NumPy in `kernels/reference.py`, and compiled. Both
+# write `dx` and **add** to the gradients of the parameters: a parameter may be used elsewhere too
+# (rule 2), and a batch may come in several parts.
 
 
 # %%
@@ -201,8 +197,7 @@ for kernels, dtype in ((reference, np.float64), (compiled, np.float32)):
 #     p = softmax(s)          each row is positive and sums to 1
 #     o = p v                 means of the values (T, D)
 #
-# Now backward, from the last line to the first. The last line is a product, whose backward pass we
-# know:
+# Backward, the last line comes first. It is a product:
 #
 #     dv = pᵀ do        dp = do vᵀ
 #
@@ -255,24 +250,16 @@ print(gradient_check(attention, q, k, v, backward=attention_backward))
 # `dp_j = do · v_j`, that sum is `do · sum(p_j v_j)`, which is `do · o` (Dao et al. 2022).
 
 # %%
-B, H = 2, 3
-qkv = random.standard_normal((B * T, 3 * H * D)).astype(np.float32)
-do = random.standard_normal((B * T, H * D)).astype(np.float32)
-out, logsumexp, dqkv = np.empty_like(do), np.empty((B, H, T), np.float32), np.empty_like(qkv)
+do = random.standard_normal((T, D)).astype(np.float32)
+qkv = np.concatenate([q, k, v], axis=1).astype(np.float32)
+out, logsumexp, dqkv = np.empty_like(do), np.empty((1, 1, T), np.float32), np.empty_like(qkv)
 compiled.attention(out, logsumexp, qkv)
 compiled.attention_backward(dqkv, do, out, logsumexp, qkv)
 
-for b in range(B):
-    rows = slice(b * T, b * T + T)
-    for h in range(H):
-        places = [slice((part * H + h) * D, (part * H + h + 1) * D) for part in range(3)]
-        q, k, v = (qkv[rows, columns].astype(np.float64) for columns in places)
-        o, *kept = attention(q, k, v)
-        assert difference(o, out[rows, places[0]]) < 1e-5
-        mine = attention_backward(do[rows, places[0]], *kept)
-        for gradient, columns in zip(mine, places, strict=True):
-            assert difference(gradient, dqkv[rows, columns]) < 1e-5
-print(f"The gradients of all {B * H} heads agree with the compiled kernel")
+o, *kept = attention(q, k, v)
+assert difference(o, out) < 1e-5
+assert difference(np.concatenate(attention_backward(do, *kept), axis=1), dqkv) < 1e-5
+print("The gradients agree with those of the compiled kernel")
 
 # %% [markdown]
 # ## 5. The embedding
@@ -283,12 +270,11 @@ print(f"The gradients of all {B * H} heads agree with the compiled kernel")
 #
 #     for r in range(R): dweight[ids[r]] += dx[r]
 #
-# A gather forward is a scatter backward. The `+=` matters: a token that occurs five times in a
-# batch has used its row five times, and by rule 2 all five gradients are added.
+# A gather forward is a scatter backward. By rule 2, a token that occurs five times in a batch adds
+# five gradients.
 #
-# NumPy has a trap here. `dweight[ids] += dx` looks right, but computes `dweight[ids] + dx` first
-# and then assigns: if a token occurs five times, only its last gradient survives. `np.add.at` does
-# what we want.
+# NumPy has a trap here: `dweight[ids] += dx` computes `dweight[ids] + dx` and then assigns, so only
+# the last of the five survives. `np.add.at` does what we want.
 
 
 # %%
@@ -326,9 +312,8 @@ assert difference(look_up_backward(dx, weight, ids), theirs) < 1e-6
 #
 #     dx = dlogits W        dW = dlogitsᵀ x
 #
-# But `W` is used **twice**, at the start and at the end. By rule 2 its gradient is the sum of two:
-# the scatter of section 5 and this product. If one is missing, there is no error message: the model
-# learns from the other one alone.
+# But `W` is used **twice**, so by rule 2 its gradient is the sum of this product and the scatter of
+# section 5. If one is missing, there is no error message: the model learns from the other alone.
 #
 # To see both we need a loss. The cross-entropy of a row is
 #
@@ -371,9 +356,8 @@ targets = np.roll(ids, -1, axis=1)
 print(gradient_check(tied_loss, weight, ids, targets, backward=tied_backward))
 
 # %% [markdown]
-# Now in a real model. `model.inspect` returns what every layer of the package computed for a batch,
-# and the gradients of all that. With these the two parts can be computed and compared with what the
-# model has added up.
+# Now in a real model. `model.inspect` returns what every layer computed for a batch, with its
+# gradients. From these we compute the two parts, and compare their sum with the model's own.
 
 # %%
 model = TransformerModel(vocab_size=V, block_size=4, n_embd=C, n_layer=2, n_head=2)
@@ -397,8 +381,7 @@ print(f"  of its use at the end   {np.linalg.norm(at_the_end):.3f}")
 # reverse order. A residual connection, `y = x + f(x)`, is rule 2: `dx = dy + (what f returns)`.
 # Open `smallmind/nn/block.py`: its `backward` mirrors its `forward`, and you know every line.
 #
-# The judge takes whole models too. It moves each parameter and compares the change of the loss with
-# the gradient.
+# The judge takes whole models too.
 
 # %%
 exact = TransformerModel(V, 4, C, 1, 2, backend="numpy", dtype=np.float64)
@@ -407,8 +390,8 @@ print(gradient_check(exact))
 # %% [markdown]
 # ## Exercises
 #
-# Each of the first three functions has a common mistake. Find it, fix it, and run the cell again:
-# the verdict changes to "solved". The last one is yours to write.
+# Each of the first three functions has a common mistake. Fix it, and run the cell again. The last
+# one is yours to write.
 
 # %%
 inputs, gain, shift = (random.standard_normal(shape) for shape in ((R, C), C, C))

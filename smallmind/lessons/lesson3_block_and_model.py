@@ -14,10 +14,9 @@
 #
 #     dx = dy Wᵀ        dW = xᵀ dy
 #
-# The second one needs `x`. But `dy` arrives late: all later layers have to run forward first, and
-# then backward. Until then, `x` must be kept. That is true of every layer at once, and it is where
-# most of the memory of training goes: not to the weights, but to what the forward pass keeps for
-# the backward pass.
+# The second one needs `x`, which must be kept until `dy` arrives: until all later layers have run
+# forward and backward. That is true of every layer at once. So most of the memory of training goes
+# not to the weights, but to what the forward pass keeps for the backward pass.
 #
 # So a layer is an object rather than a pair of functions, and owns four things: its parameters,
 # `forward`, `backward`, and what it keeps from one to the other.
@@ -55,10 +54,10 @@ class Product(Layer):
 
 
 # %% [markdown]
-# `R` is the number of rows. A batch of `B` windows of `T` tokens has `R = B T` of them, and most
-# layers treat them all alike. The gradient of the input is written to a new array, but the gradient
-# of the weight is *added* to what is there (the last argument of the kernel is what it adds to). So
-# the gradients of two batches, or of two uses of one matrix, add up without further work.
+# A batch of `B` windows of `T` tokens has `R = B T` rows, which most layers treat alike. The
+# gradient of the input is written to a new array, but the gradient of the weight is *added* to what
+# is there (the last argument of the kernel). So the gradients of two batches, or of two uses of one
+# matrix, add up without further work.
 #
 # ## 2. What all layers share
 #
@@ -109,17 +108,15 @@ for number in (1, 2):
 print(smallmind.gradient_check(lambda scope: Product(scope, (scope.config.n_embd, 8))))
 
 # %% [markdown]
-# `gradient_check` builds the layer in double precision and compares its gradients with finite
-# differences: they are right.
 #
-# The second pass allocates nothing. Fresh memory is slow: the operating system has to find pages
-# and fill them with zeros. So a `TensorPool` keeps what is returned, and hands it out again the
-# next time an array of that size is rented. Sizes are rounded up to those of a limited number of
-# *buckets*, and every array begins at a multiple of 64 bytes, a cache line.
+# The gradients are right, and the second pass allocates nothing. Fresh memory is slow: the
+# operating system has to find pages and fill them with zeros. So a `TensorPool` keeps what is
+# returned, and hands it out again when an array of that size is rented. Sizes are rounded up to a
+# limited number of *buckets*, and every array begins at a cache line, a multiple of 64 bytes.
 #
-# The contents of a rented array are undefined, so whoever rents it must write all of it. And every
-# array must be released exactly once: what a layer returns by its caller, what it keeps for its
-# backward pass by itself.
+# Whoever rents an array must write all of it, as its contents are undefined. And every array must
+# be released exactly once: what a layer returns by its caller, what it keeps for its backward pass
+# by itself.
 #
 # ## 3. A block
 #
@@ -149,8 +146,8 @@ print(smallmind.gradient_check(lambda scope: Product(scope, (scope.config.n_embd
 # again. So can the activation of the perceptron, another `4 C`, which is one function of the
 # preactivation, element by element. Arithmetic is cheap, and memory is not.
 #
-# Now we measure it: a real block, run layer by layer as `Block.forward` does. The constructor
-# also takes what some architectures add, for which we give `None`, and the number of the block.
+# Now we measure a real block, layer by layer as `Block.forward` runs. (The constructor also takes
+# what some architectures add, here `None`, and the number of the block.)
 
 # %%
 from smallmind.nn.block import Block
@@ -189,16 +186,16 @@ block.backward(y)  # with any gradient of y: y itself will do
 print(f"{'after backward':22} {2 * C:8} {rented():9.2f}")
 
 # %% [markdown]
-# The measured figures are slightly higher, by 64 bytes for each array, which leave room to align it
-# with a cache line. After the backward pass only what belongs to the caller is left: the input, and
-# its gradient in the array that was the gradient of the output.
+# Each array takes 64 bytes more, to align it with a cache line. After the backward pass only what
+# belongs to the caller is left: the input, and its gradient in the array that was the gradient of
+# the output.
 #
 # ## 4. A model
 #
-# A model is an embedding, `N` blocks, a norm and a head. Its forward pass fills the memory block by
-# block, up to `N K` numbers per token. The peak comes a little later, when the backward pass enters
-# the last block. Everything is still there then, and in addition the gradient of the output (`C`),
-# that of the activation (`4 C`), and one loss per token:
+# A model is an embedding, `N` blocks, a norm and a head. Its forward pass fills the memory up to `N
+# K` numbers per token. The peak comes when the backward pass enters the last block: everything is
+# still there, and in addition the gradient of the output (`C`), that of the activation (`4 C`), and
+# one loss per token:
 #
 #     peak = N K + 5 C + 1    numbers per token
 #
@@ -244,10 +241,10 @@ print(f"weights  {model.flat.data.nbytes / 1e6:6.2f} MB, and as much for their g
 # second part soon dominates. A run in this package also keeps a copy of the weights and the means,
 # another 12 bytes per parameter, to return to if the loss spikes.
 #
-# A formula like ours must be worked out again for every new layer. The package does not do that:
-# `estimate` runs the real model with kernels that do nothing and a pool that only counts. What it
-# says is what the pool of a run will hold, to the byte. (A pool holds a bit more than was ever
-# rented at one time, since idle arrays of one size are of no use for another.)
+# A formula like ours must be worked out again for every new layer. So `estimate` runs the real
+# model with kernels that do nothing and a pool that only counts, and is right to the byte. (A pool
+# holds a bit more than was ever rented at one time, since idle arrays of one size are of no use for
+# another.)
 
 # %%
 from smallmind.training.memory_estimate import estimate
@@ -336,9 +333,8 @@ model.use_checkpointing(smallmind.CheckpointManager(enabled=False))
 # order. That holds with dropout too, because which activations are dropped follows from a counter
 # and not from the state of a random generator. So recompute is purely a matter of memory and time.
 #
-# Times are only for information: they depend on the machine and on what else it is doing. Often
-# they grow less than the arithmetic does, since what has just been computed again is still in the
-# cache.
+# Times depend on the machine and on what else it is doing. Often they grow less than the
+# arithmetic, since what has just been computed again is still in the cache.
 #
 # On the command line it is `--use-gradient-checkpointing --checkpoint-strategy every_layer`.
 #
@@ -363,10 +359,9 @@ for size in (32, 16, 8, 4):
 model.micro_batch_size = None
 
 # %% [markdown]
-# Memory falls in proportion. (With 4 windows it falls a little less, since small arrays are rounded
-# up to powers of two.) Time grows slowly, as the kernels get less to do at each call. Beyond 2048
-# tokens nothing gets faster, so that is how many go through the model at once unless
-# `--micro-batch-size` says otherwise; the batch above has just as many.
+# Memory falls in proportion (with 4 windows a little less, as small arrays are rounded up to powers
+# of two). Time grows slowly, as the kernels get less to do at each call. Beyond 2048 tokens, as
+# many as the batch above has, nothing gets faster, so that is the default of `--micro-batch-size`.
 #
 # These gradients are *not* the same bits. Sums in another order are rounded differently, in the
 # seventh digit. But for the same sizes they are always the same, on any number of threads.

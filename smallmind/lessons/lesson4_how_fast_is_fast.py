@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How fast is fast
 #
-# "My code takes 30 milliseconds" says nothing until you know what the machine could have done in
-# that time. After this lesson you will be able to
+# "My code takes 30 milliseconds" says nothing until you know what the machine could have done
+# meanwhile. After this lesson you can
 #
 # - say, from the shapes alone, whether a kernel is limited by arithmetic or by memory;
 # - measure both limits of your own machine;
@@ -10,22 +10,20 @@
 #   what became faster and why;
 # - explain why a model that writes one token at a time runs at a small fraction of that peak.
 #
-# You need Python and NumPy. All times are taken on your machine while the lesson runs, on one core,
-# so close other programs. Nothing here depends on the figures that you get.
+# You need Python and NumPy. All times are taken on one core of your machine while the lesson runs,
+# so close other programs.
 
 # %% [markdown]
 # ## 1. Two things take time
 #
-# A kernel, a function that computes with arrays, does two kinds of work. It moves numbers between
-# memory and the processor, and it computes with them. Say that it performs F multiply-adds
-# (`a * b + c` counts as one) and moves S bytes. A machine that performs P multiply-adds per second
-# and moves W bytes per second needs
+# A kernel, a function that computes with arrays, moves numbers between memory and the processor,
+# and computes with them. If it performs F multiply-adds (`a * b + c` counts as one) and moves S
+# bytes, a machine that performs P multiply-adds and moves W bytes per second needs
 #
 # - at least F / P seconds for the arithmetic, and
 # - at least S / W seconds for the memory traffic.
 #
-# Both happen at the same time, because a processor fetches what it needs next while it computes. So
-# the longer of the two is a lower bound:
+# Both happen at the same time, so the longer of the two is a lower bound:
 #
 #     time >= max(F / P, S / W)
 #
@@ -34,13 +32,10 @@
 #     rate <= min(P, W * I)        with I = F / S
 #
 # I is the **arithmetic intensity**: the multiply-adds that a kernel performs per byte that it
-# moves. It depends on the algorithm, not on the machine. The machine has one number to compare it
-# with, the balance P / W. A kernel whose intensity is below the balance is limited by memory: a
-# faster multiplier would not help. One whose intensity is above it is limited by arithmetic: faster
-# memory would not help. Plotted over I, the bound rises and then turns flat, like half of a roof,
-# which is why it is called the **roofline**.
-#
-# So we need two numbers for the machine, P and W, and two for each kernel, F and S.
+# moves. It depends on the algorithm; the machine has the balance P / W to compare it with. A kernel
+# whose intensity is below the balance is limited by memory, one whose intensity is above it by
+# arithmetic. Plotted over I, the bound rises and then turns flat, like half of a roof, hence its
+# name, the **roofline**.
 
 # %%
 import time
@@ -83,10 +78,10 @@ def seconds(function, *arguments):
 # instruction. `smallmind.kernels.codegen.simd` lets a Numba function use them directly: `load`
 # reads LANES consecutive float32 numbers, `fma(a, b, c)` computes `a * b + c` in every lane.
 #
-# To see the peak, we must give the core nothing else to do: no loads, no stores, only `fma`. There
-# is one trap. The result of an `fma` is ready about four cycles after it has started, but a core
-# can start one or two new ones in every cycle. A single running sum would leave it idle most of the
-# time, waiting for its own last result. Only independent sums keep it busy, so we use twelve.
+# To see the peak, we give the core no loads and no stores, only `fma`. The result of an `fma` is
+# ready about four cycles after it has started, but a core can start one or two in every cycle. A
+# single running sum would mostly wait for its own last result. Only independent sums keep the core
+# busy, so we use twelve.
 
 
 # %%
@@ -128,10 +123,9 @@ print(f"twelve sums: {PEAK / 1e9:6.1f} billion multiply-adds per second: the pea
 #
 # ### Bytes per second
 #
-# There is no single number for memory, because memory has levels. Each core has two small caches,
-# L1 and L2; a larger one, L3, is usually shared; behind it is the main memory. The further away a
-# level is, the larger and slower it is. What matters is which level a kernel's data fit into. So we
-# measure the rate at which one core reads an array, over and over, for arrays of different sizes.
+# Memory has levels. Each core has two small caches, L1 and L2; a larger one, L3, is usually shared;
+# behind it is the main memory. The further away a level is, the larger and slower it is. So we
+# measure the rate at which one core reads arrays of different sizes, over and over.
 
 
 # %%
@@ -168,8 +162,8 @@ NEAR = bytes_per_second(16 * KIB)  # from the first-level cache
 
 # %% [markdown]
 # The last column is the balance P / W: how many multiply-adds a kernel must perform with every byte
-# that it reads from there, or else it waits for memory. A float32 has four bytes. A number from
-# main memory must typically be used dozens of times before fetching it pays off.
+# that it reads from there, or else it waits. A number from main memory must typically be used
+# dozens of times before fetching it pays off.
 #
 # ## 3. Arithmetic intensity, on paper
 #
@@ -221,7 +215,7 @@ for exponent in range(-3, 8):
 #
 # ### Step 1: three loops in Python
 #
-# The definition, word for word. We compute only a few elements, since the rate is what counts.
+# The definition, word for word, for a few elements of the result.
 
 # %%
 M, K, N = 96, 1536, 1536
@@ -267,7 +261,7 @@ print(f"three loops in Python: {columns * K / taken / 1e9:.3f} billion multiply-
 # ### Step 2: the same loops, compiled
 #
 # Python looks up what `*` means for every single number. Numba compiles the loops to machine code
-# once, for float32, and nothing remains to be looked up.
+# once, for float32.
 
 
 # %%
@@ -324,10 +318,9 @@ report("b by rows", rows_first, bound=min(PEAK, NEAR / 8, WEIGHTS / 4))
 # %% [markdown]
 # ### Interlude: a cache in twenty lines
 #
-# Times depend on everything at once. Cache misses can be counted exactly. A cache is a small table
+# Times depend on everything at once; cache misses can be counted exactly. A cache is a small table
 # of lines; when it is full, the line that was used least recently has to go. Here is one with 64
-# lines of 8 numbers. It sees every access of the three loops, in their order. The matrices are 64 x
-# 64, so that a row takes 8 lines and a matrix 512.
+# lines of 8 numbers. The matrices are 64 x 64: a row takes 8 lines, a matrix 512.
 
 
 # %%
@@ -406,9 +399,8 @@ DEPTH = 32  # rows of b, 192 KiB
 report("blocks of b", blocks, DEPTH, bound=min(PEAK, NEAR / 8))
 
 # %% [markdown]
-# Most of the traffic to the outer caches is gone, but the bound is still far below the peak,
-# because of the innermost loop: it loads 8 bytes from L1 for each multiply-add. No cache can help,
-# as L1 already is the nearest one. Only one kind of memory is nearer still.
+# The bound is still far below the peak: the innermost loop loads 8 bytes from L1, the nearest
+# cache, for each multiply-add. Only one kind of memory is nearer still.
 #
 # ### Step 5: a tile in registers
 #
@@ -548,9 +540,8 @@ compare(
 # (If the norm takes half as long again as the bound, your core reads each cache line before it
 # overwrites it, as many do. A number that is written then costs 8 bytes instead of 4.)
 #
-# So a norm is not made faster by clever arithmetic. It is made faster by moving less: by computing
-# it together with the kernel before or after it, while the numbers are still in a register or in
-# L1, or by storing the numbers in 16 bits.
+# So a norm is made faster by moving less: by computing it together with the kernel before or after
+# it, while the numbers are still in a register or in L1, or by storing them in 16 bits.
 #
 # A single token needs every weight of the model, whatever you do. Several tokens share the traffic:
 # with M of them, I is about M / 4, as long as M is small. The time should hardly grow until M / 4
@@ -571,14 +562,14 @@ for tokens in (1, 2, 4, 8, 16, 32, 64, 96):
     )
 
 # %% [markdown]
-# That curve decides how models are served. Training, and reading a prompt, handle many tokens at a
-# time and run near the peak. Generating text goes token by token and runs at the speed of memory.
-# This is why servers answer many people in one batch, and why weights of 8 or 4 bits speed up
-# generation even on processors that cannot multiply such numbers: there is less to move.
+# That curve decides how models are served. Training, and reading a prompt, run near the peak;
+# generating text goes token by token, at the speed of memory. This is why servers answer many
+# people in one batch, and why weights of 8 or 4 bits speed up generation even on processors that
+# cannot multiply such numbers.
 #
 # ## Exercises
 #
-# Fill in a function and run the file again. It then says "solved", or what is not right yet.
+# Fill in a function and run the file again.
 #
 # ### Exercise 1: the roofline
 #

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Half the bits
 #
-# Weights and activations are usually trained in 16 bits instead of 32: half the memory, half the
-# traffic, and on many processors at least twice the multiplications per second. This lesson shows
-# what can go wrong then, and the three techniques that prevent it. You will be able to
+# Models are usually trained in 16 bits instead of 32: half the memory, half the traffic, and on
+# many processors at least twice the multiplications per second. This lesson shows what can go
+# wrong, and three techniques that prevent it. You will be able to
 #
 # - read a float16 and a bfloat16 bit by bit, and say which numbers they can hold;
 # - make the gradients of a real model underflow and overflow, and explain both from the formats;
@@ -50,8 +50,7 @@ from smallmind.text.stories import built_in_text
 #     float16      1        5           10
 #     bfloat16     1        8            7
 #
-# float16 spends its bits on digits, bfloat16 on range. A bfloat16 is a float32 whose last 16 bits
-# have been cut off.
+# float16 spends its bits on digits, bfloat16 on range: it is a float32 without its last 16 bits.
 
 
 # %%
@@ -69,9 +68,9 @@ def value_of(bits, E, p):
 
 
 # %% [markdown]
-# There are only 65,536 numbers of 16 bits, so we can check all of them. NumPy has float16. It has
-# no bfloat16, so this package keeps the bits of one in an int16 (and, so that the two are not mixed
-# up, those of a float16 in a uint16). `to_float32` and `round_to` convert them.
+# There are only 65,536 numbers of 16 bits, so we can check them all. NumPy has no bfloat16, so this
+# package keeps the bits of one in an int16 (and those of a float16 in a uint16, so that the two are
+# not mixed up). `to_float32` and `round_to` convert them.
 
 # %%
 every = np.arange(2**16, dtype=np.uint16)
@@ -100,8 +99,8 @@ for x in (1.0, -2.5, 1 / 3, 1 / 1024, 1e-7, 1e-8, 70000.0):
     print(f"{x:8.3g} {shown(x, FLOAT16, 5):32} {shown(x, BFLOAT16, 8)}")
 
 # %% [markdown]
-# Look at the last three rows. float16 has little left at 1e-7, a subnormal number; 1e-8 is gone;
-# and 70,000 is infinite. bfloat16 has all of them, but only two or three correct digits of each.
+# In the last three rows, float16 has little left of 1e-7, a subnormal number; 1e-8 is gone; and
+# 70,000 is infinite. bfloat16 has all of them, to two or three digits.
 #
 # **How large is the rounding error?** Between 2^k and 2^(k+1), numbers are 2^(k-p) apart. Rounding
 # to the nearest one is off by at most half of that, which relative to the number is
@@ -134,9 +133,8 @@ print(f"5000 ones, added up in bfloat16: {sum_of_ones(5000, BFLOAT16):g}")
 #
 # ## 2. Where gradients are small
 #
-# We need a model that has learned something. This one has two layers of 64 channels and reads
-# characters. It is trained in float32 for 150 steps. (In a fresh installation, this lesson compiles
-# many kernels, each for three formats. That can take a minute or two, once.)
+# We need a model that has learned something: two layers of 64 channels, trained in float32 for 150
+# steps. (In a fresh installation, the many kernels compile for a minute or two, once.)
 
 # %%
 smallmind.set_threads(1)
@@ -197,16 +195,14 @@ for tokens in (2**11, 2**15, 2**19):
     print(f"  {tokens:7,} tokens: float16 {lost['float16']:6.1%}, bfloat16 {lost['bfloat16']:.1%}")
 
 # %% [markdown]
-# A gradient of zero says "this token is as likely as it should be", which is not quite true, and
-# there are many of them. Half a million tokens per batch are common for large models: there, most
-# of these gradients are gone.
+# A gradient of zero says "this token is as likely as it should be", which is not quite true. With
+# half a million tokens per batch, as is common for large models, most gradients are gone.
 #
 # ## 3. Loss scaling
 #
-# The remedy costs nothing. The backward pass is linear in dz: it multiplies gradients by weights
-# and derivatives, and adds. Multiply the loss by a constant S, and every gradient in the whole
-# network is multiplied by S. If S is a power of two, this changes exponents only, not a single
-# digit. So:
+# The remedy costs nothing. The backward pass is linear in dz: multiply the loss by a constant S,
+# and every gradient in the whole network is multiplied by S. If S is a power of two, this changes
+# exponents only, not a single digit. So:
 #
 # 1. multiply dz by S, which moves all gradients to where float16 has its digits;
 # 2. run the backward pass in 16 bits;
@@ -269,9 +265,8 @@ print(f"\nFor comparison, the gradient of another batch: {difference(other, exac
 #
 # ## 4. Overflow, and recovery
 #
-# Which scale is right depends on the model, the batch and the progress of training. Nobody wants to
-# find it by hand, and nobody has to: if the scale is too large, it shows, because gradients are not
-# finite. `smallmind.LossScaler` uses that:
+# The right scale depends on the model, the batch and the progress of training. Nobody has to find
+# it by hand: if it is too large, gradients are not finite. `smallmind.LossScaler` uses that:
 #
 # - if a gradient is not finite, skip the update and halve the scale;
 # - after 1000 clean steps in a row, double it, to stay as high as possible.
@@ -312,9 +307,9 @@ for _ in range(1000):
 print(f"after 1000 more clean steps: {scaler}")
 
 # %% [markdown]
-# The run loses a few steps at its start, and then only about one in 1000, when the scale has been
-# doubled once too often. If ten steps in a row are lost, the scale is hardly the reason: something
-# else in the model is not finite. `scaler.is_lost` is then true, and a run ends.
+# The run loses a few steps at its start, and then about one in 1000, when the scale has been
+# doubled once too often. If ten steps in a row are lost, something else is not finite:
+# `scaler.is_lost` is then true, and a run ends.
 #
 # ## 5. Why the weights stay in float32
 #
@@ -368,9 +363,9 @@ for name, precision, rounded in (
 
 # %% [markdown]
 # With masters, bfloat16 learns what float32 learns. Without them, most weights do not move and most
-# of the progress is gone, although nothing overflowed and nothing warned us. The masters cost
-# little, because the optimizer keeps two more float32 numbers per weight anyway, and most of the
-# memory of training goes to activations, which do have 16 bits.
+# of the progress is gone, without a warning. The masters cost little: the optimizer keeps two more
+# float32 numbers per weight anyway, and most of the memory goes to activations, which do have 16
+# bits.
 #
 # To sum up:
 #

@@ -13,13 +13,13 @@
 # layers of 128 channels it takes 2000 steps to bring the loss on tiny Shakespeare down to 1.88 nats
 # per character. The recipe of this package gets there with about a ninth of the text. Why?
 #
-# We look for the answer at a size that takes a second per run: 2 layers of 64 channels, and the
-# stories that are built into the package. The rules of the game:
+# We look for the answer at a size that takes a second per run, 2 layers of 64 channels, on the
+# built-in stories. The rules:
 #
 # - one change at a time, and everything else as it was;
 # - the same number of steps, the same batches, and the same evaluation for all;
-# - we compare *held-out* losses at the end. They do not depend on how busy the machine is. Times
-#   do, and are printed for information only.
+# - we compare *held-out* losses at the end. Times depend on how busy the machine is, and are
+#   printed for information only.
 #
 # A seeded grammar writes the stories, so their entropy is known: no model can get below it.
 
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import smallmind
-from smallmind.text.stories import built_in_text, entropy_per_character
+from smallmind.text.stories import ENTROPY_PER_CHARACTER, built_in_text
 from smallmind.training.records import EvaluationRecord, StepRecord
 
 STEPS = 100
@@ -37,7 +37,7 @@ smallmind.set_threads(1)  # a model this small gains little from a second one
 text = built_in_text(300_000)
 tokenizer = smallmind.Tokenizer(text)
 print(f"Knowing nothing: {np.log(tokenizer.vocab_size):.2f} nats per character")
-print(f"The entropy of the stories: {entropy_per_character():.2f}")
+print(f"The entropy of the stories: {ENTROPY_PER_CHARACTER:.2f}")
 
 
 def run(parts, rule, steps=STEPS, seed=1):
@@ -119,8 +119,8 @@ print(f"0.3 to zero:     {distance(np.linspace(0.3, 0, n)):.3f}")
 try_change("straight line to zero", schedule="linear", min_lr=0.0)
 
 # %% [markdown]
-# In such a short run the model is still far from its minimum. Noise is not yet what limits it, so
-# there is little to gain here. It costs nothing, and longer runs gain more, so we keep it.
+# So short a run is still far from its minimum, and noise does not limit it yet. Longer runs gain
+# more, and it costs nothing, so we keep it.
 #
 # ## 3. Positions as angles
 #
@@ -173,8 +173,8 @@ try_change("norms of q and k", {"qk_norm": True})
 try_change("head of its own", {"tie_weights": False})
 
 # %% [markdown]
-# Not every one of these lowers the loss, and yet we keep them all. Such a list only says what each
-# change brings on top of those before it. Section 7 looks at them from the other end.
+# Not every one of these lowers the loss, and yet we keep them all: such a list only says what each
+# change brings on top of those before it. Section 7 looks from the other end.
 #
 # ## 5. Muon
 #
@@ -219,9 +219,9 @@ try_change("Muon", optimizer="muon", learning_rate=1e-2)
 # still left to AdamW, now at 0.01. A step takes longer: the products of the iteration depend on the
 # size of the matrices and not on that of the batch, so they weigh less in larger batches.
 #
-# Clipping scales a gradient down if its norm is above a bound, so that one unusual batch cannot
-# throw the weights far off. Muon's update has the same size whatever the size of the gradient, so
-# it does not need that protection.
+# Clipping scales down a gradient whose norm is above a bound, so that one unusual batch cannot
+# throw the weights far off. Muon's update has the same size whatever the gradient's, and needs no
+# such protection.
 
 # %%
 try_change("no clipping", max_grad_norm=0.0)
@@ -239,27 +239,23 @@ try_change("pairs of tokens", {"bigram_rows": 2**14})
 # %% [markdown]
 # All curves, and four of them drawn:
 
-
 # %%
-def draw(curves, width=64, height=16):
-    """Prints curves (lists of losses at evenly spaced steps), marked a, b, c ..."""
-    top, bottom = max(map(max, curves)), min(map(min, curves))
-    rows = [[" "] * width for _ in range(height)]
-    for mark, curve in zip("abcdefgh", curves, strict=False):
-        for x in range(width):
-            loss = np.interp(x / (width - 1), np.linspace(0, 1, len(curve)), curve)
-            rows[round((top - loss) / (top - bottom) * (height - 1))][x] = mark
-    for i, row in enumerate(rows):
-        print(f"{top - (top - bottom) * i / (height - 1):5.2f} |{''.join(row)}")
+from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.charts.text import draw
 
-
-steps = np.linspace(STEPS / len(curves["Muon"]), STEPS, len(curves["Muon"]))
-print(f"{'held-out loss at step':22}" + "".join(f"{step:8.0f}" for step in steps))
+count = len(curves["Muon"])
+steps = [STEPS * (i + 1) // count for i in range(count)]
+print(f"{'held-out loss at step':22}" + "".join(f"{step:8}" for step in steps))
 for name, curve in curves.items():
     print(f"{name:22}" + "".join(f"{loss:8.3f}" for loss in curve))
-shown = ["nanoGPT's recipe", "rotary positions", "Muon", "pairs of tokens"]
-print("\n" + ", ".join(f"{mark}: {name}" for mark, name in zip("abcd", shown, strict=True)))
-draw([curves[name] for name in shown])
+marked = {"a": "nanoGPT's recipe", "b": "rotary positions", "c": "Muon", "d": "pairs of tokens"}
+lines = [
+    Line(name, Curve(steps, steps, curves[name]), run) for run, name in enumerate(marked.values())
+]
+panel = Panel("held-out loss", "nats per character", lines)
+print("\n" + ", ".join(f"{mark}: {name}" for mark, name in marked.items()))
+print(draw(Figure("Held-out losses", [panel]), panel, 80, 16, marks="abcd"))
 
 # %% [markdown]
 # ## 7. The other way round
@@ -292,9 +288,9 @@ for name, other_parts, other_rule in without:
 # Weight decay multiplies matrices by `1 - rate * 0.1` at each step. At a rate of 0.02 that takes
 # `1 / 0.002 = 500` steps to matter, more than we have taken.
 #
-# How much of a difference is chance? Another seed gives other initial weights, other batches and
-# other windows to evaluate on. A difference that is smaller than those between seeds means nothing
-# until it has been averaged over many of them.
+# How much of a difference is chance? Another seed gives other initial weights, batches and
+# evaluation windows. A difference smaller than those between seeds means nothing until it is
+# averaged over many of them.
 
 # %%
 for name, its_parts, its_rule in (

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Runs that survive
 #
-# Batteries run out, systems restart for updates, and clusters kill jobs after an hour. A run of
-# several hours has to survive all of that. After this lesson you will be able to
+# Batteries run out, systems restart for updates, clusters kill jobs after an hour: a long run has
+# to survive all of that. After this lesson you will be able to
 #
 # - write a file that is never half written, whatever happens in the meantime;
 # - list everything that a checkpoint of a training run must hold, and show what goes wrong without
@@ -11,8 +11,8 @@
 #   that do not;
 # - kill a run in the middle of a save, resume it, and prove that nothing was lost or changed.
 #
-# The goal is a strict one: a run that was interrupted ends with **the same bits** as one that was
-# not. "About the same loss" would be easier, but then a mistake in resuming looks like noise.
+# The goal is strict: a run that was interrupted ends with **the same bits** as one that was not.
+# With "about the same loss", a mistake in resuming would look like noise.
 
 # %%
 import json
@@ -40,13 +40,13 @@ HERE = Path(FOLDER.name)
 # %% [markdown]
 # ## 1. How a file is lost
 #
-# The obvious way to save is `open(path, "wb").write(data)`. The first thing it does is to empty the
-# old file. Then it writes the new contents, piece by piece. If the program dies in between, the new
-# file is incomplete and the old one is gone: the moment of saving is the most dangerous one.
+# The obvious way to save, `open(path, "wb").write(data)`, first empties the old file, then writes
+# the new contents piece by piece. If the program dies in between, the new file is incomplete and
+# the old one is gone: the moment of saving is the most dangerous one.
 #
-# Let us watch it happen. This program saves a state, saves a second one over it, and says so when
-# half of that is written. At that very moment we kill it: `Popen.kill` sends SIGKILL, or on Windows
-# calls TerminateProcess. Neither gives the program a chance to clean up.
+# This program saves a state, saves a second one over it, and says so when half of that is written.
+# At that moment we kill it, without a chance to clean up: `Popen.kill` sends SIGKILL, or on Windows
+# calls TerminateProcess.
 
 # %%
 CARELESS = """
@@ -177,8 +177,8 @@ for left_out in (*saved, "nothing"):
 assert np.array_equal(found, expected)
 
 # %% [markdown]
-# Only the last line has no differences at all. None of the others raised an error, and all of their
-# losses would look plausible. That is why bits are worth comparing.
+# Only the last line has no differences. None of the others raised an error, and their losses would
+# look plausible. That is why bits are worth comparing.
 #
 # A run has a little more state than our loop: the loss scale (in float16), the learning-rate
 # schedule if it reacts to the loss, the best evaluation so far. In this package all of it is one
@@ -188,10 +188,9 @@ assert np.array_equal(found, expected)
 #
 # ## 4. Randomness without a state
 #
-# Where is the generator of random numbers in that list? There is none. The usual generator is a
-# machine with an inner state that changes with each number drawn. That state must be saved, and it
-# depends on everything that has drawn from the generator before: another thread, an evaluation, a
-# sample of text.
+# Where is the generator of random numbers in that list? There is none. The usual generator has an
+# inner state that changes with each number drawn. That state must be saved, and it depends on
+# whatever has drawn from it before: another thread, an evaluation, a sample of text.
 #
 # This package *computes* random numbers instead, by hashing what they are for: the seed, the number
 # of the step, the position. The batch above is made that way, and dropout masks are as well. The
@@ -259,9 +258,8 @@ for threads in (1, 2, 3, 4):
 assert len({bits(sum_of_chunks(X, threads)) for threads in range(1, 9)}) == 1
 
 # %% [markdown]
-# The last digits of the shares differ. Such a difference is tiny, but training amplifies it. Sooner
-# or later, two such runs have visibly different losses, and "was that my change, or the other
-# machine?" has no answer.
+# The last digits of the shares differ. Training amplifies such a difference: sooner or later two
+# runs have visibly different losses, and "was that my change, or the other machine?" has no answer.
 #
 # So the rule in this package: **each iteration of a parallel loop owns what it writes, and sums run
 # in chunks that depend on the shapes only.** How many threads there are decides which of them
@@ -370,9 +368,8 @@ print(f"model.safetensors of both runs: {len(ours):,} bytes, identical: {ours ==
 
 # %% [markdown]
 # Twenty steps had to be repeated, and that is all the damage: `save_every` decides how much work a
-# crash may cost. The temporary file is gone too. A run locks its directory while it trains, and the
-# next process that gets the lock removes what a dead one left behind. (The operating system
-# releases the lock when a process ends, however it ends.)
+# crash may cost. The temporary file is gone too: a run locks its directory while it trains, and the
+# next process that gets the lock removes what a dead one left behind.
 #
 # ## 7. Complete, and wrong
 #

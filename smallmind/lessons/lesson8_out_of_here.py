@@ -1,8 +1,7 @@
 # %% [markdown]
 # # Out of here
 #
-# A model that only the program that trained it can run is of little use. After this lesson you will
-# be able to
+# A model that only its own program can run is of little use. After this lesson you will be able to
 #
 # - export a model for Hugging Face's transformers and for llama.cpp, and import it again;
 # - read both file formats yourself, with the standard library and NumPy alone, and run the model
@@ -66,15 +65,14 @@ print("Loading a pickle:")
 pickle.loads(pickle.dumps(Harmless()))
 
 # %% [markdown]
-# It could have been `os.system` instead of `print`. This is why there are two formats now that hold
-# nothing but data: **safetensors**, which Hugging Face uses, and **GGUF**, the format of llama.cpp.
+# It could have been `os.system`. This is why there are two formats that hold nothing but data:
+# **safetensors**, which Hugging Face uses, and **GGUF**, the format of llama.cpp.
 #
 # ## 2. A model to export
 #
 # Only models of a published architecture can be exported, since the other program has to know what
-# to do with the numbers. The default recipe of smallmind makes a Qwen3. Without the normalisation
-# of queries and keys, `qk_norm=False`, it is a Llama. We train one with two layers on the built-in
-# stories.
+# to do with the numbers. The default recipe makes a Qwen3; without norms of queries and keys,
+# `qk_norm=False`, it is a Llama. We train one with two layers on the built-in stories.
 
 # %%
 run = smallmind.Run.create(
@@ -179,8 +177,8 @@ print("the same numbers:", np.array_equal(ours, theirs))
 # %% [markdown]
 # ## 4. Running it from the file
 #
-# The claim was that these files hold all that a program needs. Here is the proof: a Llama in NumPy
-# that knows `config.json` and the tensors, and nothing of smallmind. Each line is a definition:
+# Do these files hold all that a program needs? Here is a Llama in NumPy that knows `config.json`
+# and the tensors, and nothing of smallmind. Each line is a definition:
 #
 #     norm        x / sqrt(mean(x^2) + epsilon) * weight
 #     attention   softmax(q k^T / sqrt(D)) v, for each head, looking back only
@@ -238,8 +236,8 @@ print(f"largest difference between the logits, which go up to {LOGITS.max():.1f}
 assert difference < 1e-3
 
 # %% [markdown]
-# The only difference is rounding, from sums in another order. Some forty lines are enough to run
-# the model: what took effort, the training, is all in the numbers.
+# The only difference is rounding, from sums in another order. Some forty lines run the model: what
+# took effort, the training, is all in the numbers.
 #
 # ## 5. A GGUF file
 #
@@ -259,19 +257,7 @@ assert difference < 1e-3
 # %%
 run.export(HERE / "model.gguf", to="gguf")
 
-NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 STRING, LIST = 8, 9
 F32, Q8_0 = 0, 8  # types of tensors
 
@@ -361,8 +347,8 @@ for key, name in PAIRS.items():
 # belong together become neighbours: then llama.cpp rotates the same pairs by the same angles, and
 # every score stays the same. Exercise 2 asks you to do that.
 #
-# It is a good example of what goes wrong between programs: with the rows in the wrong order, all
-# shapes fit and nothing fails, but the model predicts much worse, and what it writes falls apart.
+# This is how things go wrong between programs: with the rows in the wrong order, all shapes fit and
+# nothing fails, but the model predicts much worse, and what it writes falls apart.
 #
 # ## 7. Fewer bits
 #

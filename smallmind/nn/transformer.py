@@ -374,6 +374,7 @@ class TransformerModel(Tabular):
         ids: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
+        *,
         kernel: Kernel | None = None,
     ) -> np.ndarray:
         """ids, targets, weights (B, T) -> weighted losses (B, T), rented.

@@ -7,17 +7,17 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from smallmind.charts import losses
 from smallmind.charts.curve import Curve
+from smallmind.charts.figure import losses_of
 from smallmind.charts.svg import Svg, picture
 from smallmind.checks import InputError, number
 from smallmind.runs.files import METRICS
 from smallmind.runs.metrics_file import MetricsFile, record_of
 from smallmind.training.records import Record
 
-FIELDS = [field.name for kind in get_args(Record) for field in dataclasses.fields(kind)]
+FIELDS = [field.name for kind in Record.__subclasses__() for field in dataclasses.fields(kind)]
 FIELDS.append("kind")  # last: the columns before it are those of earlier versions
 
 
@@ -55,7 +55,7 @@ class MetricsTable:
 
     def losses_svg(self) -> Svg:
         """Training and held-out loss as a picture; empty without any."""
-        return picture(losses.lines(self.curve("loss"), self.curve("val_loss")), *losses.LABELS)
+        return picture(losses_of(self.curve("loss"), self.curve("val_loss")))
 
     def to_csv(self) -> str:
         """Comma-separated, with a header; a cell is empty if its row has no value."""

@@ -152,7 +152,7 @@ def _receive_tokens(ranks: Ranks, plan: Plan, settings: Settings, tokenizer: Tok
     else:
         train, held_out = (np.empty(length, np.int32) for length in plan.lengths)
     T = settings.model.block_size
-    data = Dataset.of_parts(train, held_out, T, run.batch_size, run.seed, tokenizer)
+    data = Dataset(train, T, run.batch_size, run.seed, tokenizer, held_out)
     _send_tokens(ranks, data, has_them=found is not None)
     return data
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.entry import is_compressed
 from smallmind.corpus.preparation import Encoding, identity, prepare
 from smallmind.corpus.reading import Report
-from smallmind.corpus.shard_index import INDEX, Index
+from smallmind.corpus.shards import INDEX, Index
 from smallmind.corpus.survey import BEGINNING, DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk, are_tokens, find_tokens
 from smallmind.files import durable
@@ -110,7 +109,7 @@ class TokenSource(Source):
     def dataset(self, tokenizer: Tokenizer, T: int, batch_size: int, seed: int) -> Dataset:
         self._check(tokenizer)
         train, held_out = self.found.train, self.found.held_out
-        return Dataset.of_parts(train, held_out, T, batch_size, seed, tokenizer)
+        return Dataset(train, T, batch_size, seed, tokenizer, held_out)
 
     def _check(self, tokenizer: Tokenizer) -> None:
         if tokenizer.digest != self.found.tokenizer.digest:
@@ -204,7 +203,7 @@ def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corp
 
 def _size(corpus: Corpus) -> int:
     """Bytes of text, about."""
-    return sum(file.size * (EXPANSION if is_compressed(file.kind) else 1) for file in corpus.files)
+    return sum(file.size * (EXPANSION if file.is_compressed else 1) for file in corpus.files)
 
 
 def _is_large(corpus: Corpus) -> bool:

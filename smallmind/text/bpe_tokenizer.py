@@ -193,9 +193,13 @@ class BPETokenizer(Tokenizer):
             raise ValueError("its merges name tokens that do not exist")
         return cls._of(state["split"], vocabulary, merges, dict(special), Rules.from_state(state))
 
-    def as_json(self) -> dict[str, Any]:
+    def names(self) -> list[str]:
+        """The tokens as other programs write them: bytes as visible characters."""
         special = {token: content for content, token in self.special.items()}
-        names = [special.get(i) or as_characters(token) for i, token in enumerate(self.vocabulary)]
+        return [special.get(i) or as_characters(token) for i, token in enumerate(self.vocabulary)]
+
+    def as_json(self) -> dict[str, Any]:
+        names = self.names()
         return tokenizer_json.contents(
             {name: i for i, name in enumerate(names) if name},
             [[names[left], names[right]] for left, right in self.merges.tolist()],

@@ -7,7 +7,6 @@ import numpy as np
 
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.console import activity
-from smallmind.memory.lru import LRU
 from smallmind.randomness import hash64_each
 from smallmind.settings.config import ModelConfig, RunConfig
 from smallmind.text.tokenizer import Spelled, Tokenizer
@@ -69,7 +68,8 @@ class Batch(NamedTuple):
 class Dataset:
     """The tokens of a text, and windows of either part: the last `held_out` tokens are held out.
 
-    By default that is a tenth of them. `of_parts` takes two parts, which may be in files.
+    By default that is a tenth of them. `held_out` may also be a part of its own, after `tokens`,
+    which is then all to train on: both are read only as far as windows are taken from them.
     `batch_size` windows of `block_size` tokens make a batch. Samplers choose which windows to train
     on, by `seed`; evaluations always use the same ones. InputError if the text is too short.
 
@@ -81,47 +81,22 @@ class Dataset:
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        tokens: Tokens,
         block_size: int,
         batch_size: int,
         seed: int,
         tokenizer: Tokenizer | None = None,
-        held_out: int | None = None,
+        held_out: int | Tokens | None = None,
     ) -> None:
-        check_type("tokens", tokens, np.ndarray)
-        if held_out is None:
-            held_out = int(len(tokens) * HELD_OUT)
-        start = len(tokens) - held_out
-        self._set(tokens[:start], tokens[start:], block_size, batch_size, seed, tokenizer)
-
-    @classmethod
-    def of_parts(
-        cls,
-        train: Tokens,
-        held_out: Tokens,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-        tokenizer: Tokenizer | None = None,
-    ) -> "Dataset":
-        """The dataset of two parts, which are read only as far as windows are taken from them."""
-        made = cls.__new__(cls)
-        made._set(train, held_out, block_size, batch_size, seed, tokenizer)
-        return made
-
-    def _set(
-        self,
-        train: Tokens,
-        held_out: Tokens,
-        block_size: int,
-        batch_size: int,
-        seed: int,
-        tokenizer: Tokenizer | None,
-    ) -> None:
+        if held_out is None or isinstance(held_out, int):
+            check_type("tokens", tokens, np.ndarray)
+            count = int(len(tokens) * HELD_OUT) if held_out is None else held_out
+            start = len(tokens) - count
+            tokens, held_out = tokens[:start], tokens[start:]
         block_size = check_field(ModelConfig, "block_size", block_size)
-        self.train, self.held_out = train, held_out
-        if len(train) <= block_size or len(held_out) < 2:
-            needed, count = max(20, block_size + 1 + block_size // 9), len(train) + len(held_out)
+        self.train, self.held_out = tokens, held_out
+        if len(tokens) <= block_size or len(held_out) < 2:
+            needed, count = max(20, block_size + 1 + block_size // 9), len(tokens) + len(held_out)
             if count < 20:
                 raise InputError(f"a text needs at least 20 tokens; this one has {count}")
             raise InputError(
@@ -132,7 +107,7 @@ class Dataset:
         self.batch_size = check_field(RunConfig, "batch_size", batch_size)
         self.seed = check_field(RunConfig, "seed", seed)
         self.tokenizer = tokenizer
-        self._kept: LRU[Batch] = LRU(KEPT, lambda batch: batch.ids.nbytes + batch.targets.nbytes)
+        self._kept: dict[tuple[str, int], Batch] = {}
 
     def __repr__(self) -> str:
         return (
@@ -196,9 +171,11 @@ class Dataset:
         # A held-out part shorter than a window is still evaluated, in shorter windows.
         T = min(self.block_size, len(tokens) - 1)
         starts = random_starts((self.seed, stream, number), self.batch_size, len(tokens) - T)
-        if not self.is_on_disk:
-            return _windows(tokens, T, starts, None)
-        return self._kept.get((part, number), lambda: _windows(tokens, T, starts, None))
+        batch = self._kept.get((part, number)) or _windows(tokens, T, starts, None)
+        nbytes = batch.ids.nbytes + batch.targets.nbytes
+        if self.is_on_disk and len(self._kept) < KEPT // nbytes:
+            self._kept[part, number] = batch
+        return batch
 
 
 def random_starts(key: tuple[int, ...], count: int, limit: int, stride: int = 1) -> np.ndarray:

@@ -5,7 +5,6 @@ resumed run continues with the batches that it would have drawn anyway.
 """
 
 import math
-from typing import Protocol
 
 import numpy as np
 
@@ -15,24 +14,30 @@ from smallmind.text.dataset import Batch, Dataset, random_starts
 MOST_SHUFFLED = 1 << 20  # windows whose order is held in memory
 
 
-class Sampler(Protocol):
+class Sampler:
     """Chooses the windows of every batch; an update uses `batches` consecutive batches."""
 
-    dataset: Dataset
-    batches: int
+    def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
+        self.dataset = dataset
+        self.batches = batches
+        self.stride = stride
 
     @property
     def max_batch_size(self) -> int:
         """Windows of the largest batch."""
+        return self.dataset.batch_size
 
     def starts(self, number: int) -> np.ndarray:
         """Batch number, from 0 -> where its windows begin, (b,); b may be 0."""
+        raise NotImplementedError
 
     def windows_in_batch(self, number: int) -> int:
         """Batch number, from 0 -> the number of its windows."""
+        return self.dataset.batch_size
 
     def windows_in_step(self, step: int) -> int:
         """Update, from 1 -> the number of windows in all its batches together."""
+        return sum(map(self.windows_in_batch, self.batches_in_step(step)))
 
     def batches_in_step(self, step: int) -> range:
         """Update, from 1 -> the numbers of its batches."""
@@ -42,25 +47,10 @@ class Sampler(Protocol):
 class RandomWindows(Sampler):
     """Full batches of windows that begin anywhere, or at multiples of stride."""
 
-    def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
-        self.dataset = dataset
-        self.batches = batches
-        self.stride = stride
-
-    @property
-    def max_batch_size(self) -> int:
-        return self.dataset.batch_size
-
     def starts(self, number: int) -> np.ndarray:
         data = self.dataset
         limit = len(data.train) - data.block_size
         return random_starts((data.seed, 0, number), data.batch_size, limit, self.stride)
-
-    def windows_in_batch(self, number: int) -> int:
-        return self.dataset.batch_size
-
-    def windows_in_step(self, step: int) -> int:
-        return self.batches * self.dataset.batch_size
 
 
 class Epochs(Sampler):
@@ -71,9 +61,7 @@ class Epochs(Sampler):
     """
 
     def __init__(self, dataset: Dataset, batches: int = 1, stride: int = 1) -> None:
-        self.dataset = dataset
-        self.batches = batches
-        self.stride = stride
+        super().__init__(dataset, batches, stride)
         self.windows = (len(dataset.train) - 1) // dataset.block_size
         self.steps = math.ceil(self.windows / (batches * dataset.batch_size))  # updates per epoch
         self._shuffled = -1, np.empty(0, np.int64)  # an epoch and its windows' starts, in order
@@ -102,10 +90,6 @@ class Epochs(Sampler):
     def _place(self, number: int) -> int:
         """The number of a batch within its epoch."""
         return number % (self.steps * self.batches)
-
-    def windows_in_step(self, step: int) -> int:
-        full = self.batches * self.dataset.batch_size
-        return min(full, self.windows - (step - 1) % self.steps * full)
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         data = self.dataset

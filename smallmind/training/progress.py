@@ -92,7 +92,7 @@ def _joined(*parts: str) -> str:
 
 
 class ProgressLine:
-    """The progress on standard error, for scripts and notebooks, and what else takes long."""
+    """Shows progress, and other long work, on standard error, for scripts and notebooks."""
 
     def __init__(self) -> None:
         self.progress = StatusText(0, sys.stderr)
@@ -106,12 +106,12 @@ class ProgressLine:
             self._show()
 
     def during(self, step: int, so_far: str) -> None:
-        """Shows how far a step is; outside of a terminal or notebook only if that takes long."""
+        """Shows the progress within a step; in a file only if it takes long."""
         if so_far or self.line.is_live:
             self._show(step, so_far)
 
     def activity(self, text: str | None, _usual: bool) -> None:
-        """Shows what is being done besides the steps."""
+        """Shows other work than steps."""
         if text:
             self._show_text(f"{text} ...")
         elif self.line.is_live and self.progress.has_begun:
@@ -161,7 +161,7 @@ def follow(
     steps: int,
     on_record: OnRecord | None = None,
 ) -> list[Record]:
-    """Takes the records of a Training that has so many steps -> all; shows them on a line."""
+    """Takes all records of a Training of `steps` steps, shows them on a line, and returns them."""
     taken, before = [], training.on_step
     if line:
         line.progress.steps = steps

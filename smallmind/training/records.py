@@ -9,15 +9,22 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class Record:
+    """A report after a step. Subclasses are in the order of their columns in a table."""
+
+    kind: ClassVar[str]
+    step: int
+
+
+@dataclass(frozen=True)
+class StepRecord(Record):
     """One update: loss in nats per token, gradient norm before clipping.
 
     step_ms and tokens_per_second are means since the previous record, without evaluations.
     clip_share covers all updates so far; memory is that of the whole process, in bytes.
     """
 
-    kind: ClassVar = "step"
-    step: int
+    kind = "step"
     loss: float
     lr: float
     grad_norm: float
@@ -33,38 +40,14 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class OverflowRecord:
-    """A skipped update: the gradient overflowed float16, and the loss scale was lowered."""
-
-    kind: ClassVar = "overflow"
-    step: int
-    loss_scale: float
-
-
-@dataclass(frozen=True)
-class RollbackRecord:
-    """A loss spike: the run is back at `step`, at half the learning rate, and will skip the
-    batches of `spike_step`."""
-
-    kind: ClassVar = "rollback"
-    step: int
-    spike_step: int
-    spike_loss: float | None  # None: not finite
-    average_loss: float | None  # None: no step yet
-    lr_factor: float  # multiplies the schedule's learning rate from now on
-    next_lr: float  # the learning rate of the step after `step`
-
-
-@dataclass(frozen=True)
-class EvaluationRecord:
+class EvaluationRecord(Record):
     """Mean losses in nats per token over fixed windows of the training and the held-out part.
 
     The other fields describe the held-out part; `accuracy` is the share of tokens that the model
     ranked first.
     """
 
-    kind: ClassVar = "evaluation"
-    step: int
+    kind = "evaluation"
     train_loss: float
     val_loss: float
     perplexity: float
@@ -74,81 +57,32 @@ class EvaluationRecord:
 
 
 @dataclass(frozen=True)
-class SampleRecord:
+class SampleRecord(Record):
     """A text that the model wrote."""
 
-    kind: ClassVar = "sample"
-    step: int
+    kind = "sample"
     text: str
 
 
 @dataclass(frozen=True)
-class EarlyStopRecord:
-    """The run ends because its held-out loss no longer falls."""
+class OverflowRecord(Record):
+    """A skipped update: the gradient overflowed float16, and the loss scale was lowered."""
 
-    kind: ClassVar = "early_stop"
-    step: int
-    best_step: int
-    best_loss: float
+    kind = "overflow"
+    loss_scale: float
 
 
 @dataclass(frozen=True)
-class LookRecord:
-    """The held-out loss between two evaluations, in a run with target_loss: an estimate."""
+class RollbackRecord(Record):
+    """A loss spike: the run is back at `step`, at half the learning rate, and will skip the
+    batches of `spike_step`."""
 
-    kind: ClassVar = "look"
-    step: int
-    look_loss: float
-
-
-@dataclass(frozen=True)
-class TargetRecord:
-    """The run ends because its held-out loss has reached target_loss."""
-
-    kind: ClassVar = "target"
-    step: int
-    look_loss: float
-    target: float
-
-
-@dataclass(frozen=True)
-class SaveFailedRecord:
-    """A checkpoint could not be written; the next save tries again."""
-
-    kind: ClassVar = "save_failed"
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class FileWarningRecord:
-    """Something happened to a file of the run, which goes on."""
-
-    kind: ClassVar = "warning"
-    step: int
-    warning: str
-
-
-@dataclass(frozen=True)
-class FailureRecord:
-    """The run has failed, and would fail in the same way if it were resumed."""
-
-    kind: ClassVar = "failure"
-    step: int
-    failure: str
-
-
-@dataclass(frozen=True)
-class FinalRecord:
-    """The whole held-out part at the end of the run; the fields are those of EvaluationRecord."""
-
-    kind: ClassVar = "final"
-    step: int
-    final_loss: float
-    final_perplexity: float
-    final_bits_per_character: float
-    final_bits_per_byte: float
-    final_accuracy: float
+    kind = "rollback"
+    spike_step: int
+    spike_loss: float | None  # None: not finite
+    average_loss: float | None  # None: no step yet
+    lr_factor: float  # multiplies the schedule's learning rate from now on
+    next_lr: float  # the learning rate of the step after `step`
 
 
 @dataclass(frozen=True)
@@ -164,42 +98,84 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class HealthRecord:
+class HealthRecord(Record):
     """The findings at a step, and for each parameter norm(update) / norm(parameter)."""
 
-    kind: ClassVar = "health"
-    step: int
+    kind = "health"
     findings: tuple[Finding, ...]
     update_ratios: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class InstructionSetRecord:
+class EarlyStopRecord(Record):
+    """The run ends because its held-out loss no longer falls."""
+
+    kind = "early_stop"
+    best_step: int
+    best_loss: float
+
+
+@dataclass(frozen=True)
+class LookRecord(Record):
+    """The held-out loss between two evaluations, in a run with target_loss: an estimate."""
+
+    kind = "look"
+    look_loss: float
+
+
+@dataclass(frozen=True)
+class TargetRecord(Record):
+    """The run ends because its held-out loss has reached target_loss."""
+
+    kind = "target"
+    look_loss: float
+    target: float
+
+
+@dataclass(frozen=True)
+class SaveFailedRecord(Record):
+    """A checkpoint could not be written; the next save tries again."""
+
+    kind = "save_failed"
+    reason: str
+
+
+@dataclass(frozen=True)
+class FileWarningRecord(Record):
+    """Something happened to a file of the run, which goes on."""
+
+    kind = "warning"
+    warning: str
+
+
+@dataclass(frozen=True)
+class FailureRecord(Record):
+    """The run has failed, and would fail in the same way if it were resumed."""
+
+    kind = "failure"
+    failure: str
+
+
+@dataclass(frozen=True)
+class FinalRecord(Record):
+    """The whole held-out part at the end of the run; the fields are those of EvaluationRecord."""
+
+    kind = "final"
+    final_loss: float
+    final_perplexity: float
+    final_bits_per_character: float
+    final_bits_per_byte: float
+    final_accuracy: float
+
+
+@dataclass(frozen=True)
+class InstructionSetRecord(Record):
     """The run continues on another kind of CPU: from here on its results differ in the last digits
     from those that it would have had."""
 
-    kind: ClassVar = "instruction_set"
-    step: int
+    kind = "instruction_set"
     saved_instruction_set: str
     instruction_set: str
-
-
-Record = (
-    StepRecord
-    | EvaluationRecord
-    | SampleRecord
-    | OverflowRecord
-    | RollbackRecord
-    | HealthRecord
-    | EarlyStopRecord
-    | LookRecord
-    | TargetRecord
-    | SaveFailedRecord
-    | FileWarningRecord
-    | FailureRecord
-    | FinalRecord
-    | InstructionSetRecord
-)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from smallmind.console import activity
 from smallmind.nn.recompute import RecomputePlan
@@ -42,23 +42,17 @@ class Summed(NamedTuple):
         return self.weight / windows if self.weight else 1.0
 
 
-class LossAndGradients(Protocol):
-    """The objective of a run: adds to the gradients of a model."""
-
-    def __call__(self, batch: Batch, scale: float, share: float, at: Pass | None = None) -> float:
-        """Adds scale times the gradient of the batch's mean loss -> that loss.
-
-        share is the batch's share of the step's windows; scale already includes it.
-        """
+# (batch, scale, share, at) -> the mean loss of the batch; adds scale times its gradient to those of
+# the model. share is the batch's share of the step's windows, which scale already includes.
+LossAndGradients = Callable[[Batch, float, float, Pass], float]
 
 
 def make_objective(model: TransformerModel, distillation: Distillation | None) -> LossAndGradients:
     """Returns the loss of a run: the cross-entropy of its text, or that of its distillation."""
-
     if distillation:
         return functools.partial(distillation.loss_and_gradients, model)
 
-    def objective(batch: Batch, scale: float, _share: float, at: Pass | None = None) -> float:
+    def objective(batch: Batch, scale: float, _share: float, at: Pass) -> float:
         return model.loss_and_gradients(batch.ids, batch.targets, scale, at, **batch.weighting)
 
     return objective

@@ -30,7 +30,7 @@ LAST = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp()  # a dat
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run's row in a table. None stands for what is not known, or not yet."""
+    """A run's row in a table. None means unknown, or not yet known."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""A run on one page of HTML: what was trained on what, curves, evaluations, samples, settings.
+"""A run on one page of HTML: model and text, curves, evaluations, samples, settings.
 
 The page needs nothing else: no script, and no file from elsewhere.
 """
@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-from smallmind.charts import losses, svg
+from smallmind.charts import svg
 from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Line, Panel, losses_of, noisy
 from smallmind.checks import InputError, from_json, number, whole
 from smallmind.console.activity import duration
 from smallmind.console.table import Table, escape
@@ -36,7 +37,6 @@ body {{ margin: 0; background: var(--page); color: var(--ink);
 main {{ max-width: 880px; margin: 0 auto; padding: 24px 16px 64px; }}
 h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 4px; overflow-wrap: anywhere; }}
 h2 {{ font-size: 1.2rem; margin: 40px 0 8px; }}
-h3 {{ font-size: 1rem; margin: 20px 0 4px; }}
 p {{ margin: 4px 0 12px; max-width: 68ch; }}
 .quiet {{ color: var(--quiet); }}
 .figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px;
@@ -54,8 +54,6 @@ th {{ color: var(--quiet); font-weight: 600; }}
 pre {{ background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 12px;
   white-space: pre-wrap; overflow-wrap: anywhere; font: 14px/1.45 ui-monospace, Menlo, Consolas,
   monospace; }}
-.legend {{ display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: .9rem; }}
-.key {{ display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px; }}
 .bar {{ display: grid; grid-template-columns: minmax(120px, 220px) 1fr 110px; gap: 8px;
   align-items: center; font-size: .95rem; margin: 2px 0; }}
 .bar i {{ display: block; height: 12px; border-radius: 3px; background: var(--c0);
@@ -67,7 +65,7 @@ summary {{ cursor: pointer; }}
 @media (max-width: 560px) {{ svg.chart text {{ font-size: 20px; }}
   .bar {{ grid-template-columns: 110px 1fr 84px; font-size: .85rem; }} }}
 @media print {{ body {{ font-size: 12px; }} main {{ max-width: none; padding: 0; }}
-  h2, h3 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
+  h2 {{ break-after: avoid; }} pre, svg, tr, .bar {{ break-inside: avoid; }}
   .scroll {{ overflow: visible; }} th, td {{ white-space: normal; }}
   details:not([open]) {{ display: none; }} }}
 </style></head><body><main>
@@ -77,14 +75,14 @@ summary {{ cursor: pointer; }}
 
 
 def report(path: str | PathLike[str]) -> str:
-    """The directory of a run -> the page. InputError if it is no run, or a newer version's."""
+    """The directory of a run -> the page. InputError unless this version can read the run."""
     view = open_view(path, FIELDS)
     if view.settings is None:
         raise InputError(f"{path} cannot be shown: {view.problem}")
     parts = (
         _head(view),
         _figures(view),
-        _loss(view),
+        _section("Loss", svg.chart(losses_of(_curve(view, "loss"), _curve(view, "val_loss")))),
         _evaluations(view),
         _course(view),
         _samples(view),
@@ -146,13 +144,6 @@ def _figures(view: RunView) -> str:
     return f'<div class="figures">{boxes}</div>' if boxes else ""
 
 
-def _loss(view: RunView) -> str:
-    """Training and held-out loss over the steps."""
-    lines = losses.lines(_curve(view, "loss"), _curve(view, "val_loss"))
-    drawing = svg.chart(lines, *losses.LABELS)
-    return _section("Loss", drawing and _legend(lines) + drawing)
-
-
 def _evaluations(view: RunView) -> str:
     rows = [row for row in view.evaluations if _is_number(row.get("val_loss"))]
     if not rows:
@@ -188,24 +179,18 @@ def _evaluations(view: RunView) -> str:
 
 def _course(view: RunView) -> str:
     """The other curves over the steps."""
-    parts = []
-    for name, title, unit in (
-        ("lr", "Learning rate", ""),
-        ("grad_norm", "Norm of the gradient", "before clipping"),
-        ("tokens_per_second", "Speed", "tokens per second"),
-        ("memory", "Memory of the process", "MB"),
-    ):
-        curve = _curve(view, name)
-        if name == "memory":
-            megabytes = [value / 1e6 for value in curve.values]
-            curve = Curve(curve.steps, curve.seconds, megabytes)
-        lines = [svg.Line(title, curve, 0, faint=name == "grad_norm")]
-        if name == "grad_norm":
-            lines.append(svg.Line(title, losses.smoothed(curve), 0))
-        from_zero = name not in ("lr", "grad_norm")
-        if drawing := svg.chart(lines, "step", unit, f"{title} by step", from_zero):
-            parts.append(f"<h3>{title}</h3>{drawing}")
-    return _section("Course of the run", "".join(parts))
+    rate, norm, speed, memory = (
+        _curve(view, name) for name in ("lr", "grad_norm", "tokens_per_second", "memory")
+    )
+    megabytes = Curve(memory.steps, memory.seconds, [value / 1e6 for value in memory.values])
+    panels = [
+        Panel("learning rate", "", [Line("", rate)]),
+        Panel("norm of the gradient", "before clipping", noisy("", norm)),
+        Panel("speed", "tokens per second", [Line("", speed)], from_zero=True),
+        Panel("memory of the process", "MB", [Line("", megabytes)], from_zero=True),
+    ]
+    drawings = (svg.chart(Figure(f"{panel.label} by step", [panel])) for panel in panels)
+    return _section("Course of the run", "".join(drawings))
 
 
 def _samples(view: RunView) -> str:
@@ -314,15 +299,6 @@ def _spread(items: list[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
-
-
-def _legend(lines: Iterable[svg.Line]) -> str:
-    keys = "".join(
-        f'<span><span class="key c{line.colour}"></span>{escape(line.name)}</span>'
-        for line in lines
-        if not line.faint and len(line.points)
-    )
-    return f'<div class="legend">{keys}</div>'
 
 
 def _table(rows: Iterable[tuple[str, Any]]) -> str:

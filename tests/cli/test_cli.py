@@ -807,7 +807,7 @@ def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
     flags += ["--min-lr", "2e-4"]
     table, notes = schedule_table(capsys, *flags, "--lr-decay-share", "0.5")
     assert table[0] == ["step", "wsd"]
-    assert notes == "The rate of muon's matrices follows the same curve, up to 0.02"
+    assert notes == "Muon's matrices follow the same curve, up to 0.02"
     shown = {int(step): rate for step, rate in table[1:]}
     assert {1, 6, 15, 30} <= set(shown)
     assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
@@ -845,7 +845,7 @@ def test_schedule_says_which_one_it_leaves_out(capsys):
     table, notes = schedule_table(capsys, "--min-lr", "0", "--steps", "3")
     assert "exponential" not in table[0] and len(table[0]) == 8
     assert [row[0] for row in table[1:]] == ["1", "2", "3"]
-    assert "down to 0 The rate of muon's matrices follows the same curve, up to 0.02 " in notes
+    assert "down to 0 Muon's matrices follow the same curve, up to 0.02 " in notes
     assert "exponential is left out: min_lr=0.0 must be above 0" in notes
 
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from smallmind.charts.text import ASCII_BLOCKS, BLOCKS
 from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_losses
-from smallmind.cli.text_plot import ASCII_BLOCKS, BLOCKS
 from smallmind.training.training import Training
 from tests.cli.test_cli import SMALL, TEXT
 from tests.faults.test_consoles import Recorded

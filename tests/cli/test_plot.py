@@ -2,9 +2,11 @@
 
 import os
 import shutil
+from xml.etree import ElementTree
 
 import pytest
 
+from smallmind.charts import svg
 from smallmind.cli import figures, main
 from tests.cli.test_cli import assert_refused, flat
 from tests.faults.test_consoles import Recorded
@@ -125,52 +127,60 @@ def test_a_drawing_is_no_higher_than_a_terminal_of_usual_size(runs, show):
     assert show("runs/one", lines=5).out.count("\n") < 36
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures that are saved."""
-    figure = pytest.importorskip("matplotlib.figure")
-    saved = []
-    save = figure.Figure.savefig
-
-    def savefig(self, *arguments, **settings):
-        saved.append(self)
-        save(self, *arguments, **settings)
-
-    monkeypatch.setattr(figure.Figure, "savefig", savefig)
-    return saved
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.parametrize(("suffix", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_a_file_has_three_panels_over_one_axis(runs, drawn, show, suffix, begin):
-    printed = show("runs/one", "runs/two", "--out", f"loss.{suffix}", "--x", "time")
-    assert printed.out == "" and printed.err == f"Wrote the plot to loss.{suffix}\n"
-    with open(f"loss.{suffix}", "rb") as file:
-        assert file.read(5).startswith(begin[:4])
-    loss, rate, norm = drawn[0].axes
-    assert [axis.get_ylabel() for axis in drawn[0].axes] == [
-        "loss (nats per token)",
-        "learning rate",
-        "gradient norm",
+def curves_of(file):
+    """The curves of a picture with their classes, top to bottom: the places of each."""
+    picture = ElementTree.fromstring(file.read_text(encoding="utf-8"))
+    found = [x for x in picture.iter(f"{SVG}polyline") if x.get("class").startswith("curve")]
+    places = [[tuple(map(float, y.split(","))) for y in x.get("points").split()] for x in found]
+    return list(zip([x.get("class").split()[1:] for x in found], places, strict=True))
+
+
+def test_a_file_has_three_panels_over_one_axis(runs, show):
+    printed = show("runs/one", "runs/two", "--out", "loss.svg", "--x", "time")
+    assert printed.out == "" and printed.err == "Wrote the plot to loss.svg\n"
+    file = runs.parent / "loss.svg"
+    texts = [x.text for x in ElementTree.fromstring(file.read_text()).iter(f"{SVG}text")]
+    legend = [
+        f"runs/{name}: {kind}"
+        for name in ("one", "two")
+        for kind in ("training loss, smoothed", "held-out loss")
     ]
-    assert norm.get_xlabel() == "minutes of training"
-    lines = {line.get_label(): line for line in loss.lines}
-    held_out = lines["runs/two: held-out"]
-    assert list(held_out.get_xdata()) == [2.5, 5.0, 7.5, 10.0]
-    assert held_out.get_ydata()[-1] == pytest.approx(3.515)
-    assert lines["runs/one: training, smoothed"].get_color() != held_out.get_color()
-    assert list(rate.lines[0].get_ydata()) == [1e-3] * 20
+    assert texts[:4] == legend
+    labels = ["loss (nats per token)", "learning rate", "gradient norm"]
+    assert [text for text in texts if text in labels] == labels
+    assert texts[-1] == "minutes of training"
+    curves = curves_of(file)[4:]  # after the legend
+    held_out = [(kinds, places) for kinds, places in curves if "dashed" in kinds]
+    (one, _), (two, places) = held_out
+    assert one == ["c0", "dashed"] and two == ["c1", "dashed"]
+    width = svg.WIDTH - svg.LEFT - svg.RIGHT
+    assert [round(4 * (x - svg.LEFT) / width) for x, _ in places] == [1, 2, 3, 4]
+    (rate,) = {y for kinds, places in curves[6:8] for _, y in places}  # both are constant
+    assert rate > svg.TOP
 
 
-def test_a_spike_does_not_flatten_the_rest(tmp_path, drawn, show):
+def test_a_picture_is_written_in_other_formats_too(runs, show):
+    pytest.importorskip("matplotlib")
+    for suffix, begin in (("png", b"\x89PNG"), ("pdf", b"%PDF")):
+        show("runs/one", "runs/two", "--out", f"loss.{suffix}")
+        assert (runs.parent / f"loss.{suffix}").read_bytes().startswith(begin)
+
+
+def test_a_spike_does_not_flatten_the_rest(tmp_path, show):
     spiked = [step(n, loss=5000.0 if n == 150 else None) for n in range(1, 301)]
     run = write(tmp_path / "run", *spiked)
-    show(run, "--out", tmp_path / "loss.png")
-    raw = max(drawn[0].axes[0].lines, key=lambda line: max(line.get_ydata()))
-    assert max(raw.get_ydata()) == 5000 > drawn[0].axes[0].get_ylim()[1]
+    show(run, "--out", tmp_path / "loss.svg")
+    (_, raw), (_, mean), *_ = curves_of(tmp_path / "loss.svg")
+    assert min(y for _, y in raw) == svg.TOP  # at the edge
+    before = [y for _, y in mean[:100]]
+    assert max(before) - min(before) > svg.LARGE / 10
 
 
 def test_without_matplotlib_it_draws_in_the_terminal_and_says_so(runs, show, monkeypatch):
-    monkeypatch.setattr(figures, "has_matplotlib", lambda: False)
+    monkeypatch.setattr(figures, "lacks_matplotlib", lambda _: True)
     printed = show("runs/one", "--out", "loss.png", status=1)
     assert "Learning rate" in printed.out and not os.path.exists("loss.png")
     assert flat(printed.err) == (

@@ -174,7 +174,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(text, tmp_path, capsys
     assert contents(tmp_path / "shards") == contents(tmp_path / "other")
 
 
-@pytest.mark.parametrize("moment", ["survey", "_fitted", "_plan", "_append"])
+@pytest.mark.parametrize("moment", ["survey", "_fitted", "_train_tokens", "_append"])
 def test_ctrl_c_leaves_what_the_same_command_continues(text, tmp_path, capsys, monkeypatch, moment):
     command = ["prepare", text, *BPE, "--out", str(tmp_path / "shards")]
     original = getattr(preparation, moment)

@@ -80,12 +80,12 @@ def test_links_that_lead_back_are_harmless(folder):
     assert sorted(documents("texts/**/*")) == sorted(IN_ORDER)
 
 
-def test_files_are_listed_with_kind_and_size(folder):
-    written(folder / "table.CSV.gz", b"1234")
+def test_files_are_listed_with_their_size(folder):
+    written(folder / "table.CSV.GZ", b"1234")
     files = Corpus("texts").files
-    assert [(str(f.path.relative_to("texts")), f.kind, f.size) for f in files][-2:] == [
-        ("c/z.txt", "text", 7),
-        ("table.CSV.gz", "csv.gz", 4),
+    assert [(str(f.path.relative_to("texts")), f.is_compressed, f.size) for f in files][-2:] == [
+        ("c/z.txt", False, 7),
+        ("table.CSV.GZ", True, 4),
     ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smallmind import InputError, Tokenizer
-from smallmind.corpus import preparation, shard_index, survey
+from smallmind.corpus import preparation, shards, survey
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.reading import Limits
@@ -480,6 +480,6 @@ def test_vocabularies_above_two_bytes_are_written_as_four(tmp_path):
 
 def test_the_index_names_every_shard_with_its_digest(tmp_path):
     on_disk(one_document(tmp_path / "texts"), tmp_path / "shards", tokenizer="byte")
-    index = shard_index.Index.read(tmp_path / "shards")
-    for shard in (*index.train, *index.held_out):
-        assert shard_index.digest(tmp_path / "shards" / shard.name).hexdigest() == shard.sha256
+    index = shards.Index.read(tmp_path / "shards")
+    for shard in (*index.parts["train"].shards, *index.parts["held_out"].shards):
+        assert shards.digest(tmp_path / "shards" / shard.name).hexdigest() == shard.sha256

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from smallmind import InputError
 from smallmind.console import activity
-from smallmind.corpus.mapped_tokens import open_tokens
 from smallmind.corpus.shards import open_shards
+from smallmind.corpus.token_files import open_tokens
 from smallmind.files import durable
 from tests.corpus import writing
 from tests.corpus.writing import DOCUMENTS, contents, part, prepare, writer

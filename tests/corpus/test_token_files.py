@@ -8,8 +8,13 @@ import pytest
 
 from smallmind import InputError
 from smallmind.console import activity
-from smallmind.corpus.mapped_tokens import check_vocabulary, open_tokens
-from smallmind.corpus.token_files import TokenFile, dtype_for, encode_header
+from smallmind.corpus.token_files import (
+    TokenFile,
+    check_vocabulary,
+    dtype_for,
+    encode_header,
+    open_tokens,
+)
 from tests.corpus.files import EVALUATION, GPT2, IDS, LLAMA3, header, llm_c, plain
 
 

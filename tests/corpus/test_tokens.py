@@ -17,7 +17,7 @@ from smallmind.runs import source
 from smallmind.runs.source import read_source, size_on_disk
 from smallmind.settings.config import RunConfig
 from tests.corpus.files import LLAMA3, header, llm_c, plain
-from tests.corpus.reading import written
+from tests.corpus.reading import documents, written
 from tests.faults.disk import Quick
 
 TEXT = "the cat sat on the mat. 🐈 the dog sat on the log.\n" * 20
@@ -182,7 +182,7 @@ def test_paths_that_mean_no_tokens_are_texts(tmp_path):
     written(tmp_path / "texts" / "picture.bin", b"\0\1")
     for paths in ([tmp_path / "texts"], [tmp_path / "texts" / "a.txt"], [tmp_path / "*"]):
         assert find_tokens(paths, None) is None
-    assert "anybody" in "".join(Corpus(tmp_path / "texts").documents())
+    assert "anybody" in "".join(documents(tmp_path / "texts"))
 
 
 def test_tokens_are_not_mixed_with_texts(tmp_path):
@@ -212,7 +212,7 @@ def test_a_prepared_directory_among_texts_is_skipped_with_a_note(
     if not is_complete:
         (inside / "index.json").rename(inside / "progress.json")
     corpus = Corpus(tmp_path / "text")
-    assert "".join(corpus.documents()) == TEXT
+    assert "".join(documents(corpus)) == TEXT
     assert list(map(str, corpus.report.skipped)) == [
         f"{inside} holds tokens; give it alone to train on them"
     ]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from smallmind import InputError, ModelConfig, RunConfig, TrainingConfig, TransformerModel
 from smallmind.charts.curve import Curve
-from smallmind.charts.svg import Line, picture
+from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.charts.svg import picture
 from smallmind.cli.console import SILENT, Console, error_line
 from smallmind.console.table import Table
 from smallmind.runs.directory import RunDirectory
@@ -359,7 +360,8 @@ def test_control_characters_get_into_no_page_and_no_picture(tmp_path):
     run = run.rename(tmp_path / name) if os.name == "posix" else run
     (run / "samples.txt").write_text(f"--- step 2\n{HOSTILE}\n", encoding="utf-8")
     (run / "profile.json").write_text(json.dumps({"rows": [{"path": [HOSTILE], "own": 10**9}]}))
-    chart = picture([Line(HOSTILE, Curve([1, 2], [1, 2], [1, 2]))], HOSTILE, HOSTILE, HOSTILE)
+    lines = [Line(HOSTILE, Curve([1, 2], [1, 2], [1, 2]))] * 2
+    chart = picture(Figure(HOSTILE, [Panel(HOSTILE, HOSTILE, lines)], HOSTILE))
     table = Table(HOSTILE, [[HOSTILE]], [HOSTILE])
     for page in (report(run), chart, table.html(), str(table)):
         assert "\ufffd" in page and not any(c in page for c in NOT_SHOWN)

@@ -13,6 +13,7 @@ import smallmind
 from smallmind.files import safetensors
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
+from smallmind.nn.workspace import Pass
 from smallmind.settings.config import ModelConfig
 from tests.peaks import rented_at_the_peak
 
@@ -406,13 +407,13 @@ def test_every_dropout_site_has_its_own_key():
     def record(name, kernel):
         def recording(*arguments):
             if name in ("dropout", "attention"):
-                keys.append(arguments[2] if name == "dropout" else arguments[3])
+                keys.append(int(arguments[2] if name == "dropout" else arguments[3]))
             return kernel(*arguments)
 
         return recording
 
     with model.workspace.wrapped_kernels(record):
-        model.workspace.one_pass(lambda: model.network.forward(batch(model)[0]), 7)
+        model.workspace.one_pass(lambda: model.network.forward(batch(model)[0]), Pass(7))
     assert len(set(keys)) == len(keys) == 1 + 3 * 3
 
 

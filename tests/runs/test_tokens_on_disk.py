@@ -104,7 +104,7 @@ def test_weights_are_those_of_a_text_in_memory(folder, tmp_path, monkeypatch, ki
 def test_every_batch_of_either_sampler_is_that_of_memory(folder, tmp_path):
     found = find_tokens([prepared(folder, tmp_path / "shards")], None)
     in_memory = Dataset(found.tokens[:], 8, 3, 7, held_out=len(found.held_out))
-    on_disk = Dataset.of_parts(found.train, found.held_out, 8, 3, 7)
+    on_disk = Dataset(found.train, 8, 3, 7, held_out=found.held_out)
     for epochs in (0, 2):
         samplers_of_both = make_sampler(in_memory, epochs, 2), make_sampler(on_disk, epochs, 2)
         for number in range(200):

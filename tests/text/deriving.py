@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from smallmind.text.grammar import Assignment, Grammar, Reference, Slot, Symbol, Symbols
+from smallmind.text.grammar import Assignment, Reference, Slot, Symbol, Symbols
+from tests.text.measured import Measured
 
 
 class Match(NamedTuple):
@@ -15,7 +16,7 @@ class Match(NamedTuple):
     log_probability: float
 
 
-class Deriving(Grammar):
+class Deriving(Measured):
     """A grammar that also finds every derivation of a text."""
 
     def derivations(self, text: str) -> int:

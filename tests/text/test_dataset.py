@@ -25,7 +25,7 @@ def test_the_last_tenth_is_held_out_and_never_drawn():
 
 def test_targets_are_the_tokens_that_follow():
     dataset = Dataset(TOKENS, block_size=16, batch_size=8, seed=1)
-    ids, targets, starts, _ = draw(RandomWindows(dataset), 3)
+    ids, targets, starts = draw(RandomWindows(dataset), 3)[:3]
     assert ids.shape == targets.shape == (8, 16)
     assert ids.dtype == targets.dtype == np.int32
     assert ids.flags.c_contiguous and targets.flags.c_contiguous

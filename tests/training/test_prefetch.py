@@ -12,7 +12,7 @@ import smallmind
 from smallmind import InputError, TrainingConfig
 from smallmind.cli import main
 from smallmind.console import activity
-from smallmind.corpus.mapped_tokens import open_tokens
+from smallmind.corpus.token_files import open_tokens
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import Epochs, RandomWindows, draw

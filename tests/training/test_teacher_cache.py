@@ -81,7 +81,7 @@ def test_a_cached_window_is_what_the_teacher_computes_for_it(tmp_path):
     sampler = RandomWindows(dataset, stride=training.distillation.stride)
     starts = {int(s) for number in range(2000) for s in sampler.starts(number)}
     assert starts == set(range(0, last + 1, T))
-    ids, targets, places, _ = draw(sampler, 5)
+    ids, targets, places, *_ = draw(sampler, 5)
     for row, start in enumerate(places):
         np.testing.assert_array_equal(ids[row], dataset.train[start : start + T])
         np.testing.assert_array_equal(targets[row], dataset.train[start + 1 : start + T + 1])

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import math
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
+from smallmind.nn.network import Network
 from smallmind.optim.schedule import schedule
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
@@ -78,6 +80,20 @@ def test_accumulated_batches_equal_one_large_batch():
     assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
     assert weight == len(ids)
     np.testing.assert_allclose(four.flat.grad, one.flat.grad, atol=1e-14)
+
+
+def test_few_frames_lie_between_a_batch_and_the_layers(monkeypatch):
+    seen, forward = [], Network.forward
+
+    def watched(network, ids):
+        if network.workspace.training:
+            seen.append([frame.name for frame in traceback.extract_stack()])
+        return forward(network, ids)
+
+    monkeypatch.setattr(Network, "forward", watched)
+    small_training().train(steps=1, val_every=0)
+    (names,) = seen
+    assert len(names) - 1 - (names.index("accumulate_gradients") + 1) <= 5  # which draws it
 
 
 def test_the_caller_may_stop_and_keep_the_model():

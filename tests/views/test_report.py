@@ -13,6 +13,7 @@ from smallmind import InputError, Run
 from smallmind.charts import svg
 from smallmind.charts.axis import format_tick, ticks
 from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Line, Panel
 from smallmind.cli import main
 from smallmind.views.report import report
 
@@ -180,18 +181,20 @@ def test_ticks_are_round_numbers_inside_the_axis(low, high):
     assert len({format_tick(tick) for tick in found}) == len(found)
 
 
+def figure_of(curve):
+    return Figure("title", [Panel("loss", "nats", [Line("x", curve)])])
+
+
 def test_a_curve_of_any_length_stays_within_the_picture():
     for count in (1, 2, 7, 100_000):
         points = Curve(range(count), range(count), [(-1) ** i * i for i in range(count)])
-        drawing = svg.chart([svg.Line("x", points)], "step", "loss", "title")
+        drawing = svg.chart(figure_of(points))
         assert len(drawing) < 20_000
-        (points,) = re.findall('points="([^"]*)"', drawing)
+        (points,) = re.findall('class="curve[^"]*" points="([^"]*)"', drawing)
         for point in points.split():
             x, y = map(float, point.split(","))
-            assert 0 <= x <= svg.WIDTH and 0 <= y <= svg.HEIGHT
+            assert 0 <= x <= svg.WIDTH and 0 <= y <= svg.TOP + svg.LARGE
     nan = float("nan")
-    nothing = svg.Line("x", Curve([1, 2], [1, 2], [nan, nan]))
-    assert svg.chart([nothing], "", "", "") == ""
-    assert svg.chart([], "", "", "") == ""
-    one = svg.Line("x", Curve([1, 2], [1, 2], [nan, 3.0]))
-    assert svg.chart([one], "", "", "").count("<circle") == 1
+    assert svg.chart(figure_of(Curve([1, 2], [1, 2], [nan, nan]))) == ""
+    assert svg.chart(Figure("title", [])) == ""
+    assert svg.chart(figure_of(Curve([1, 2], [1, 2], [nan, 3.0]))).count("<circle") == 1

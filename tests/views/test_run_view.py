@@ -269,7 +269,7 @@ def test_the_best_evaluation_is_the_lowest_that_is_finite(tmp_path):
 def test_looking_needs_neither_numpy_nor_numba():
     code = (
         "import sys; from smallmind.views.listing import find_runs, row_of\n"
-        "import smallmind.views.panels, smallmind.views.comparison\n"
+        "import smallmind.charts.text, smallmind.charts.svg, smallmind.views.comparison\n"
         "rows = [row_of(view) for view in find_runs(sys.argv[1])]\n"
         "sys.exit(len(rows) != 5 or 'numpy' in sys.modules or 'numba' in sys.modules)"
     )

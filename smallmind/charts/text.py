@@ -3,9 +3,9 @@
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from smallmind.charts.axis import format_tick, ticks
+from smallmind.charts.figure import Figure, Panel
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
@@ -15,15 +15,9 @@ BRAILLE = 0x2800
 # The bit of each dot of a braille character, by row and column.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 HALVES = (" ", "'", ".", ":")  # what ASCII has: nothing, the upper half, the lower half, both
+APART = 4  # columns between marks
+GUTTER = 7  # columns for the labels of y axes
 SAMPLES = BLOCKS + FRAME + chr(BRAILLE) + chr(BRAILLE + 0xFF)  # what a console must print
-
-
-class Series(NamedTuple):
-    """Points to draw: as a line, or if there is a mark as that character at each of them."""
-
-    xs: Sequence[float]
-    ys: Sequence[float]
-    mark: str = ""
 
 
 def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> str:
@@ -44,45 +38,51 @@ def sparkline(values: Sequence[float], width: int, ascii_only: bool = False) -> 
     return "".join(blocks[min(7, int(8 * (mean - low) / extent))] for mean in means)
 
 
-def plot(
-    series: Sequence[Series],
+def draw(
+    figure: Figure,
+    panel: Panel,
     width: int,
     height: int,
     ascii_only: bool = False,
-    x_range: tuple[float, float] | None = None,
-    has_labels: bool = True,
-    gutter: int = 0,
-    y_range: tuple[float, float] | None = None,
+    marks: str = "o",
 ) -> str:
-    """A panel of height rows and its axes, width columns in all; later series cover earlier ones.
+    """A panel of a figure without its title: height rows and the axis below them, width columns.
 
-    Panels stand below each other if they have the same x_range and the same gutter, in which the
-    labels of the y axis are. Without has_labels the x axis has none. Points must be finite; those
-    outside of a y_range are on its edges.
+    `marks` has a character for each run, which covers its line at its dots or, if there are several
+    runs and it has none, at one place. The last panel has labels below its axis.
     """
-    xs = [x for s in series for x in s.xs] or [0.0]
-    ys = [y for s in series for y in s.ys] or [0.0]
-    x_range = _widened(*(x_range or (min(xs), max(xs))))
-    y_range = _widened(*(y_range or (min(ys), max(ys))))
-    marked = {
-        _place(y, *y_range, height): format_tick(y) for y in ticks(*y_range, max(3, height // 2))
-    }
-    gutter = max([gutter, *map(len, marked.values())])
     tick, side, corner, down, bottom = list(ASCII_FRAME if ascii_only else FRAME)
-    canvas = _Canvas(max(8, width - gutter - 2), height, x_range, y_range, ascii_only)
-    for s in series:
-        canvas.add(s)
+    low, high = panel.y_range
+    labels = {
+        _place(y, low, high, height): format_tick(y) for y in ticks(low, high, max(3, height // 2))
+    }
+    gutter = max([GUTTER, *map(len, labels.values())])
+    canvas = _Canvas(max(8, width - gutter - 2), height, figure.x_range, (low, high), ascii_only)
+    shown = [line for line in panel.lines if len(line.points) and not line.faint]
+    for line in shown:
+        if not line.dots:
+            thin = line.points.thinned(4 * width)
+            canvas.line(list(zip(figure.xs(thin), thin.values, strict=True)))
+    for run, mark in enumerate(marks):
+        own = sorted((line for line in shown if line.run == run), key=lambda line: not line.dots)
+        if not own or not (own[0].dots or len(marks) > 1):
+            continue
+        points = list(zip(figure.xs(own[0].points), own[0].points.values, strict=True))
+        place = len(points) * (run + 1) // (len(marks) + 1)
+        every = -(-len(points) * APART // width)  # not too close, from the last one back
+        canvas.mark(points[::-every] if own[0].dots else points[place : place + 1], mark)
     lines = []
     for row, drawn in enumerate(canvas.rows()):
-        label = marked.get(height - 1 - row, "")
+        label = labels.get(height - 1 - row, "")
         lines.append(f"{label:>{gutter}} {tick if label else side}{drawn}".rstrip())
+    left, right = canvas.x_range
     places = {
-        _place(x, *x_range, canvas.width): format_tick(x)
-        for x in ticks(*x_range, max(1, canvas.width // 14))
+        _place(x, left, right, canvas.width): format_tick(x)
+        for x in ticks(left, right, max(1, canvas.width // 14))
     }
     axis = "".join(down if column in places else bottom for column in range(canvas.width))
     lines.append(f"{'':{gutter}} {corner}{axis}")
-    if has_labels:
+    if panel is figure.panels[-1]:
         lines.append(" " * (gutter + 2) + _labels(places, canvas.width))
     return "\n".join(lines)
 
@@ -95,14 +95,6 @@ def _labels(places: dict[int, str], width: int) -> str:
         if start > len(line) or not line:
             line = line.ljust(start) + label
     return line
-
-
-def _widened(low: float, high: float) -> tuple[float, float]:
-    """A range that has an extent, also if its ends only differ by rounding."""
-    scale = max(abs(low), abs(high))
-    if high - low > 1e-9 * scale:
-        return low, high
-    return low - (scale / 2 or 0.5), high + (scale / 2 or 0.5)
 
 
 def _place(value: float, low: float, high: float, count: int) -> int:
@@ -123,29 +115,27 @@ class _Canvas:
     ) -> None:
         self.width = width
         self.height = height
-        self.x_range = x_range
+        self.x_range = x_range[0], max(x_range[1], x_range[0] + 1)
         self.y_range = y_range
         self.ascii_only = ascii_only
         self.across, self.down = (1, 2) if ascii_only else (2, 4)  # dots to a character
         self.dots = [[0] * width for _ in range(height)]  # their bits
         self.marks: dict[tuple[int, int], str] = {}  # row and column
 
-    def add(self, series: Series) -> None:
-        """Draws a series."""
-        if series.mark:
-            for x, y in zip(series.xs, series.ys, strict=True):
-                column = _place(x, *self.x_range, self.width)
-                row = self.height - 1 - _place(y, *self.y_range, self.height)
-                self.marks[row, column] = series.mark
-            return
-        before: tuple[int, int] | None = None
-        for x, y in zip(series.xs, series.ys, strict=True):
-            dot = (
-                _place(x, *self.x_range, self.width * self.across),
-                _place(y, *self.y_range, self.height * self.down),
-            )
-            self._line(before or dot, dot)
-            before = dot
+    def mark(self, points: Sequence[tuple[float, float]], mark: str) -> None:
+        """Puts a character at each of the points."""
+        for x, y in points:
+            column = _place(x, *self.x_range, self.width)
+            self.marks[self.height - 1 - _place(y, *self.y_range, self.height), column] = mark
+
+    def line(self, points: Sequence[tuple[float, float]]) -> None:
+        """Draws straight lines between points, or a dot for a single one."""
+        across, down = self.width * self.across, self.height * self.down
+        dots = [
+            (_place(x, *self.x_range, across), _place(y, *self.y_range, down)) for x, y in points
+        ]
+        for start, end in itertools.pairwise([dots[0], *dots]):
+            self._segment(start, end)
 
     def rows(self) -> list[str]:
         """The characters, from the top."""
@@ -155,7 +145,7 @@ class _Canvas:
             shown.append("".join(self.marks.get((row, i), char) for i, char in enumerate(line)))
         return shown
 
-    def _line(self, start: tuple[int, int], end: tuple[int, int]) -> None:
+    def _segment(self, start: tuple[int, int], end: tuple[int, int]) -> None:
         """The dots on a straight line."""
         count = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
         for i in range(count + 1):

@@ -4,17 +4,26 @@ import math
 
 import pytest
 
-from smallmind.cli.text_plot import (
+from smallmind.charts.curve import Curve
+from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.charts.text import (
     ASCII_BLOCKS,
     BLOCKS,
-    Series,
+    draw,
     format_tick,
-    plot,
     sparkline,
     ticks,
 )
 
-FALL = Series(range(101), [10 - n / 10 for n in range(101)])
+FALL = Curve(range(101), range(101), [10 - n / 10 for n in range(101)])
+
+
+def plot(curve, width, height, ascii_only=False, dots=((), ()), **others):
+    """A panel with a line, and dots at some steps with some values."""
+    steps, values = dots
+    lines = [Line("", curve), Line("", Curve(steps, steps, values), dots=True)]
+    panel = Panel("", "", lines)
+    return draw(Figure("", [panel]), panel, width, height, ascii_only, **others)
 
 
 def grid(text):
@@ -24,7 +33,7 @@ def grid(text):
 
 
 def test_a_line_runs_from_corner_to_corner():
-    rows = grid(plot([FALL], 50, 10))
+    rows = grid(plot(FALL, 54, 10))
     assert len(rows) == 10
     starts = [len(row) - len(row.lstrip()) for row in rows]
     assert starts[0] == 0 and starts == sorted(starts)
@@ -35,48 +44,53 @@ def test_a_line_runs_from_corner_to_corner():
 @pytest.mark.parametrize("ascii_only", [False, True])
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 def test_a_plot_is_as_wide_as_it_may_be(width, ascii_only):
-    text = plot([FALL, Series([50], [5.0], "A")], width, 8, ascii_only)
+    text = plot(FALL, width, 8, ascii_only, ([50], [5.0]), marks="A")
     assert max(map(len, text.splitlines())) == width and len(text.splitlines()) == 10
     assert "A" in text and "10" in text and "0" in text
     assert text.isascii() == ascii_only
 
 
 def test_ascii_shows_upper_and_lower_halves():
-    text = plot([Series([0, 1], [0.0, 1.0])], 12, 1, ascii_only=True)
+    text = plot(Curve([0, 1], [0, 1], [0.0, 1.0]), 12, 1, ascii_only=True)
     top = text.splitlines()[0].partition("|")[2]
     assert top.startswith(".") and top.endswith("'")
 
 
 def test_marks_cover_lines_and_later_ones_earlier_ones():
-    text = plot([Series([1], [1.0], "B"), Series([1], [1.0], "C"), Series([0, 2], [0, 2])], 30, 5)
+    point = Curve([1], [1], [1.0])
+    lines = [Line("", FALL), Line("", point, 0, dots=True), Line("", point, 1, dots=True)]
+    panel = Panel("", "", lines)
+    text = draw(Figure("", [panel]), panel, 30, 5, marks="BC")
     assert "C" in text and "B" not in text
 
 
 @pytest.mark.parametrize(
-    "series",
+    ("steps", "values"),
     [
-        [],
-        [Series([], [])],
-        [Series([5], [2.5])],
-        [Series([1, 2], [3.0, 3.0])],
-        [Series([0, 1], [0.0, 0.0])],
-        [Series([1, 2], [1e-300, 1e300])],
-        [Series([1, 2], [-1e-12, 1e-12])],
-        [Series([1, 2], [1.0, 1.0 + 1e-15])],
-        [Series([2**60, 2**60 + 1], [1.0, 2.0])],
+        ([], []),
+        ([5], [2.5]),
+        ([0], [2.5]),
+        ([1, 2], [3.0, 3.0]),
+        ([0, 1], [0.0, 0.0]),
+        ([1, 2], [1e-300, 1e300]),
+        ([1, 2], [-1e-12, 1e-12]),
+        ([1, 2], [1.0, 1.0 + 1e-15]),
+        ([2**60, 2**60 + 1], [1.0, 2.0]),
     ],
 )
-def test_any_finite_points_can_be_drawn(series):
-    lines = plot(series, 40, 6).splitlines()
+def test_any_finite_points_can_be_drawn(steps, values):
+    lines = plot(Curve(steps, steps, values), 40, 6).splitlines()
     assert len(lines) == 8 and max(map(len, lines)) <= 40
     labels = [line.partition("┤")[0].strip() for line in lines[:6] if "┤" in line]
     assert len(labels) == len(set(labels))
 
 
-def test_panels_with_the_same_range_stand_below_each_other():
-    texts = [plot([Series([0, 10], [y, 2 * y])], 60, 4, False, (0, 20), True, 9) for y in (1, 1e5)]
-    bottoms = [text.splitlines()[-2:] for text in texts]
-    assert bottoms[0] == bottoms[1]
+def test_panels_of_a_figure_stand_below_each_other():
+    curves = [Curve([0, end], [0, end], [y, 2 * y]) for end, y in ((10, 1.0), (20, 1e5))]
+    figure = Figure("", [Panel("", "", [Line("", curve)]) for curve in curves])
+    texts = [draw(figure, panel, 60, 4) for panel in figure.panels]
+    assert texts[0].splitlines()[-1] == texts[1].splitlines()[-2]
+    assert len(texts[1].splitlines()) == len(texts[0].splitlines()) + 1  # has labels
 
 
 @pytest.mark.parametrize(
