@@ -70,9 +70,9 @@ class Prepared(NamedTuple):
 
     def training(self) -> Training:
         """Builds the training, to look at it: no teacher cache is written."""
-        cache = self.settings.distillation.teacher_cache
-        is_there = cache is not None and os.path.lexists(cache)
-        settings = self.settings if is_there else self.settings.replace(teacher_cache=None)
+        settings, cache = self.settings, self.settings.distillation.teacher_cache
+        if cache and not os.path.lexists(cache):
+            settings = settings.replace(teacher_cache=None)
         return build_training(settings, self.data, self.tokenizer, self.initial)
 
 
@@ -126,7 +126,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     Only dropout is a free choice, and without an embedding of positions a shorter context.
     InputError if another of their settings was chosen differently.
     """
-    config, chosen = initial.config, settings.fields()
+    config, chosen = initial.config, settings.fields
     fixed = {**vars(config), "tokenizer": initial.tokenizer.kind}
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]

@@ -80,7 +80,7 @@ def fit(choices: Choices, characters: int) -> Choices:
     timed = choices.having(**_fields(TIMED, given) | given).settings()
     seconds = 60 * (timed.run.minutes or 0.0)
     operations = LEARNING * seconds * operations_per_second(timed)
-    return choices.having(**choose(given, timed.fields(), operations, characters))
+    return choices.having(**choose(given, timed.fields, operations, characters))
 
 
 def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:

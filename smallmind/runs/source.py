@@ -220,13 +220,13 @@ def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> Tok
 
 
 def _find_prepared(
-    run: RunConfig, encoding: Encoding, sha256: str, cache: Path | None
+    run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> TokenSource | None:
     """The tokens of a text that is large, or no longer there, in the cache."""
     with suppress(InputError):
         if size_on_disk(run.text, run) is None:
             return None
-    if not cache or not isinstance(encoding.tokenizer, Tokenizer):
+    if not isinstance(encoding.tokenizer, Tokenizer):
         return None
     wanted = encoding.tokenizer.digest
     for path in sorted(cache.glob(f"*/{INDEX}")):

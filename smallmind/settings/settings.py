@@ -85,6 +85,7 @@ class Settings:
             name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
         }
 
+    @property
     def fields(self) -> dict[str, Any]:
         """The fields of the four configs by name."""
         return {name: x for config in vars(self).values() for name, x in vars(config).items()}
