@@ -36,7 +36,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
             f"no published architecture has {_named(config, changes)}; nearest is {nearest.name}: "
             f"train with {flags_of(changes)}"
         )
-    if config.position == "rope" and config.head_channels % 2:
+    if nearest.rotates and config.head_channels % 2:
         raise InputError(
             f"other programs cannot rotate heads of {config.head_channels} channels, an odd "
             f"number; train with --head-size {config.head_channels + 1}"

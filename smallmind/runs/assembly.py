@@ -11,9 +11,10 @@ from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
+from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import budget
 from smallmind.runs.files import MODEL, Text, paths_of
 from smallmind.runs.loading import find, load_model, read_tokenizer
@@ -130,7 +131,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     fixed = {**vars(config), "tokenizer": initial.tokenizer.kind}
     fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
-    if config.position != "learned" and chosen["block_size"] != ModelConfig.block_size:
+    if not position_class(config).limits_context and chosen["block_size"] != ModelConfig.block_size:
         fixed["block_size"] = min(chosen["block_size"], config.block_size)
     for name, value in fixed.items():
         if chosen[name] not in (value, FIELDS[name][1].default):
@@ -209,7 +210,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
     if training.epochs:
         changes["steps"] = training.epochs * Epochs(data, training.grad_accum_steps).steps
     resolved = settings.replace(**changes)
-    # Ranks choose their own, each on its machine.
+    # Several processes choose their own, each on its machine.
     return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
 
 
@@ -248,7 +249,7 @@ def build_training(
     data: Dataset,
     tokenizer: Tokenizer,
     initial: Initial | None = None,
-    ranks: Ranks = ALONE,
+    group: Group = ALONE,
 ) -> Training:
     """The training that resolved settings describe; kernels run on its threads from now on.
 
@@ -264,7 +265,7 @@ def build_training(
     if initial:
         model.flat.data[:] = initial.weights
     model.use_precision(settings.training.requested_precision)
-    return Training(model, data=data, distillation=distillation, ranks=ranks)
+    return Training(model, data=data, distillation=distillation, group=group)
 
 
 def load_distillation(

@@ -63,6 +63,11 @@ class Architecture:
     filled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def rotates(self) -> bool:
+        """True if pairs of channels of its heads are rotated by positions."""
+        return "rope_theta" in self.config.keys
+
+    @property
     def fields(self) -> dict[str, Any]:
         """Fields of ModelConfig that a new model of this architecture has."""
         return {**UNPUBLISHED, "zero_init": False, "bias": False, **self.parts, **self.filled}

@@ -176,20 +176,18 @@ class ModelConfig:
         """The changes that would make this a model of a published architecture."""
         # Transformers refuses any other width of a Llama, whatever the size of its heads.
         needed = {**UNPUBLISHED, **published.parts, "n_embd": self.divisible_n_embd}
-        if published.parts["position"] == "learned":
-            needed["n_kv_head"] = self.n_head
-            needed["head_size"] = self.divisible_n_embd // self.n_head
+        whole = {"n_kv_head": self.n_head, "head_size": self.divisible_n_embd // self.n_head}
+        needed |= {name: x for name, x in whole.items() if name not in published.config.keys}
         values = self.values()
         return {name: value for name, value in needed.items() if values[name] != value}
 
     @property
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
-        if self.position == "rope" and self.head_channels % 2:
-            return None
         for published in PUBLISHED:
             if self.bias == published.fields["bias"] and not self.changes_to(published):
-                return published.name
+                is_odd = published.rotates and self.head_channels % 2
+                return None if is_odd else published.name
         return None
 
 
