@@ -21,6 +21,7 @@ def test_models_are_of_the_architecture_that_they_are_named_after(name):
 
 
 def test_what_the_config_calls_published_can_be_exported():
+    """ModelConfig has a table of its own: it is below everything, and imported by --help."""
     choices = itertools.product(
         ("layernorm", "rmsnorm"),
         ("learned", "rope", "none"),
