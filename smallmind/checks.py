@@ -102,20 +102,24 @@ def setting(
     choices: Collection[str] = (),
     before: Any = dataclasses.MISSING,
     needs: tuple[Any, ...] = (),
+    flag: str = "",
+    metavar: str = "",
 ) -> Any:
     """A field with its help text and allowed values.
 
     low <= value <= high, above < value < below, or one of choices, which may be a table that still
     grows. None is allowed where it is the default. `before` is what a file means that lacks the
     field; give it when the default changes. `needs` are the name of another field and those of its
-    values with which this one matters.
+    values with which this one matters. `flag` is how the command line calls it, and `metavar` its
+    value there, if not after its name and type.
     Whole numbers are always below 2**63, and those that a model's size or a loop depends on have a
     `high`: a file from anywhere must not make a command endless.
     """
     limits = {"low": low, "high": high, "above": above, "below": below}
     before = default if before is dataclasses.MISSING else before
     metadata = {"help": help, "limits": limits, "choices": choices, "before": before}
-    return dataclasses.field(default=default, metadata={**metadata, "needs": needs})
+    metadata |= {"needs": needs, "flag": flag, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 COMPARISONS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {

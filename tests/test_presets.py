@@ -14,7 +14,7 @@ from smallmind.nn.network import declare_parameters
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.presets import ARCHITECTURES, DEFAULT_RECIPE, PRESETS, RECIPES, SIZES
 from smallmind.settings.settings import SECTIONS
-from smallmind.settings.sources import FIELDS, read_settings, resolve, with_recipe
+from smallmind.settings.sources import FIELDS, Choices, read_settings
 from smallmind.text.stories import built_in_text
 from smallmind.training.memory_estimate import estimate
 
@@ -31,6 +31,11 @@ def toml(tmp_path):
         return path
 
     return write
+
+
+def resolve(*names, **sources):
+    """The fields that these choices and the recipe set."""
+    return Choices.of(*names, **sources).fields
 
 
 def configure(settings):
@@ -166,7 +171,7 @@ def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
 def test_what_a_recipe_computes_with_is_checked_before(name, value):
     for recipe in RECIPES:
         with pytest.raises(InputError, match=f"^{name}="):
-            with_recipe({name: value}, recipe)
+            Choices({name: value}, recipe).settings()
 
 
 @pytest.mark.parametrize(("kind", "known"), [("size", SIZES), ("preset", PRESETS)])

@@ -3,8 +3,7 @@
 import argparse
 
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_training_flags, settings_of
-from smallmind.cli.timing import without_new_cache
+from smallmind.cli.flags import add_training_flags, choices_of_run
 from smallmind.console import activity
 
 INDENT = " " * 8  # of the second line of a check
@@ -18,37 +17,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints a line per check and the verdict -> exit status."""
     from smallmind.optim.schedule import too_short
-    from smallmind.runs.assembly import (
-        build_training,
-        encoding_of,
-        fit_tokenizer,
-        make_dataset,
-        read_initial,
-        resolve_settings,
-        with_initial,
-        with_tokenizer,
-    )
-    from smallmind.runs.source import read_source
+    from smallmind.runs.assembly import prepare
     from smallmind.training.preflight import preflight
 
     console = Console()
     failed = count = 0
     with activity.showing_on(console.activity):
-        settings = without_new_cache(settings_of(options))
-        initial = read_initial(settings.run)
-        encoding = encoding_of(settings.run, initial)
-        source = read_source(settings.run.text, settings.run, encoding)
-        if initial:
-            settings = with_initial(settings, initial)
-        tokenizer = fit_tokenizer(settings, source, initial)
-        settings = with_tokenizer(settings, source)
-        data = make_dataset(settings, source, tokenizer)
-        settings = resolve_settings(settings, data, tokenizer)
-        if not settings.run.minutes and (shortcoming := too_short(settings.training)):
+        prepared = prepare(choices_of_run(options))
+        config, is_untrained = prepared.settings.training, prepared.initial is None
+        if not prepared.settings.run.minutes and (shortcoming := too_short(config)):
             console.warning(shortcoming)
-        training = build_training(settings, data, tokenizer, initial)
+        training = prepared.training()
         with activity.doing("Checking", usual=True):
-            for result in preflight(training, settings.training, untrained=initial is None):
+            for result in preflight(training, config, untrained=is_untrained):
                 console.line(repr(result), INDENT)
                 count, failed = count + 1, failed + (not result.passed)
     if failed:

@@ -115,27 +115,28 @@ def describe_reading(console: Console, report: "Report") -> None:
 
 def _advice_on_vocabulary(run: "Run") -> str:
     """Returns what speaks against the size of a learned vocabulary, if anything does."""
-    wanted, V = run.settings.run.bpe_vocab_size, run.training.tokenizer.vocab_size
-    model, tokens = run.training.model, len(run.training.data.train)
-    if run.settings.run.tokenizer != "bpe":
+    tokenizer, model, tokens = run.training.tokenizer, run.training.model, run.training.data.train
+    name, V = tokenizer.settings.get("vocab_size"), tokenizer.vocab_size
+    if name is None or run.settings.run.tokenizer != tokenizer.kind:
         return ""
+    wanted = getattr(run.settings.run, name)
     if wanted > V:
         return f"Only {V:,} of {wanted:,} tokens: no pair of them occurs twice in the text"
     # An embedding is looked up; all else is multiplied with.
     head = V * model.config.n_embd
     blocks = [x for name, x in model.parameters.items() if name.startswith("blocks.")]
     share = head / (head + sum(x.size for x in blocks))
-    if wanted == RunConfig.bpe_vocab_size:  # nobody has chosen it
+    if wanted == getattr(RunConfig, name):  # nobody has chosen it
         return ""
     if share > MOST_IN_HEAD:
         return (
             f"The head takes {share:.0%} of the arithmetic: a smaller --vocab-size or a larger "
             "model learns more in the same time"
         )
-    if tokens < FEWEST_PER_TOKEN * V:
+    if len(tokens) < FEWEST_PER_TOKEN * V:
         return (
-            f"The text has {tokens / V:.0f} tokens for each of the vocabulary: too few to learn "
-            "all of them well; a smaller --vocab-size would do better"
+            f"The text has {len(tokens) / V:.0f} tokens for each of the vocabulary: too few to "
+            "learn all of them well; a smaller --vocab-size would do better"
         )
     return ""
 

@@ -1,13 +1,13 @@
 """Show how much memory and time a run would take, and what fits."""
 
 import argparse
-import dataclasses
 import re
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
-from smallmind.cli.flags import add_training_flags, given_of, settings_of
+from smallmind.cli.flags import add_training_flags, choices_of, choices_of_run
 from smallmind.console import activity
+from smallmind.settings.sources import FIELDS
 
 DECIMAL_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BINARY_UNITS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -31,60 +31,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the parts of the memory, what fits and the time -> exit status: 0 it fits, 1 not."""
-    console = Console()
-    is_learned = given_of(options).get("tokenizer") == "bpe"
-    tokens = None if is_learned else vars(options).pop("bpe_vocab_size", None)
-    with activity.showing_on(console.activity):
-        settings = settings_of(options)
-    if options.target_batch < 1:
-        raise InputError(f"target_batch={options.target_batch} must be at least 1")
     from smallmind.cli.describe import model_for_minutes
     from smallmind.cli.memory import free_bytes, make_plan, show_estimate
-    from smallmind.cli.timing import time_of_settings
-    from smallmind.runs.assembly import (
-        encoding_of,
-        fit_tokenizer,
-        make_dataset,
-        read_initial,
-        read_teacher,
-        with_initial,
-        with_tokenizer,
-        with_vocabulary,
-    )
-    from smallmind.runs.source import approximate_characters, is_large, read_source
+    from smallmind.cli.timing import time_of_prepared
+    from smallmind.runs.assembly import outline, prepare, read_teacher
+    from smallmind.runs.source import size_on_disk
     from smallmind.runs.threads import choose_threads
+    from smallmind.text.stories import CHARACTERS
     from smallmind.training.memory_estimate import TextSize
 
-    initial = read_initial(settings.run)
-    if initial:
-        settings = with_initial(settings, initial)
-    model, size, tokenizer, data = settings.model, None, None, None
-    text = settings.run.text
-    if is_large(text, settings.run):
+    console = Console()
+    choices, prepared, size = choices_of(options), None, None
+    # Without tokens that are learned, --vocab-size is the number of tokens of some text.
+    kind, tokens = choices.given.get("tokenizer"), None
+    if kind not in FIELDS["bpe_vocab_size"][1].metadata["needs"]:
+        tokens = vars(options).pop("bpe_vocab_size", None)
+    choices = choices_of_run(options)
+    if options.target_batch < 1:
+        raise InputError(f"target_batch={options.target_batch} must be at least 1")
+    run = choices.settings().run
+    with activity.showing_on(console.activity):
         # Training keeps it on disk: its length is all that matters, and not exactly.
-        size = TextSize(0, approximate_characters(text, settings.run), is_on_disk=True)
-    elif text or tokens is None:
-        source = read_source(text, settings.run, encoding_of(settings.run, initial))
-        tokenizer = fit_tokenizer(settings, source, initial)
-        settings = with_tokenizer(settings, source)
-        data = make_dataset(settings, source, tokenizer)
-        size = TextSize.of(source.nbytes, data)
+        if characters := size_on_disk(run.text, run):
+            settings = outline(choices, characters)
+            size = TextSize(0, characters, is_on_disk=True)
+        elif tokens is not None and not run.text:
+            settings = outline(choices, CHARACTERS)
+        else:
+            prepared = prepare(choices)
+            settings = prepared.settings
+            size = TextSize.of(prepared.source.nbytes, prepared.data)
     if tokens is not None:  # perhaps another number than that of the text
         token = 0 if settings.run.mask_documents else None  # any one takes the same memory
-        model = dataclasses.replace(model, vocab_size=tokens, document_token=token)
-        tokenizer = None
-    elif tokenizer:
-        model = with_vocabulary(settings, tokenizer)
-    count = choose_threads(settings.run, dataclasses.replace(settings, model=model))
-    config = dataclasses.replace(settings.run, threads=count)
-    teacher = read_teacher(settings.distillation, tokenizer)
-    plan = make_plan(model, settings.training, config, teacher, size)
+        settings, prepared = settings.replace(vocab_size=tokens, document_token=token), None
+    settings = settings.replace(threads=choose_threads(settings.run, settings))
+    teacher = read_teacher(settings.distillation, prepared.tokenizer if prepared else None)
+    plan = make_plan(settings, teacher, size)
     if settings.run.minutes:
         console.line(model_for_minutes(settings))
     status = show_estimate(console, plan, options.memory, options.target_batch)
-    if data and tokenizer and plan.estimate.total <= free_bytes(plan):
+    if prepared and plan.estimate.total <= free_bytes(plan):
         with activity.showing_on(console.activity):
-            if time := time_of_settings(settings, data, tokenizer):
+            if time := time_of_prepared(prepared):
                 console.line(f"Time on this machine: {time}.")
     return status
 

@@ -21,41 +21,22 @@ from smallmind.settings.presets import (
     SIZES,
     Fields,
 )
-from smallmind.settings.settings import RENAMED, SECTIONS, Settings
+from smallmind.settings.settings import RENAMED, SECTIONS
 from smallmind.settings.sources import (
     FIELDS,
     FROM_TEXT,
     MODEL_FIELDS,
-    given_fields,
-    is_saved_run,
-    read_settings,
-    resolve,
+    Choices,
+    flag_of,
+    without_effect,
 )
 
-WITHOUT_FLAG = (*FROM_TEXT, "text", "enable_diagnostics")  # the last one is --profile
+ELSEWHERE = (*FROM_TEXT, "text", "enable_diagnostics")  # no flags of their section
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
-FLAGS = {  # that are not named after their fields
-    "text_field": "--field",
-    "text_encoding": "--encoding",
-    "text_separator": "--separator",
-    "bpe_vocab_size": "--vocab-size",
-    "bpe_split": "--split",
-}
-METAVARS = {
-    "init_from": "RUN_OR_MODEL",
-    "freeze": "PARTS",
-    "teacher": "RUN_OR_MODEL",
-    "teacher_cache": "FILE",
-    "tokenizer": "KIND",
-    "stop": "TEXT",
-    "text_field": "NAME",
-    "text_encoding": "NAME",
-    "text_separator": "CHARACTER",
-}
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
-DEFAULTS = resolve()
-METAVARS_BY_TYPE = {int: "N", float: "X", str: "DIR"}
+DEFAULTS = Choices({}).fields
+METAVARS = {int: "N", float: "X", str: "DIR"}
 
 
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,16 +48,10 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         title = (config.__doc__ or "").splitlines()[0].split(" (")[0].split(". ")[0].rstrip(".")
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(config):
-            if field.name not in WITHOUT_FLAG:
+            if field.name not in ELSEWHERE:
                 _add_flag(group, field)
     group = parser.add_argument_group("Profiling")
-    group.add_argument(
-        "--profile",
-        dest="enable_diagnostics",
-        action=argparse.BooleanOptionalAction,
-        default=argparse.SUPPRESS,
-        help="report at the end where time and memory went",
-    )
+    _add_flag(group, FIELDS["enable_diagnostics"][1])
     group.add_argument(
         "--profile-wide",
         action="store_true",
@@ -216,77 +191,39 @@ def add_config_flags(parser: Any, config: type, names: Collection[str] | None = 
             _add_flag(parser, field)
 
 
-def fields_of(options: argparse.Namespace, **more: Any) -> Fields:
-    """The fields that the flags, --config, --preset, --arch, --size and --recipe set together.
-
-    `more` are fields that override all of them.
-    """
+def choices_of(options: argparse.Namespace) -> Choices:
+    """Returns what the flags, --config, --preset, --arch, --size and --recipe choose together."""
     flags = {name: value for name, value in vars(options).items() if name in FIELDS}
     names = options.size, options.preset, options.config
-    return resolve(*names, flags | more, options.arch, options.recipe)
+    return Choices.of(*names, flags | neutral_of(options), options.arch, options.recipe)
 
 
-def given_of(options: argparse.Namespace) -> Fields:
-    """The user's own choices, without the recipe."""
-    flags = {name: value for name, value in vars(options).items() if name in FIELDS}
-    return given_fields(options.size, options.preset, options.config, flags, options.arch)
+def choices_of_run(options: argparse.Namespace) -> Choices:
+    """The choices for a new run.
 
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings of a run. InputError for the first one that is wrong.
-
-    With --minutes, what is not given follows from the time: a few passes are timed.
+    InputError for a flag, or a key of a TOML file, that has no effect with the others. Files may be
+    made for several kinds of runs: if flags or names choose another kind, keys without effect are
+    ignored, as they are in the config.json of a run, which has all of them.
     """
-    fields = fields_of(options)
-    if fields.get("minutes"):
-        from smallmind.runs.assembly import encoding_of, read_initial
-        from smallmind.runs.budget import chooses, fit_recipe
-        from smallmind.runs.source import approximate_characters
-
-        given, run = given_of(options), Settings.from_fields(fields).run
-        if chooses(given, options.recipe):
-            encoding = encoding_of(run, read_initial(run))
-            characters = approximate_characters(run.text, run, encoding)
-            fields = fit_recipe(given, characters, options.recipe)
-    settings = Settings.from_fields({**fields, **neutral_of(options)})
-    _check_needs(options, settings)
-    return settings
-
-
-def _check_needs(options: argparse.Namespace, settings: Settings) -> None:
-    """InputError for a flag, or a key of a TOML file, that has no effect with these settings.
-
-    Files may be made for several kinds of runs: if flags or names choose another kind, keys without
-    effect are ignored, as they are in the config.json of a run, which has all of them.
-    """
+    choices = choices_of(options)
     flags = {name for name in vars(options) if name in FIELDS}
-    is_toml = options.config and not is_saved_run(options.config)
-    from_file = read_settings(options.config).keys() if is_toml else set()
     has_names = any((options.recipe, options.arch, options.preset))
-    for name in sorted(flags | from_file):
-        other, *values = FIELDS[name][1].metadata["needs"] or (None,)
-        is_open = name not in flags and (other in flags or (has_names and other not in from_file))
-        is_from_model = settings.run.init_from and other in MODEL_FIELDS
-        if other is None or is_open or is_from_model:
+    values = {name: field.default for name, (_, field) in FIELDS.items()} | choices.fields
+    for name in sorted(flags | choices.in_file):
+        other = next(iter(FIELDS[name][1].metadata["needs"]), None)
+        is_open = other in flags or (has_names and other not in choices.in_file)
+        if (name not in flags and is_open) or (values["init_from"] and other in MODEL_FIELDS):
             continue
-        actual = getattr(getattr(settings, FIELDS[other][0]), other)
-        if actual not in values:
+        if reason := without_effect(name, values):
             where = "" if name in flags else f"{options.config}: "
-            unless = "" if actual in (None, False) else f" with {_flag(other)} {actual}"
-            first = _flag(other) if values == [True] else f"{_flag(other)} {values[0]}"
-            needed = _either([first, *values[1:]])
-            raise InputError(f"{where}{_flag(name)} has no effect{unless}; it needs {needed}")
-
-
-def _either(words: list[str]) -> str:
-    """'a', 'a or b', 'a, b or c'."""
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+            raise InputError(f"{where}{reason}")
+    return choices
 
 
 def neutral_of(options: argparse.Namespace) -> Fields:
     """The flags that do not change what a run learns, which a resumed run may change."""
     flags = {name: value for name, value in vars(options).items() if name in NEUTRAL}
-    if options.profile_wide or options.profile_json or options.profile_speedscope:
+    if any(vars(options).get(f"profile_{name}") for name in ("wide", "json", "speedscope")):
         flags["enable_diagnostics"] = True
     return flags
 
@@ -309,7 +246,7 @@ def check_writable(flag: str, file: Path) -> None:
 
 
 def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
-    flag = _flag(field.name)
+    flag = field.metadata["flag"] or flag_of(field.name)
     # Only flags that are given become attributes: a default must not override what a file sets.
     settings: dict[str, Any] = {
         "dest": field.name,
@@ -329,7 +266,7 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
         # As plain strings: argparse shows the others as <Precision.FLOAT32: 'float32'>.
         settings["choices"] = [str(choice) for choice in field.metadata["choices"]]
     else:
-        settings["metavar"] = METAVARS.get(field.name, METAVARS_BY_TYPE[kind])
+        settings["metavar"] = field.metadata["metavar"] or METAVARS[kind]
     if field.name == "stop":
         kind = unescaped
     aliases = [ALIASES[field.name]] if field.name in ALIASES else []
@@ -337,11 +274,7 @@ def _add_flag(group: Any, field: "dataclasses.Field[Any]") -> None:
     for former, name in RENAMED.items():
         if name == field.name:
             settings["help"] = argparse.SUPPRESS
-            group.add_argument(_flag(former), type=kind, **settings)
-
-
-def _flag(name: str) -> str:
-    return FLAGS.get(name, "--" + name.replace("_", "-"))
+            group.add_argument(flag_of(former), type=kind, **settings)
 
 
 def _help(field: "dataclasses.Field[Any]") -> str:

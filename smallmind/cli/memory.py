@@ -2,12 +2,14 @@
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smallmind.checks import InputError
 from smallmind.cli.console import Console
 from smallmind.console.table import format_bytes
-from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.config import Precision
+from smallmind.settings.settings import Settings
+from smallmind.settings.sources import flags_of
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
@@ -18,11 +20,7 @@ NEARLY = 0.9  # share of the free memory above which there is a warning
 
 
 def make_plan(
-    model: ModelConfig,
-    training: TrainingConfig,
-    run: RunConfig,
-    teacher: "Teacher | None",
-    text: "TextSize | None" = None,
+    settings: Settings, teacher: "Teacher | None" = None, text: "TextSize | None" = None
 ) -> "Plan":
     """The run as train would start it, in a process like this one. Loads its kernels."""
     from smallmind.nn.transformer import resolve_precision
@@ -31,8 +29,10 @@ def make_plan(
     from smallmind.training.memory_plan import Plan
     from smallmind.training.rehearsal import rehearse
 
-    precision = resolve_precision(training.requested_precision, run.backend)
-    training = dataclasses.replace(training, precision=precision)
+    model, training, run = settings.model, settings.training, settings.run
+    if training.requested_precision == Precision.AUTO:
+        precision = resolve_precision(Precision.AUTO, run.backend)
+        training = dataclasses.replace(training, precision=precision)
     use_threads(run)
     rehearse(model, training, teacher.model if teacher else None, run.backend)
     return Plan(model, training, run, teacher, text, Program.measured(text))
@@ -58,7 +58,7 @@ def check_memory(console: Console, plan: "Plan", processes: int = 1) -> None:
     left = "is free" if processes == 1 else "is free for each"
     if total > free:
         fitting = [change for change in plan.changes_to_fit(free) if change.total <= free]
-        advice = " or ".join(f"{flags(c.settings)} ({format_bytes(c.total)})" for c in fitting)
+        advice = " or ".join(f"{flags_of(c.settings)} ({format_bytes(c.total)})" for c in fitting)
         raise InputError(
             f"{what} needs {format_bytes(total)} of memory and {format_bytes(free)} {left}; "
             + (f"use {advice}" if advice else "no setting makes it fit: free some memory")
@@ -93,7 +93,7 @@ def _show_what_fits(console: Console, plan: "Plan", memory: int, target: int) ->
         return
 
     def row(name: str, batch: int, micro_batch: int, **more: int) -> list[str]:
-        return [name, flags({"batch_size": batch, "micro_batch_size": micro_batch, **more})]
+        return [name, flags_of({"batch_size": batch, "micro_batch_size": micro_batch, **more})]
 
     rows = [row("largest batch in one pass", largest, largest)]
     update = f"{target} sequences per update"
@@ -118,7 +118,7 @@ def _show_changes(console: Console, plan: "Plan", memory: int) -> None:
     """Shows the changes that would make one sequence fit, or bring it closer."""
     console.line("Not even one sequence fits.")
     changes = plan.changes_to_fit(memory)
-    rows = [[flags(change.settings), format_bytes(change.total)] for change in changes]
+    rows = [[flags_of(change.settings), format_bytes(change.total)] for change in changes]
     if any(change.total <= memory for change in changes):
         verdicts = ["fits" if change.total <= memory else "" for change in changes]
         rows = [
@@ -127,12 +127,3 @@ def _show_changes(console: Console, plan: "Plan", memory: int) -> None:
         ]
     if rows:
         console.table("Memory needed with other settings", rows)
-
-
-def flags(settings: dict[str, Any]) -> str:
-    """Fields of the configs and their values -> the flags that set them."""
-    words = []
-    for name, value in settings.items():
-        words.append("--" + name.replace("_", "-"))
-        words += [] if value is True else [str(value)]
-    return " ".join(words)

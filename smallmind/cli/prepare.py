@@ -9,14 +9,13 @@ from smallmind.cli.flags import add_config_flags, add_text
 from smallmind.console import activity
 from smallmind.console.table import format_bytes
 from smallmind.settings.config import SHARD_TOKENS, RunConfig
+from smallmind.settings.sources import OF_TOKENIZER, without_effect
 
 SETTINGS = (
     "text_field",
     "text_encoding",
-    "text_separator",
     "tokenizer",
-    "bpe_vocab_size",
-    "bpe_split",
+    *OF_TOKENIZER,
 )
 
 
@@ -38,23 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the tokens, and prints a summary -> exit status."""
-    config = RunConfig(**{name: x for name, x in vars(options).items() if name in SETTINGS})
-    if config.tokenizer != "bpe" and {"bpe_vocab_size", "bpe_split"} & vars(options).keys():
-        raise InputError("--vocab-size and --split have no effect; they need --tokenizer bpe")
-    if config.tokenizer == "bpe" and config.text_separator:
-        raise InputError("--separator has no effect; it needs --tokenizer char or byte")
+    given = {name: x for name, x in vars(options).items() if name in SETTINGS}
+    config = RunConfig(**given)
+    for name in given:
+        if reason := without_effect(name, vars(config)):
+            raise InputError(reason)
     from smallmind.cli.describe import describe_reading
     from smallmind.corpus.corpus import Corpus
-    from smallmind.corpus.preparation import prepare
+    from smallmind.corpus.preparation import Encoding, prepare
     from smallmind.corpus.tokens import TokensOnDisk
-    from smallmind.runs.assembly import encoding_of
 
     console = Console()
     start = activity.clock()
     with activity.showing_on(console.activity):
         corpus = Corpus(options.text, config.text_field, config.text_encoding)
         try:
-            shards = prepare(corpus, options.out, encoding_of(config), options.shard_tokens)
+            shards = prepare(corpus, options.out, Encoding.of_run(config), options.shard_tokens)
         except KeyboardInterrupt:
             console.line("Interrupted; the same command resumes it")
             raise

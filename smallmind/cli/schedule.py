@@ -10,13 +10,11 @@ from smallmind.cli.console import WIDTH, Console
 from smallmind.cli.flags import (
     add_config_flags,
     add_source_flags,
-    fields_of,
-    given_of,
+    choices_of,
 )
 from smallmind.console.live_line import can_print
 from smallmind.console.table import BOX, Table
 from smallmind.settings.config import SCHEDULES, TrainingConfig
-from smallmind.settings.settings import Settings
 
 if TYPE_CHECKING:
     from smallmind.optim.schedule import Schedule
@@ -52,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Tables of the schedules side by side, and their plot."""
-    given = given_of(options)
+    choices = choices_of(options)
+    given = choices.given
     names = [str(given["schedule"])] if "schedule" in given else SCHEDULES
     configs: dict[str, TrainingConfig] = {}
     errors: dict[str, InputError] = {}
     for name in names:
-        fields = fields_of(options, schedule=name)
         try:
-            configs[name] = Settings.from_fields(fields).training.with_min_lr()
+            configs[name] = choices.having(schedule=name).settings().training.with_min_lr()
         except InputError as error:
             errors[name] = error
     if not configs:

@@ -2,19 +2,16 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smallmind.settings.config import DistillationConfig, TrainingConfig
-from smallmind.settings.settings import Settings
+from smallmind.settings.config import TrainingConfig
 
 if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
+    from smallmind.runs.assembly import Prepared
     from smallmind.runs.pace import Pace
     from smallmind.runs.run import Run
-    from smallmind.text.dataset import Dataset
-    from smallmind.text.tokenizer import Tokenizer
 
 MAX_PARAMETERS = 100_000_000  # a larger model takes seconds to initialise
 WIDE = 1.5  # spread of what was timed, from which the time is a range
@@ -32,20 +29,18 @@ def time_of_run(run: "Run") -> str:
     return _time(pace, config, config.steps if run.has_ended else done)
 
 
-def time_of_settings(settings: Settings, data: "Dataset", tokenizer: "Tokenizer") -> str | None:
-    """The time of a run with these settings, and its steps; None if timing it would take long."""
+def time_of_prepared(prepared: "Prepared") -> str | None:
+    """The time of a run that is prepared, and its steps; None if timing it would take long."""
     from smallmind.nn.network import declare_parameters
-    from smallmind.runs.assembly import build_training, resolve_settings
     from smallmind.runs.pace import most_steps, rough_pace
 
-    resolved = resolve_settings(without_new_cache(settings), data, tokenizer)
+    settings, config = prepared.settings, prepared.settings.training
     seconds = 60 * settings.run.minutes if settings.run.minutes else None
-    if declare_parameters(resolved.model).count > MAX_PARAMETERS:
+    if declare_parameters(settings.model).count > MAX_PARAMETERS:
         return about(seconds) if seconds else None
-    config = resolved.training
-    pace = rough_pace(build_training(resolved, data, tokenizer), config)
+    pace = rough_pace(prepared.training(), config)
     if seconds:
-        config = dataclasses.replace(config, steps=most_steps(config, data))
+        config = dataclasses.replace(config, steps=most_steps(config, prepared.data))
         return _time(pace, config, most=seconds)
     milliseconds = 1000 * pace.step
     step = f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.3g}"
@@ -58,15 +53,6 @@ def _time(pace: "Pace", config: TrainingConfig, done: int = 0, most: float = mat
     bound = "at most " if may_end_early and done < config.steps else ""
     seconds = min(most, pace.total(config, done))
     return bound + about(seconds, min(pace.spread, most / seconds) if seconds else 1.0)
-
-
-def without_new_cache(settings: Settings) -> Settings:
-    """Copies the settings, so that no teacher cache is written."""
-    distillation: DistillationConfig = settings.distillation
-    cache = distillation.teacher_cache
-    if cache and not os.path.lexists(cache):
-        distillation = dataclasses.replace(distillation, teacher_cache=None)
-    return dataclasses.replace(settings, distillation=distillation)
 
 
 def about(seconds: float, spread: float = 1.0) -> str:

@@ -15,9 +15,9 @@ from smallmind.cli.console import Console
 from smallmind.cli.flags import (
     add_training_flags,
     check_writable,
+    choices_of_run,
     find_run,
     neutral_of,
-    settings_of,
 )
 from smallmind.cli.parallel import in_parallel
 from smallmind.console import activity
@@ -70,13 +70,13 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
 
     console = Console(defer_errors=True)
     with activity.showing_on(console.activity):
-        settings = settings_of(options)
-        if launched() and settings.training.data_shards is None:
-            settings = settings.replace(data_shards=DEFAULT_SHARDS)
-        cache = settings.distillation.teacher_cache
+        choices = choices_of_run(options)
+        if launched() and choices.given.get("data_shards") is None:
+            choices = choices.having(data_shards=DEFAULT_SHARDS)
+        cache = choices.given.get("teacher_cache")
         if cache and not os.path.lexists(cache):
             check_writable("--teacher-cache", Path(cache))
-        created = Run.create(settings)
+        created = Run.of(choices)
         created.group = group
         try:
             _build(console, created)
@@ -149,10 +149,8 @@ def _build(console: Console, run: "Run") -> None:
     from smallmind.runs.assembly import read_teacher
     from smallmind.training.memory_estimate import TextSize
 
-    settings = run.settings
-    teacher = read_teacher(settings.distillation, run.data.tokenizer)
-    text = TextSize.of(run.source.nbytes, run.data)
-    plan = make_plan(settings.model, settings.training, settings.run, teacher, text)
+    teacher = read_teacher(run.settings.distillation, run.data.tokenizer)
+    plan = make_plan(run.settings, teacher, TextSize.of(run.source.nbytes, run.data))
     check_memory(console, plan, run.group.neighbours)
     run.training  # noqa: B018
 

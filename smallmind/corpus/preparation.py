@@ -9,10 +9,11 @@ import dataclasses
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from smallmind import parts
@@ -31,8 +32,7 @@ from smallmind.corpus.shards import INDEX, PROGRESS, REMEDY, Index, Shards, open
 from smallmind.corpus.survey import Plan, joined, survey
 from smallmind.files import durable, safetensors
 from smallmind.files.lock import RunLock
-from smallmind.settings.config import SHARD_TOKENS
-from smallmind.text.bpe_tokenizer import DEFAULT_SIZE, BPETokenizer
+from smallmind.settings.config import SHARD_TOKENS, RunConfig
 from smallmind.text.dataset import HELD_OUT
 from smallmind.text.tokenizer import Tokenizer
 
@@ -45,35 +45,49 @@ MOST_SKIPPED = 100  # files whose names are kept
 class Encoding(NamedTuple):
     """A way to encode texts: a kind of tokenizer that is fitted to them, or a given one."""
 
-    tokenizer: str | Tokenizer = "bpe"
-    vocab_size: int = DEFAULT_SIZE
-    split: str = "gpt2"
+    tokenizer: str | Tokenizer
+    settings: Mapping[str, Any] = MappingProxyType({})  # of a tokenizer that is fitted
     chosen_separator: str | None = None  # None: the tokenizer's
+
+    @classmethod
+    def of_run(cls, run: RunConfig, tokenizer: Tokenizer | None = None) -> "Encoding":
+        """The encoding that settings describe, perhaps with a tokenizer that is there already.
+
+        InputError if they name a file that does not hold one.
+        """
+        if tokenizer is None and run.tokenizer not in parts.TOKENIZERS:
+            tokenizer = Tokenizer.load(run.tokenizer)
+        if tokenizer:
+            return cls(tokenizer, chosen_separator=run.text_separator)
+        names = parts.load(parts.TOKENIZERS, run.tokenizer).settings
+        settings = {name: getattr(run, field) for name, field in names.items()}
+        return cls(run.tokenizer, settings, run.text_separator)
+
+    @property
+    def kind(self) -> type[Tokenizer] | Tokenizer:
+        """The class of a tokenizer that is fitted, or the one that is given."""
+        if isinstance(self.tokenizer, Tokenizer):
+            return self.tokenizer
+        kind: type[Tokenizer] = parts.load(parts.TOKENIZERS, self.tokenizer)
+        return kind
 
     @property
     def separator(self) -> str:
         """The token or text that separates documents."""
-        if self.chosen_separator is not None:
-            return self.chosen_separator
-        if isinstance(self.tokenizer, Tokenizer):
-            return self.tokenizer.separator
-        separator: str = parts.load(parts.TOKENIZERS, self.tokenizer).separator
-        return separator
+        return self.kind.separator if self.chosen_separator is None else self.chosen_separator
 
     def described(self) -> dict[str, Any]:
         """Everything that must stay equal for the tokens to be equal, as JSON."""
         separator = {} if self.chosen_separator is None else {"separator": self.chosen_separator}
         if isinstance(self.tokenizer, Tokenizer):
             return {"tokenizer": self.tokenizer.digest, **separator}
-        learned = {"vocab_size": self.vocab_size, "split": self.split}
-        is_learned = self.tokenizer == "bpe"
-        return {"tokenizer": self.tokenizer, **(learned if is_learned else {}), **separator}
+        return {"tokenizer": self.tokenizer, **self.settings, **separator}
 
 
 def prepare(
     corpus: Corpus,
     directory: str | PathLike[str],
-    encoding: Encoding | None = None,
+    encoding: Encoding,
     shard_tokens: int = SHARD_TOKENS,
 ) -> Shards:
     """Writes the tokens of texts to a directory, with their tokenizer.json -> what it holds.
@@ -83,7 +97,6 @@ def prepare(
     be used or changes meanwhile; OSError if the disk refuses something. Both leave what can be
     resumed.
     """
-    encoding = encoding or Encoding()
     directory = Path(check_type("directory", directory, str, PathLike))
     check_shard_tokens(shard_tokens)  # before texts are read for long
     wanted = identity(corpus, encoding, shard_tokens)
@@ -220,12 +233,12 @@ def _fitted(corpus: Corpus, plan: Plan, characters: str, encoding: Encoding) -> 
                 f"as {unknown[0]!r}; remove them, or choose another tokenizer"
             )
         return tokenizer
-    if tokenizer != "bpe":
-        return Tokenizer(characters, tokenizer)
+    if not encoding.kind.is_learned:
+        return Tokenizer(characters, tokenizer, **encoding.settings)
     held_out = plan.held_out or int(plan.characters * HELD_OUT)
     texts = joined(corpus.pieces("Learning the tokens of"), encoding.separator)
     trained_on = _first(texts, plan.characters - held_out)
-    return BPETokenizer.learn(trained_on, encoding.vocab_size, encoding.split)
+    return encoding.kind.learn(trained_on, **encoding.settings)
 
 
 def _train_tokens(corpus: Corpus, plan: Plan, tokenizer: Tokenizer) -> int:

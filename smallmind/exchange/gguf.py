@@ -12,7 +12,6 @@ import numpy as np
 from smallmind.checks import InputError
 from smallmind.exchange import gguf_file, published
 from smallmind.exchange.architectures import (
-    ARCHITECTURES,
     architecture_of,
     config_of,
     known_architecture,
@@ -91,8 +90,7 @@ class ForeignFile(Foreign):
         self.path = path
         self._metadata, self._tensors = gguf_file.read(path)
         try:
-            known = {architecture.gguf: architecture for architecture in ARCHITECTURES}
-            self._described = known_architecture(self._metadata, "general.architecture", known)
+            self._described = known_architecture(self._metadata, "general.architecture", "gguf")
             self.config = self._config()
         except InputError as error:
             raise InputError(f"{path}: {error}") from None

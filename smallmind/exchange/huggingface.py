@@ -16,8 +16,6 @@ import numpy as np
 from smallmind.checks import InputError, shown_value
 from smallmind.exchange import published
 from smallmind.exchange.architectures import (
-    ARCHITECTURES,
-    Architecture,
     architecture_of,
     config_of,
     known_architecture,
@@ -31,6 +29,7 @@ from smallmind.exchange.tensors import Tensor, read_model, tensors_of, written_t
 from smallmind.files import durable, safetensors
 from smallmind.kernels.half import BFLOAT16, to_float32
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.architectures import Architecture
 from smallmind.settings.config import ModelConfig
 from smallmind.text import tokenizer_json
 from smallmind.text.tokenizer import Tokenizer
@@ -249,8 +248,7 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
     for key, what in REFUSED.items():
         if saved.get(key):
             raise InputError(f"it has {key}: {what}")
-    known = {architecture.model_type: architecture for architecture in ARCHITECTURES}
-    architecture = known_architecture(saved, "model_type", known)
+    architecture = known_architecture(saved, "model_type", "model_type")
     layers = saved.get("layer_types") or []
     if not isinstance(layers, list) or any(layer != "full_attention" for layer in layers):
         raise InputError("it has layers with another attention than full_attention")

@@ -10,11 +10,11 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.console import activity
-from smallmind.exchange.architectures import Architecture, Layout
 from smallmind.exchange.number_types import Stored
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.parameters import Role
 from smallmind.nn.transformer import TransformerModel
+from smallmind.settings.architectures import Architecture, Layout
 from smallmind.settings.config import ModelConfig
 
 

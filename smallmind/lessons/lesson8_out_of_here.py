@@ -609,6 +609,6 @@ FOLDER.cleanup()
 #   section 2.2: the architecture that our forty lines run.
 # - Dettmers et al. (2022), *LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale*,
 #   arXiv:2208.07339: what a few large numbers do to a shared scale.
-# - In this package: `exchange/architectures.py` (each architecture, described once for all
+# - In this package: `settings/architectures.py` (each architecture, described once for all
 #   formats), `exchange/gguf_file.py` and `safetensors.py` (the formats, and what can be wrong with
 #   a file).

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from smallmind.checks import InputError, check_type, from_json, shown_value, suggesting
+from smallmind.checks import InputError, check_field, check_type, from_json, shown_value, suggesting
 from smallmind.console import activity
 from smallmind.console.table import Table, Tabular
 from smallmind.files import safetensors
@@ -36,7 +36,8 @@ from smallmind.text.tokenizer import Tokenizer
 
 FORMAT = "smallmind model 1"
 CHECKPOINT_FORMAT = "smallmind checkpoint 1"
-DEFAULT_SEED = 42
+# The arguments of a model besides the fields of its config.
+OWN: dict[str, Any] = {"seed": 42, "backend": "numba", "dtype": np.float32, "freeze": None}
 
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # objective(windows, losses, dlogits, logits, targets, scale), and weights if there are any.
@@ -86,7 +87,7 @@ def _signature() -> inspect.Signature:
     optional = ("dropout", "seed", "tie_weights", "bias", "backend", "dtype")
     fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
     defaults = {name: field.default for name, field in fields.items() if name not in required}
-    defaults |= {"seed": DEFAULT_SEED, "backend": "numba", "dtype": np.float32, "freeze": None}
+    defaults |= OWN
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind) for name in required]
     parameters += [inspect.Parameter(name, kind, default=defaults[name]) for name in optional]
@@ -123,18 +124,21 @@ class TransformerModel(Tabular):
     __signature__: ClassVar[inspect.Signature] = _signature()
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
+        own = dict(OWN)
         if arguments and isinstance(arguments[0], ModelConfig):
             if len(arguments) > 1:
                 raise TypeError("after a ModelConfig, give seed, backend and dtype by name")
-            named = {**dataclasses.asdict(arguments[0]), **named}
-            arguments = ()
-        bound = self.__signature__.bind(*arguments, **named)
-        bound.apply_defaults()
-        settings = bound.arguments
-        own = ("seed", "backend", "dtype", "freeze")
-        seed, backend, dtype, freeze = (settings.pop(name) for name in own)
+            config, own = arguments[0], {**own, **named}
+            if fields := {name: value for name, value in named.items() if name not in OWN}:
+                config = dataclasses.replace(config, **fields)
+        else:
+            settings = self.__signature__.bind(*arguments, **named).arguments
+            own |= {name: settings.pop(name) for name in OWN if name in settings}
+            config = ModelConfig(**settings)
+        backend = own["backend"]
         opened = backend if isinstance(backend, Backend) else open_backend(backend)
-        self._build(ModelConfig(**settings), RunConfig(seed=seed).seed, opened, dtype, freeze)
+        seed = check_field(RunConfig, "seed", own["seed"])
+        self._build(config, seed, opened, own["dtype"], own["freeze"])
         if opened.computes:
             self.flat.initialise(self.seed)
 
@@ -514,7 +518,7 @@ class TransformerModel(Tabular):
         if config.n_layer > len(shapes) or shapes != declare_parameters(config).shapes:
             raise InputError(f"{source} does not hold the parameters that its config describes")
         model = cls.__new__(cls)
-        model._build(config, DEFAULT_SEED, open_backend(backend), np.float32)
+        model._build(config, OWN["seed"], open_backend(backend), np.float32)
         for name in list(tensors):
             value = tensors.pop(name)  # freed once copied: the weights never exist twice
             if value.dtype != np.float32 or not np.isfinite(value).all():

@@ -1,7 +1,7 @@
-"""From settings to a Training that is ready to start: text, tokenizer, teacher and model."""
+"""From choices to a run that is ready to be built: text, tokenizer, resolved settings, weights."""
 
-import dataclasses
 import hashlib
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,14 @@ from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
 from smallmind.parallel.group import ALONE, Group
-from smallmind.runs.files import MODEL
+from smallmind.runs import budget
+from smallmind.runs.files import MODEL, Text, paths_of
 from smallmind.runs.loading import find, load_model, read_tokenizer
-from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
+from smallmind.runs.source import Source, TextSource, TokenSource, read_source
 from smallmind.runs.threads import choose_threads, use_threads
 from smallmind.settings.config import DistillationConfig, ModelConfig, Precision, RunConfig
 from smallmind.settings.settings import Settings, from_saved
-from smallmind.text.bpe_tokenizer import BPETokenizer
+from smallmind.settings.sources import FIELDS, Choices, flag_of
 from smallmind.text.dataset import HELD_OUT, Dataset
 from smallmind.text.samplers import Epochs
 from smallmind.text.tokenizer import Tokenizer
@@ -35,6 +36,22 @@ class Initial(NamedTuple):
     model: TransformerModel
     tokenizer: Tokenizer
 
+    @classmethod
+    def read(cls, run: RunConfig, sha256: str | None = None) -> "Initial | None":
+        """The weights that init_from names; None if it is not set.
+
+        InputError if a run was created with others, which had this digest.
+        """
+        if run.init_from is None:
+            return None
+        model, tokenizer = find(run.init_from).load("numpy")
+        initial = cls(model, tokenizer)
+        if sha256 and initial.sha256 != sha256:
+            raise InputError(
+                f"{run.init_from} has changed since the run was created; start a new run"
+            )
+        return initial
+
     @property
     def config(self) -> ModelConfig:
         """The config of the model."""
@@ -46,36 +63,65 @@ class Initial(NamedTuple):
         return hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
 
 
+class Prepared(NamedTuple):
+    """A run that is ready to be built: everything in its settings is resolved."""
+
+    settings: Settings
+    source: Source
+    tokenizer: Tokenizer
+    data: Dataset
+    initial: Initial | None
+
+    def training(self) -> Training:
+        """Builds the training, to look at it: no teacher cache is written."""
+        settings, cache = self.settings, self.settings.distillation.teacher_cache
+        if cache and not os.path.lexists(cache):
+            settings = settings.replace(teacher_cache=None)
+        return build_training(settings, self.data, self.tokenizer, self.initial)
+
+
+def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> Prepared:
+    """Reads and encodes the text of a new run, and resolves its settings.
+
+    `text` overrides that of the choices. One that is large for the memory is kept in `cache`, if it
+    is given. InputError if a setting is wrong, or the text is too short or does not fit the weights
+    that the run starts from.
+    """
+    settings = choices.settings()  # before a long text is read
+    run = settings.run
+    initial = Initial.read(run)
+    encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
+    source = read_source(run.text if text is None else text, run, encoding, cache)
+    settings = _fitted(choices, settings, source.characters, initial)
+    tokenizer = fit_tokenizer(run, source, encoding, initial)
+    settings = with_tokenizer(settings, source)
+    data = make_dataset(settings, source, tokenizer)
+    settings = resolve_settings(settings, data, tokenizer)
+    return Prepared(settings, source, tokenizer, data, initial)
+
+
+def outline(choices: Choices, characters: int) -> Settings:
+    """The settings of a run with a text of so many characters, which is not read.
+
+    What follows from the text is missing: vocab_size, document_token, and steps if epochs are set.
+    """
+    settings = choices.settings()
+    return _fitted(choices, settings, characters, Initial.read(settings.run))
+
+
+def _fitted(
+    choices: Choices, settings: Settings, characters: int, initial: Initial | None
+) -> Settings:
+    """The settings that fit the time or the initial weights, if any were chosen."""
+    if settings.run.minutes and (fitted := budget.fit(choices, characters)) is not choices:
+        settings = fitted.settings()
+    return with_initial(settings, initial) if initial else settings
+
+
 def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Dataset:
     """The dataset that settings describe. InputError if the text is too short."""
     run = settings.run
     return source.dataset(tokenizer, settings.model.block_size, run.batch_size, run.seed)
-
-
-def encoding_of(run: RunConfig, initial: Initial | None = None) -> Encoding:
-    """How the text of a new run becomes tokens."""
-    tokenizer: str | Tokenizer = run.tokenizer
-    if initial:
-        tokenizer = initial.tokenizer
-    elif run.tokenizer not in parts.TOKENIZERS:
-        tokenizer = Tokenizer.load(run.tokenizer)
-    return Encoding(tokenizer, run.bpe_vocab_size, run.bpe_split, run.text_separator)
-
-
-def read_initial(run: RunConfig) -> Initial | None:
-    """The weights that init_from names; None if it is not set."""
-    if run.init_from is None:
-        return None
-    model, tokenizer = find(run.init_from).load("numpy")
-    return Initial(model, tokenizer)
-
-
-def reread_initial(run: RunConfig, sha256: str | None) -> Initial | None:
-    """Reads the weights that a run was created with. InputError if they have changed since then."""
-    initial = read_initial(run)
-    if initial and initial.sha256 != sha256:
-        raise InputError(f"{run.init_from} has changed since the run was created; start a new run")
-    return initial
 
 
 def with_initial(settings: Settings, initial: Initial) -> Settings:
@@ -84,33 +130,25 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
     Only dropout is a free choice, and without an embedding of positions a shorter context.
     InputError if another of their settings was chosen differently.
     """
-    fixed = {**dataclasses.asdict(initial.config), "tokenizer": initial.tokenizer.kind}
-    fixed["mask_documents"] = initial.config.document_token is not None
+    config, chosen = initial.config, settings.fields
+    fixed = {**vars(config), "tokenizer": initial.tokenizer.kind}
+    fixed["mask_documents"] = config.document_token is not None
     del fixed["dropout"], fixed["vocab_size"]
-    fixed["block_size"] = shortened(initial.config, settings.model.block_size).block_size
-    for config in (settings.model, settings.run):
-        for field in dataclasses.fields(config):
-            chosen, value = getattr(config, field.name), fixed.get(field.name)
-            if field.name in fixed and chosen not in (value, field.default):
-                raise InputError(
-                    f"{field.name}={chosen!r} contradicts {settings.run.init_from}, whose weights "
-                    f"have {field.name}={value!r}; leave it out"
-                )
+    if not position_class(config).limits_context and chosen["block_size"] != ModelConfig.block_size:
+        fixed["block_size"] = min(chosen["block_size"], config.block_size)
+    for name, value in fixed.items():
+        if chosen[name] not in (value, FIELDS[name][1].default):
+            raise InputError(
+                f"{name}={chosen[name]!r} contradicts {settings.run.init_from}, whose weights "
+                f"have {name}={value!r}; leave it out"
+            )
     # The vocabulary too, which the document_token is one of.
-    return settings.replace(**fixed, vocab_size=initial.config.vocab_size)
+    return settings.replace(**fixed, vocab_size=config.vocab_size)
 
 
-def shortened(config: ModelConfig, block_size: int) -> ModelConfig:
-    """The config with a shorter context, if its positions are not learned and it was chosen."""
-    default = next(f.default for f in dataclasses.fields(ModelConfig) if f.name == "block_size")
-    if position_class(config).limits_context or block_size in (default, config.block_size):
-        return config
-    if block_size > config.block_size:
-        return config
-    return dataclasses.replace(config, block_size=block_size)
-
-
-def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = None) -> Tokenizer:
+def fit_tokenizer(
+    run: RunConfig, source: Source, encoding: Encoding, initial: Initial | None = None
+) -> Tokenizer:
     """The tokenizer of a new run: that of its tokens or initial weights, or made from the text.
 
     InputError if the tokenizer of the weights does not know all characters of the text.
@@ -120,69 +158,40 @@ def fit_tokenizer(settings: Settings, source: Source, initial: Initial | None = 
     if source.tokenizer:
         return source.tokenizer
     assert isinstance(source, TextSource)
-    if initial is None:
-        return _own_tokenizer(settings.run, source)
-    if unknown := initial.tokenizer.unknown(source.text):
+    text, tokenizer = source.text, encoding.tokenizer
+    if isinstance(tokenizer, str):
+        if encoding.kind.is_learned:
+            text = text[: len(text) - (source.held_out or int(len(text) * HELD_OUT))]
+        return Tokenizer(text, tokenizer, **encoding.settings)
+    if initial and (unknown := tokenizer.unknown(text)):
         shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
         raise InputError(
-            f"the text has characters that {settings.run.init_from} does not know ({len(unknown)}):"
+            f"the text has characters that {run.init_from} does not know ({len(unknown)}):"
             f" {shown}; remove them from the text, or train from scratch without init_from"
         )
-    return initial.tokenizer
-
-
-def _own_tokenizer(run: RunConfig, source: TextSource) -> Tokenizer:
-    """The tokenizer that settings name: one of a file, or fitted to the text."""
-    if run.tokenizer not in parts.TOKENIZERS:
-        return Tokenizer.load(run.tokenizer)
-    if run.tokenizer == "bpe":
-        held_out = source.held_out or int(len(source.text) * HELD_OUT)
-        trained_on = source.text[: len(source.text) - held_out]
-        return Tokenizer(trained_on, "bpe", vocab_size=run.bpe_vocab_size, split=run.bpe_split)
-    return Tokenizer(source.text, run.tokenizer)
+    return tokenizer
 
 
 def with_tokenizer(settings: Settings, source: Source) -> Settings:
     """The settings with the tokenizer that given tokens have been encoded with.
 
-    InputError if another size or split of its vocabulary was chosen.
+    InputError if another setting of it was chosen.
     """
     if not (isinstance(source, TokenSource) and source.is_given):
         return settings
-    changes: dict[str, Any] = {"tokenizer": source.tokenizer.kind}
-    if source.found.separator != source.tokenizer.separator:
+    tokenizer = source.tokenizer
+    changes: dict[str, Any] = {"tokenizer": tokenizer.kind}
+    if source.found.separator != tokenizer.separator:
         changes["text_separator"] = source.found.separator
-    if isinstance(source.tokenizer, BPETokenizer):
-        changes["bpe_vocab_size"] = source.tokenizer.vocab_size
-        changes["bpe_split"] = source.tokenizer.split
-    for name, flag in (("bpe_vocab_size", "--vocab-size"), ("bpe_split", "--split")):
-        chosen, default = getattr(settings.run, name), getattr(RunConfig, name)
-        if name in changes and chosen not in (changes[name], default):
+    for name, field in tokenizer.settings.items():
+        changes[field] = getattr(tokenizer, name)
+        chosen, default = getattr(settings.run, field), getattr(RunConfig, field)
+        if chosen not in (changes[field], default):
             raise InputError(
-                f"{flag} {chosen} contradicts {source.found.place}, whose vocabulary has "
-                f"{changes[name]}; leave it out"
+                f"{flag_of(field)} {chosen} contradicts {source.found.place}, whose vocabulary has "
+                f"{changes[field]}; leave it out"
             )
     return settings.replace(**changes)
-
-
-def with_vocabulary(settings: Settings, tokenizer: Tokenizer) -> ModelConfig:
-    """The model with vocab_size and, if documents are masked, document_token.
-
-    InputError if no token separates them.
-    """
-    token = settings.model.document_token
-    if settings.run.mask_documents and token is None:
-        token = tokenizer.separator_token
-        if settings.run.text_separator:
-            token = tokenizer.token_of(settings.run.text_separator)
-        if token is None:
-            raise InputError(
-                f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "
-                "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
-            )
-    return dataclasses.replace(
-        settings.model, vocab_size=tokenizer.vocab_size, document_token=token
-    )
 
 
 def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) -> Settings:
@@ -193,62 +202,50 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
     documents are to be masked and no token separates them.
     """
     run, training = settings.run, settings.training
-    if training.precision == Precision.AUTO:
-        precision = resolve_precision(Precision.AUTO, run.backend)
-        training = dataclasses.replace(training, precision=precision.value)
+    changes: dict[str, Any] = {
+        "vocab_size": tokenizer.vocab_size,
+        "min_lr": training.resolved_min_lr,
+    }
+    if run.mask_documents and settings.model.document_token is None:
+        changes["document_token"] = _document_token(run, tokenizer)
+    if training.requested_precision == Precision.AUTO:
+        changes["precision"] = resolve_precision(Precision.AUTO, run.backend).value
     if training.epochs:
-        steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
-        training = dataclasses.replace(training, steps=steps)
+        changes["steps"] = training.epochs * Epochs(data, training.grad_accum_steps).steps
     frozen_parts(training.freeze, settings.model)  # raises early
-    resolved = Settings(
-        model=with_vocabulary(settings, tokenizer),
-        training=training.with_min_lr(),
-        run=run,
-        distillation=settings.distillation,
-    )
+    resolved = settings.replace(**changes)
     # Several processes choose their own, each on its machine.
     return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
 
 
-class Prepared(NamedTuple):
-    """Settings with everything resolved, the data, and the digest of the initial weights."""
+def _document_token(run: RunConfig, tokenizer: Tokenizer) -> int:
+    """The token between documents. InputError if there is none."""
+    token = tokenizer.separator_token
+    if run.text_separator:
+        token = tokenizer.token_of(run.text_separator)
+    if token is None:
+        raise InputError(
+            f"mask_documents=True needs a token between documents, and {tokenizer!r} has none: "
+            "leave it out, or choose --tokenizer bpe, which has <|endoftext|>"
+        )
+    return token
 
-    settings: Settings
-    data: Dataset
-    initial_sha256: str | None
 
+def with_paths(settings: Settings, text: Text, out: str | None) -> Settings:
+    """The settings with this text and directory, and paths that are valid from any directory.
 
-def prepare(settings: Settings, source: Source, initial: Initial | None) -> Prepared:
-    """Everything that a new run needs to know before its directory is made.
-
-    InputError if the text is too short or does not fit the weights that the run starts from.
+    `out` stays as given.
     """
-    if initial:
-        settings = with_initial(settings, initial)
-    tokenizer = fit_tokenizer(settings, source, initial)
-    settings = with_tokenizer(settings, source)
-    data = make_dataset(settings, source, tokenizer)
-    settings = resolve_settings(settings, data, tokenizer)
-    return Prepared(settings, data, initial.sha256 if initial else None)
-
-
-def absolute_paths(settings: Settings) -> Settings:
-    """The settings with paths that are valid from any directory; `out` stays as given."""
-    fields = {
-        "init_from": settings.run.init_from,
-        "tokenizer": _file_of_tokenizer(settings.run),
-        "teacher": settings.distillation.teacher,
-        "teacher_cache": settings.distillation.teacher_cache,
+    run, distillation = settings.run, settings.distillation
+    paths = {
+        "init_from": run.init_from,
+        "tokenizer": None if run.tokenizer in parts.TOKENIZERS else run.tokenizer,
+        "teacher": distillation.teacher,
+        "teacher_cache": distillation.teacher_cache,
     }
-    return settings.replace(
-        **{name: str(Path(path).resolve()) for name, path in fields.items() if path},
-        text=tuple(str(Path(path).resolve()) for path in paths_of(settings.run.text)) or None,
-    )
-
-
-def _file_of_tokenizer(run: RunConfig) -> str | None:
-    """The tokenizer.json that settings name, if they do."""
-    return None if run.tokenizer in parts.TOKENIZERS else run.tokenizer
+    absolute = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
+    texts = tuple(str(Path(path).resolve()) for path in paths_of(text))
+    return settings.replace(**absolute, text=texts or None, out=out)
 
 
 def build_training(
@@ -268,12 +265,8 @@ def build_training(
     run = settings.run
     use_threads(run)
     distillation = load_distillation(settings.distillation, run.backend, tokenizer)
-    model = TransformerModel(
-        **dataclasses.asdict(settings.model),
-        seed=run.seed,
-        backend=run.backend,
-        freeze=settings.training.freeze,
-    )
+    freeze = settings.training.freeze
+    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend, freeze=freeze)
     if initial:
         model.flat.write(initial.model.parameters)
     model.use_precision(settings.training.requested_precision)

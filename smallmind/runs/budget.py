@@ -5,22 +5,22 @@ has too few parameters, a larger one sees too little text: the loss is lowest at
 (Hoffmann et al. 2022). The constants are measured, see `bench/LOG.md`.
 """
 
-import dataclasses
 import statistics
 from typing import NamedTuple
 
 import numpy as np
 
+from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.console import activity
 from smallmind.console.activity import clock
 from smallmind.nn.network import declare_parameters
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.runs.threads import use_threads
-from smallmind.settings.config import ModelConfig
-from smallmind.settings.presets import DEFAULT_RECIPE, RECIPES, Fields
+from smallmind.settings.config import ModelConfig, RunConfig
+from smallmind.settings.presets import RECIPES, Fields
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import with_recipe
+from smallmind.settings.sources import MODEL_FIELDS, Choices
 
 OPERATIONS = 6  # per parameter and token of a training pass
 PASSES = 5  # that are timed, after one that waits for kernels and memory
@@ -64,34 +64,29 @@ SHAPES = [
 ]
 
 
-def fit_recipe(given: Fields, characters: int, recipe: str | None = None) -> Fields:
-    """given, settings with `minutes` -> all settings of a run of that length.
+def fit(choices: Choices, characters: int) -> Choices:
+    """The choices with the model and the batch for a run of their `minutes`.
 
     Chooses the size of the model, its block size, batch and dropout, as far as they are not given,
     for a text of `characters` and for this machine, of which a few passes are timed. Recipes that
     choose nothing, and runs that start from a model, keep their own. InputError for a setting that
     is out of range.
     """
-    fields = with_recipe(given, recipe)
-    if not chooses(given, recipe):
-        return fields
-    fields = with_recipe(_fields(TIMED, given) | given, recipe)
-    settings = Settings.from_fields(fields)
-    seconds = 60 * (settings.run.minutes or 0.0)
-    operations = LEARNING * seconds * operations_per_second(settings)
-    return with_recipe(choose(given, fields, operations, characters), recipe)
-
-
-def chooses(given: Fields, recipe: str | None = None) -> bool:
-    """Tells whether there is anything to choose for a run with these settings."""
-    fits = given.get("minutes") and RECIPES[recipe or DEFAULT_RECIPE].fits
-    is_open = any(name not in given for name in CHOSEN)
-    return bool(fits and is_open and not given.get("init_from"))
+    given, recipe = choices.given, choices.recipe
+    fits = recipe and given.get("minutes") and RECIPES[recipe].fits
+    if not fits or given.get("init_from") or all(name in given for name in CHOSEN):
+        return choices
+    _ = choices.fields  # refuses values that are out of range, before anything computes with them
+    timed = choices.having(**_fields(TIMED, given) | given).settings()
+    seconds = 60 * (timed.run.minutes or 0.0)
+    operations = LEARNING * seconds * operations_per_second(timed)
+    return choices.having(**choose(given, timed.fields, operations, characters))
 
 
 def choose(given: Fields, fields: Fields, operations: float, characters: int) -> Fields:
     """given, and what `fields` lacks for training passes of so many operations on such a text."""
-    is_learned = fields.get("tokenizer", "char") not in ("char", "byte")
+    kind = fields.get("tokenizer", RunConfig.tokenizer)
+    is_learned = kind not in parts.TOKENIZERS or parts.load(parts.TOKENIZERS, kind).is_learned
     text = characters / (CHARACTERS_PER_TOKEN if is_learned else 1)  # its tokens
     # A window fits into the text many times, also into its held-out part.
     longest = max(8, int(text // 40))
@@ -122,9 +117,8 @@ def _fields(shape: Shape, given: Fields) -> Fields:
 
 def parameters(fields: Fields) -> int | None:
     """The parameters of the model that has these fields; None if there is no such model."""
-    names = {field.name for field in dataclasses.fields(ModelConfig)} & fields.keys()
     try:
-        config = ModelConfig(**{name: fields[name] for name in names})
+        config = ModelConfig(**{name: fields[name] for name in MODEL_FIELDS & fields.keys()})
     except InputError:
         return None
     return declare_parameters(config).count
@@ -136,7 +130,7 @@ def operations_per_second(settings: Settings) -> float:
     precision = resolve_precision(settings.training.requested_precision, run.backend)
     with activity.doing("Timing a few passes", usual=True):
         use_threads(run)
-        model = TransformerModel(**dataclasses.asdict(config), backend=run.backend)
+        model = TransformerModel(config, backend=run.backend)
         model.use_precision(precision)
         ids = np.zeros((run.batch_size, config.block_size), np.int32)
         seconds = []

@@ -8,85 +8,58 @@ from typing import Any
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.exchange.format import find_foreign
 from smallmind.nn.position import position_class
-from smallmind.runs import assembly
-from smallmind.runs.budget import fit_recipe
+from smallmind.runs.assembly import Prepared, prepare, with_paths
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import TEXT, Text, default_directory, is_literal, paths_of
-from smallmind.runs.source import TOKENS, Source, read_source
+from smallmind.runs.files import TEXT, Text, default_directory, is_literal
+from smallmind.runs.source import TOKENS
 from smallmind.settings.config import ModelConfig, RunConfig
+from smallmind.settings.presets import DEFAULT_RECIPE
 from smallmind.settings.settings import Settings
-from smallmind.settings.sources import with_recipe
-from smallmind.text.dataset import Dataset
-
-# Settings by which a text is read and becomes tokens.
-OF_TEXT = (
-    "text_field",
-    "text_separator",
-    "text_encoding",
-    "tokenizer",
-    "bpe_vocab_size",
-    "bpe_split",
-    "init_from",
-)
+from smallmind.settings.sources import Choices
 
 
-def create(
-    settings: Settings | None,
-    text: Text,
-    out: str | PathLike[str] | None,
-    recipe: str | None,
-    fields: dict[str, Any],
-) -> tuple[RunDirectory, SavedConfig, dict[str, Source | Dataset]]:
-    """Writes the run -> its directory, locked, its config, and its `source` and `data`.
-
-    Arguments and errors as `Run.create`.
-    """
+def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, Any]) -> Choices:
+    """The choices of a program. Arguments and errors as `Run.create`."""
     check_type("settings", settings, Settings, None)
     check_type("recipe", recipe, str, None)
-    check_type("text", text, str, PathLike, list, tuple, None)
-    check_type("out", out, str, PathLike, None)
     if settings and recipe:
         raise InputError(f"recipe={recipe!r} would change nothing: settings has every setting")
     if settings:
-        settings = settings.replace(**fields)
-    given = {name: fields[name] for name in OF_TEXT if name in fields}
-    run_config = settings.run if settings else RunConfig(**given)
-    initial = assembly.read_initial(run_config)
+        return Choices(settings.replace(**fields).fields, recipe=None)
+    return Choices(fields, recipe or DEFAULT_RECIPE)
+
+
+def create(
+    choices: Choices, text: Text, out: str | PathLike[str] | None
+) -> tuple[RunDirectory, SavedConfig, Prepared]:
+    """Writes the run -> its directory, locked, its config, and what it was prepared from.
+
+    Arguments and errors as `Run.create`.
+    """
+    check_type("text", text, str, PathLike, list, tuple, None)
+    check_type("out", out, str, PathLike, None)
     literal = str(text) if is_literal(text) else None
-    given_out = out or (settings.run.out if settings else fields.get("out"))
-    if given_out:  # before a long text is read
-        RunDirectory(Path(given_out)).check_free(literal)
-    source = read_source(
-        run_config.text if text is None else text,
-        run_config,
-        assembly.encoding_of(run_config, initial),
-        cache=Path(given_out or default_directory("")).parent / TOKENS,
-    )
-    if settings is None and fields.get("minutes"):
-        settings = Settings.from_fields(fit_recipe(fields, source.characters, recipe))
-    elif settings is None:
-        settings = Settings.from_fields(with_recipe(fields, recipe))
-    if text is not None and literal is None:
-        settings = settings.replace(text=tuple(map(str, paths_of(text))))
-    settings, data, initial_sha256 = assembly.prepare(settings, source, initial)
-    path = Path(out or settings.run.out or default_directory(source.name))
-    if literal is not None:
-        settings = settings.replace(text=str(path / TEXT))
+    out = out or choices.given.get("out")
+    if out:  # before a long text is read
+        RunDirectory(Path(out)).check_free(literal)
+    prepared = prepare(choices, text, Path(out or default_directory("")).parent / TOKENS)
+    settings, source = prepared.settings, prepared.source
+    path = Path(out or default_directory(source.name))
+    given = settings.run.text if text is None else text
     config = SavedConfig(
-        assembly.absolute_paths(settings.replace(out=str(path))),
+        with_paths(settings, path / TEXT if literal else given, str(path)),
         source.sha256,
-        initial_sha256=initial_sha256,
+        initial_sha256=prepared.initial.sha256 if prepared.initial else None,
         awaits_timing=bool(settings.run.minutes),
     )
     directory = RunDirectory.create(path, literal)
     try:
-        if data.tokenizer:
-            directory.save_tokenizer(data.tokenizer)
+        directory.save_tokenizer(prepared.tokenizer)
         directory.save_config(config)
     except BaseException:
         directory.discard()
         raise
-    return directory, config, {"source": source, "data": data}
+    return directory, config, prepared
 
 
 def import_model(
@@ -111,11 +84,9 @@ def import_model(
     if block_size is not None:
         foreign.config = _shortened(foreign.config, block_size)
     model, tokenizer = foreign.load("numpy")
-    settings = Settings(model=foreign.config, run=RunConfig(tokenizer=tokenizer.kind))
     path = default_directory(source.stem) if out is None else Path(out)
-    config = SavedConfig(
-        settings.replace(out=str(path)), text_sha256="", imported=str(source.resolve().name)
-    )
+    settings = Settings(foreign.config, run=RunConfig(tokenizer=tokenizer.kind, out=str(path)))
+    config = SavedConfig(settings, text_sha256="", imported=str(source.resolve().name))
     directory = RunDirectory.create(path)
     try:
         directory.save_tokenizer(tokenizer)

@@ -57,13 +57,14 @@ class Pace:
     sample: float = 0.0
     spread: float = 1.0  # usual time / least time of what was timed: more on a busy machine
 
-    def total(self, config: TrainingConfig, done: int = 0) -> float:
-        """The time of config.steps, of which so many are done.
+    def total(self, config: TrainingConfig, done: int = 0, steps: int | None = None) -> float:
+        """The time of so many steps, those of the config by default, of which some are done.
 
         As if every evaluation is the best so far and therefore saved, and with a target as if the
         run looks at its held-out loss as often as it may.
         """
-        steps, val_every, save_every = config.steps, config.val_every, config.save_every
+        steps = config.steps if steps is None else steps
+        val_every, save_every = config.val_every, config.save_every
 
         def times(every: int, last: int = steps) -> int:
             return max(0, last // every - done // every) if every else 0
@@ -213,11 +214,10 @@ def fit_steps(
     """
 
     def fits(steps: int) -> bool:
-        total = pace.total(dataclasses.replace(config, steps=steps))
-        return total <= (1 - SLACK) * seconds
+        return pace.total(config, steps=steps) <= (1 - SLACK) * seconds
 
     if not fits(1):
-        needed = pace.total(dataclasses.replace(config, steps=10)) / (1 - SLACK)
+        needed = pace.total(config, steps=10) / (1 - SLACK)
         raise InputError(
             f"{max(0, seconds):.1f} seconds are left, and a run of 10 steps takes {needed:.1f}: "
             "give more minutes, or a smaller model"

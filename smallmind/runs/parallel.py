@@ -135,12 +135,8 @@ def _receive(group: Group, plan: Plan, threads: int | None) -> Training:
     run = settings.run
     use_threads(dataclasses.replace(run, threads=threads))
     data = _receive_tokens(group, plan, settings, tokenizer)
-    model = TransformerModel(
-        **dataclasses.asdict(settings.model),
-        seed=run.seed,
-        backend=run.backend,
-        freeze=settings.training.freeze,
-    )
+    freeze = settings.training.freeze
+    model = TransformerModel(settings.model, seed=run.seed, backend=run.backend, freeze=freeze)
     model.use_precision(settings.training.requested_precision)
     for array in model.flat.arrays:
         group.send(array)

@@ -19,6 +19,7 @@ from smallmind.runs.threads import choose_threads
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.settings import Settings
+from smallmind.settings.sources import Choices
 from smallmind.training.progress import OnRecord
 from smallmind.training.records import Record
 
@@ -70,9 +71,16 @@ class Run(SavedRun):
         InputError if a setting is unknown or out of range, the text cannot be read or is too
         short, or the directory already holds a run or checkpoints. Then nothing is left behind.
         """
-        directory, config, read = creating.create(settings, text, out, recipe, fields)
+        return cls.of(creating.choices_of(settings, recipe, fields), text, out)
+
+    @classmethod
+    def of(
+        cls, choices: Choices, text: Text = None, out: str | PathLike[str] | None = None
+    ) -> "Run":
+        """A new run of what has been chosen. Other arguments and errors as `create`."""
+        directory, config, prepared = creating.create(choices, text, out)
         run = cls(directory, config)
-        run.__dict__ |= read  # else the cached properties would read and encode the text again
+        run.source, run.data = prepared.source, prepared.data  # read and encoded already
         return run
 
     @classmethod

@@ -11,7 +11,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.parallel.group import ALONE, Group
 from smallmind.runs import assembly, loading
 from smallmind.runs.directory import RunDirectory, SavedConfig
-from smallmind.runs.files import Text, name_of, paths_of
+from smallmind.runs.files import Text, name_of
 from smallmind.runs.metrics import MetricsTable, read_metrics
 from smallmind.runs.pace import Pace
 from smallmind.runs.parallel import lead
@@ -65,9 +65,10 @@ class SavedRun:
                 f"{self.path} was imported and has no text of its own: name one, as in smallmind "
                 f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
             )
-        encoding = self._encoding(self._saved_tokenizer())
-        sha256, settings = self.config.text_sha256, self.settings.run
-        return reread_source(self.path, settings, encoding, sha256, self._cache)
+        run, sha256 = self.settings.run, self.config.text_sha256
+        # Earlier versions kept no tokenizer before the first checkpoint.
+        encoding = Encoding.of_run(run, self._saved_tokenizer())
+        return reread_source(self.path, run, encoding, sha256, self._cache)
 
     @property
     def text(self) -> str:
@@ -76,16 +77,11 @@ class SavedRun:
             raise InputError("the text of this run is not in memory; its tokens are in `data`")
         return self.source.text
 
-    def _encoding(self, tokenizer: Tokenizer | None) -> Encoding:
-        if not tokenizer:  # earlier versions kept none before the first checkpoint
-            return assembly.encoding_of(self.settings.run)
-        return Encoding(tokenizer, chosen_separator=self.settings.run.text_separator)
-
     def move_text(self, text: Text) -> None:
         """The text is at other paths from now on. InputError if it is not the run's own."""
-        before, paths = self.settings, tuple(map(str, paths_of(text)))
+        before = self.settings
         self.__dict__.pop("source", None)
-        self.settings = assembly.absolute_paths(before.replace(text=paths))
+        self.settings = assembly.with_paths(before, text, before.run.out)
         try:
             self.check_text()
         except InputError:
@@ -164,7 +160,8 @@ class SavedRun:
         """
         model, tokenizer = self.load(checkpoint)
         if text is not None:
-            source = read_source(text, self.settings.run, self._encoding(tokenizer), self._cache)
+            run = self.settings.run
+            source = read_source(text, run, Encoding.of_run(run, tokenizer), self._cache)
             if source.sha256 != self.config.text_sha256:
                 return evaluate_tokens(model, tokenizer, source.tokens(tokenizer))
         return evaluate_held_out(model, self.data)
@@ -222,9 +219,11 @@ class SavedRun:
 
         A run of an earlier version has none before its first checkpoint: it is made from the text.
         """
-        return self._saved_tokenizer() or assembly.fit_tokenizer(
-            self.settings, self.source, self._initial()
-        )
+        if saved := self._saved_tokenizer():
+            return saved
+        run, initial = self.settings.run, self._initial()
+        encoding = Encoding.of_run(run, initial.tokenizer if initial else None)
+        return assembly.fit_tokenizer(run, self.source, encoding, initial)
 
     def _saved_tokenizer(self) -> Tokenizer | None:
         newest = self._read_newest()
@@ -236,7 +235,7 @@ class SavedRun:
         """The weights that the run starts from, unless it has a checkpoint by now."""
         if self._read_newest():
             return None
-        return assembly.reread_initial(self.settings.run, self.config.initial_sha256)
+        return assembly.Initial.read(self.settings.run, self.config.initial_sha256)
 
     def _check_teacher(self, digest: str) -> None:
         if self.config.teacher_sha256 not in (None, digest):

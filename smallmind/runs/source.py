@@ -23,7 +23,7 @@ from smallmind.runs.files import Text, is_literal, name_of, paths_of
 from smallmind.settings.config import RunConfig
 from smallmind.text.dataset import Dataset, Tokens
 from smallmind.text.encoding import encoded
-from smallmind.text.stories import CHARACTERS, built_in_text
+from smallmind.text.stories import built_in_text
 from smallmind.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 20  # characters
@@ -186,25 +186,15 @@ def reread_source(
     )
 
 
-def approximate_characters(text: Text, run: RunConfig, encoding: Encoding | None = None) -> int:
-    """The length of a text without reading it: as if a character were a byte.
+def size_on_disk(text: Text, run: RunConfig) -> int | None:
+    """About how many characters a text has that a run would keep on disk, as if each were a byte.
 
-    Token files need the tokenizer of `encoding`, unless it is beside them.
+    None if it is not large for the memory, or consists of tokens already.
     """
-    if text is None:
-        return CHARACTERS
-    if is_literal(text):
-        return len(str(text))
-    if found := find_tokens(paths_of(text), encoding.tokenizer if encoding else None):
-        return found.characters
-    return _size(_corpus(paths_of(text), run))
-
-
-def is_large(text: Text, run: RunConfig) -> bool:
-    """Tells whether a run would keep a text on disk because it is large for the memory."""
     if text is None or is_literal(text) or are_tokens(paths_of(text)):
-        return False
-    return _is_large(_corpus(paths_of(text), run))
+        return None
+    corpus = _corpus(paths_of(text), run)
+    return _size(corpus) if _is_large(corpus) else None
 
 
 def _corpus(paths: Sequence[str | PathLike[str]], run: RunConfig | None) -> Corpus:
@@ -230,13 +220,13 @@ def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> Tok
 
 
 def _find_prepared(
-    run: RunConfig, encoding: Encoding, sha256: str, cache: Path | None
+    run: RunConfig, encoding: Encoding, sha256: str, cache: Path
 ) -> TokenSource | None:
     """The tokens of a text that is large, or no longer there, in the cache."""
     with suppress(InputError):
-        if not is_large(run.text, run):
+        if size_on_disk(run.text, run) is None:
             return None
-    if not cache or not isinstance(encoding.tokenizer, Tokenizer):
+    if not isinstance(encoding.tokenizer, Tokenizer):
         return None
     wanted = encoding.tokenizer.digest
     for path in sorted(cache.glob(f"*/{INDEX}")):

@@ -5,7 +5,7 @@ Numba is only imported in the functions that need it: the command line's help do
 
 import math
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, check_field
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.settings import Settings
 
@@ -27,15 +27,20 @@ def choose_threads(run: RunConfig, settings: Settings | None = None) -> int:
 
     if run.threads is None:
         threads.bind_to_cores()
-    available = threads.max_threads()
-    if run.threads is not None and run.threads > available:
-        raise InputError(
-            f"threads={run.threads} must be at most {available}, the number this machine runs"
-        )
     if run.threads is not None:
-        return run.threads
+        return _checked(run.threads)
     most = useful_threads(settings.model, settings.training, run) if settings else math.inf
     return int(min(threads.cores(), most))
+
+
+def _checked(n: int) -> int:
+    """Returns a number of threads. InputError unless this machine runs as many."""
+    from smallmind.kernels.codegen import threads
+
+    available, n = threads.max_threads(), check_field(RunConfig, "threads", n)
+    if n > available:
+        raise InputError(f"threads={n} must be at most {available}, the number this machine runs")
+    return n
 
 
 def useful_threads(model: ModelConfig, training: TrainingConfig, run: RunConfig) -> int:
@@ -75,7 +80,7 @@ def set_threads(n: int | None = None, pin: bool = False) -> None:
     """
     from smallmind.kernels.codegen import threads
 
-    count = choose_threads(RunConfig(threads=n)) if n is not None else threads.cores()
+    count = _checked(n) if n is not None else threads.cores()
     if pin:
         if threads.has_started():
             raise InputError(

@@ -8,9 +8,11 @@ import dataclasses
 import enum
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from smallmind import parts
 from smallmind.checks import InputError, check_all, setting, shown_value, suggesting
+from smallmind.settings.architectures import PUBLISHED, UNPUBLISHED, Architecture
 
 __version__ = "0.2.0"
 
@@ -165,26 +167,28 @@ class ModelConfig:
             return math.ceil(8 * self.n_embd / 3 / 32) * 32
         return 4 * self.n_embd
 
+    def values(self) -> dict[str, Any]:
+        """The fields by name, with what follows from them, as files of other programs say it."""
+        follows = {"n_kv_head": self.kv_heads, "head_size": self.head_channels}
+        return {**vars(self), **follows, "hidden_size": self.hidden_size}
+
+    def changes_to(self, published: Architecture) -> dict[str, Any]:
+        """The changes that would make this a model of a published architecture."""
+        # Transformers refuses any other width of a Llama, whatever the size of its heads.
+        needed = {**UNPUBLISHED, **published.parts, "n_embd": self.divisible_n_embd}
+        whole = {"n_kv_head": self.n_head, "head_size": self.divisible_n_embd // self.n_head}
+        needed |= {name: x for name, x in whole.items() if name not in published.config.keys}
+        values = self.values()
+        return {name: value for name, value in needed.items() if values[name] != value}
+
     @property
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
-        extensions = self.value_residual, self.x0_scalars, self.bigram_rows, self.logit_softcap
-        if any(extensions) or self.n_embd % self.n_head:
-            return None
-        kind = self.norm, self.position, self.mlp, self.bias, self.qk_norm
-        if kind == ("layernorm", "learned", "gelu", True, False):
-            heads = self.kv_heads, self.head_channels
-            return "GPT-2" if heads == (self.n_head, self.n_embd // self.n_head) else None
-        # All others rotate pairs of the channels of a head.
-        return None if self.head_channels % 2 else PUBLISHED.get(kind)
-
-
-# norm, position, mlp, bias, qk_norm -> the architecture with any number of key-value heads.
-PUBLISHED = {
-    ("rmsnorm", "rope", "swiglu", False, False): "Llama",
-    ("rmsnorm", "rope", "swiglu", False, True): "Qwen3",
-    ("rmsnorm", "rope", "relu2", False, False): "Arcee",
-}
+        for published in PUBLISHED:
+            if self.bias == published.fields["bias"] and not self.changes_to(published):
+                is_odd = published.rotates and self.head_channels % 2
+                return None if is_odd else published.name
+        return None
 
 
 def micro_batch_sizes(windows: int, tokens: int, max_windows: int | None) -> list[int]:
@@ -282,6 +286,7 @@ class TrainingConfig:
         None,
         "parts that keep their weights, with commas between them: embedding, blocks.N, blocks.N-M, "
         "final_norm, head; if weights are tied, embedding is the head too",
+        metavar="PARTS",
     )
     weight_decay: float = setting(0.1, "decoupled weight decay, of matrices only", low=0.0)
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
@@ -345,7 +350,9 @@ class TrainingConfig:
         low=0,
         high=2**10,
     )
-    enable_diagnostics: bool = setting(False, "report at the end where time and memory went")
+    enable_diagnostics: bool = setting(
+        False, "report at the end where time and memory went", flag="--profile"
+    )
     check_gradient_health: bool = setting(
         False, "check gradients, updates and hidden units for problems"
     )
@@ -450,36 +457,50 @@ class RunConfig:
         None, "files, folders or patterns; without them, built-in stories"
     )
     text_field: str | None = setting(
-        None, "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files"
+        None,
+        "the field or column with the text, in .jsonl, .json, .csv, .tsv and .parquet files",
+        flag="--field",
+        metavar="NAME",
     )
     text_encoding: str | None = setting(
-        None, "the encoding of texts without a byte order mark; default: UTF-8"
+        None,
+        "the encoding of texts without a byte order mark; default: UTF-8",
+        flag="--encoding",
+        metavar="NAME",
     )
     text_separator: str | None = setting(
         None,
         "the character between documents; default: a line break",
         needs=("tokenizer", "char", "byte"),
+        flag="--separator",
+        metavar="CHARACTER",
     )
     init_from: str | None = setting(
         None,
         "a run, checkpoint or model file, a directory of transformers or a GGUF file: start from "
         "its weights, with its tokenizer",
+        metavar="RUN_OR_MODEL",
     )
     tokenizer: str = setting(
-        "char", f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use"
+        "char",
+        f"kind of token: {', '.join(parts.TOKENIZERS)}, or the tokenizer.json to use",
+        metavar="KIND",
     )
+    # Some kinds of tokenizer have these settings, and name them in `Tokenizer.settings`.
     bpe_vocab_size: int = setting(
         512,
         "vocabulary size: the 256 bytes, an end of text, and frequent pieces of the text",
         low=257,
         high=2**20,
         needs=("tokenizer", "bpe"),
+        flag="--vocab-size",
     )
     bpe_split: str = setting(
         "gpt2",
         'word pattern of the tokenizer; "-digits" makes each digit a word',
         choices=("gpt2", "gpt4", "gpt2-digits", "gpt4-digits"),
         needs=("tokenizer", "bpe"),
+        flag="--split",
     )
     mask_documents: bool = setting(
         False,
@@ -525,7 +546,9 @@ LEARNT_TEMPERATURES = (1.0, 10.0)  # the range of a learned temperature
 class DistillationConfig:
     """Distillation: a student learns from a teacher (Hinton et al. 2015)."""
 
-    teacher: str | None = setting(None, "a run or a model file with the same vocabulary")
+    teacher: str | None = setting(
+        None, "a run or a model file with the same vocabulary", metavar="RUN_OR_MODEL"
+    )
     temperature: float = setting(
         2.0, "divides the logits of teacher and student", low=0.1, high=100.0
     )
@@ -534,7 +557,9 @@ class DistillationConfig:
     )
     learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
     teacher_cache: str | None = setting(
-        None, "file of the teacher's logits, read instead of running it; created if missing"
+        None,
+        "file of the teacher's logits, read instead of running it; created if missing",
+        metavar="FILE",
     )
     teacher_top_k: int = setting(16, "logits per token kept in the cache", low=1)
 
@@ -581,7 +606,9 @@ class GenerationConfig:
     frequency_penalty: float = setting(
         0.0, "subtracted from a token's logit for each time it was written"
     )
-    stop: str | tuple[str, ...] | None = setting(None, "stop before this text; repeatable")
+    stop: str | tuple[str, ...] | None = setting(
+        None, "stop before this text; repeatable", metavar="TEXT"
+    )
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 
     def __post_init__(self) -> None:

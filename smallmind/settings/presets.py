@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from smallmind.settings.architectures import GPT2, LLAMA, QWEN3
+from smallmind.settings.config import ModelConfig, TrainingConfig
+
 Fields = dict[str, Any]
 
 # Each has about six times the parameters of the one before.
@@ -15,29 +18,9 @@ SIZES: dict[str, Fields] = {
 
 # Published ones, and what learns fastest at these sizes: `bench recipe` measures it.
 ARCHITECTURES: dict[str, Fields] = {
-    "gpt2": {
-        "norm": "layernorm",
-        "position": "learned",
-        "mlp": "gelu",
-        "bias": True,
-        "qk_norm": False,
-        "value_residual": False,
-        "x0_scalars": False,
-        "bigram_rows": 0,
-        "zero_init": False,
-        "logit_softcap": 0.0,
-    },
-}
-ARCHITECTURES["llama"] = ARCHITECTURES["gpt2"] | {
-    "norm": "rmsnorm",
-    "position": "rope",
-    "mlp": "swiglu",
-    "bias": False,
-}
-ARCHITECTURES["modern"] = ARCHITECTURES["llama"] | {
-    "qk_norm": True,
-    "value_residual": True,
-    "bigram_rows": 2**14,
+    "gpt2": GPT2.fields,
+    "llama": LLAMA.fields,
+    "modern": {**LLAMA.fields, "qk_norm": True, "value_residual": True, "bigram_rows": 2**14},
 }
 
 
@@ -62,13 +45,13 @@ def _modern_rates(fields: Fields) -> Fields:
     """
     # A model that the run starts from brings its own block size.
     windows = fields["batch_size"] * fields.get("grad_accum_steps", 1)
-    tokens = windows * fields.get("block_size", 64)
+    tokens = windows * fields.get("block_size", ModelConfig.block_size)
     follows: Fields = {"beta2": max(0.9, 0.99 ** (tokens / 768))}
     follows["learning_rate"] = 1e-2 if fields["optimizer"] == "muon" else 4e-3
     if fields.get("init_from"):  # weights that are good already
         follows["learning_rate"] *= FINE_TUNING
         if fields["optimizer"] == "muon":
-            follows["matrix_learning_rate"] = FINE_TUNING * 0.02
+            follows["matrix_learning_rate"] = FINE_TUNING * TrainingConfig.matrix_learning_rate
     if fields["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
         follows["min_lr"] = 0.0
     if not fields.get("use_mixed_precision"):
@@ -90,8 +73,7 @@ RECIPES = {
         {
             **SIZES["tiny"],
             "steps": 1500,
-            **ARCHITECTURES["llama"],
-            "qk_norm": True,
+            **QWEN3.fields,
             "tie_weights": False,
             "optimizer": "muon",
             "schedule": "linear",

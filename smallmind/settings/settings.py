@@ -51,7 +51,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
-            check_type(name, getattr(self, name), kind)
+            if not isinstance(getattr(self, name), kind):
+                check_type(name, getattr(self, name), kind)  # which explains it
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> "Settings":
@@ -61,7 +62,8 @@ class Settings:
         """
         check_type("fields", fields, Mapping)
         _check_names(fields)
-        return cls(**{name: kind(**_own(kind, fields)) for name, kind in SECTIONS.items()})
+        sections = {name: _own(kind, fields) for name, kind in SECTIONS.items()}
+        return cls(**{name: SECTIONS[name](**own) for name, own in sections.items()})
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Settings":
@@ -83,19 +85,23 @@ class Settings:
             name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS
         }
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the four configs by name."""
+        return {name: x for config in vars(self).values() for name, x in vars(config).items()}
+
     def replace(self, **fields: Any) -> "Settings":
         """Copies the settings with other values for these fields, whichever config has them.
 
         InputError for an unknown name or a value out of range.
         """
         _check_names(fields)
-        return Settings(
-            **{
-                name: dataclasses.replace(config, **_own(type(config), fields))
-                for name in SECTIONS
-                for config in [getattr(self, name)]
-            }
-        )
+        changed = {
+            name: dataclasses.replace(config, **own)
+            for name, config in vars(self).items()
+            if (own := _own(type(config), fields))
+        }
+        return dataclasses.replace(self, **changed)
 
 
 SECTIONS: dict[str, Any] = {

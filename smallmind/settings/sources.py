@@ -4,7 +4,9 @@ All are dictionaries from field to value, as no two of the four configs share a 
 """
 
 import dataclasses
+import functools
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,13 @@ from smallmind.settings.presets import (
     SIZES,
     Fields,
 )
-from smallmind.settings.settings import SECTIONS, check_format, current_names, from_saved
+from smallmind.settings.settings import (
+    SECTIONS,
+    Settings,
+    check_format,
+    current_names,
+    from_saved,
+)
 
 FIELDS = {
     field.name: (section, field)
@@ -31,75 +39,122 @@ RUN_SPECIFIC = (*FROM_TEXT, "out", "threads", "minutes")
 MAX_BYTES = 1_000_000  # of a file of settings
 # The length of a run: setting one of them overrides all three.
 LENGTHS = ("steps", "epochs", "minutes")
+# Fields by which a text becomes tokens, of some kinds of tokenizer only.
+OF_TOKENIZER = tuple(
+    name for name, (_, field) in FIELDS.items() if "tokenizer" in field.metadata["needs"][:1]
+)
 MODEL_FIELDS = {field.name for field in dataclasses.fields(ModelConfig)}
 
 
-def resolve(
-    size: str | None = None,
-    preset: str | None = None,
-    file: Path | None = None,
-    flags: Fields | None = None,
-    arch: str | None = None,
-    recipe: str | None = None,
-) -> Fields:
-    """The fields that a recipe, size, arch, preset, file and flags set; later ones win.
-
-    Without a recipe it is DEFAULT_RECIPE, and for the config.json of a run its own settings. Fields
-    that none of them sets are absent. InputError for an invalid file, or one that sets everything
-    that a name would.
-    """
-    given = given_fields(size, preset, file, flags, arch)
-    if file and is_saved_run(file):
-        if recipe:
-            raise InputError(_changes_nothing(f"--recipe {recipe}", file))
-        return given
-    return with_recipe(given, recipe, size)
+def flag_of(name: str) -> str:
+    """The flag of the command line that sets a field."""
+    own = FIELDS[name][1].metadata["flag"] if name in FIELDS else ""
+    return own or "--" + name.replace("_", "-")
 
 
-def given_fields(
-    size: str | None = None,
-    preset: str | None = None,
-    file: Path | None = None,
-    flags: Fields | None = None,
-    arch: str | None = None,
-) -> Fields:
-    """The user's own choices, without a recipe."""
-    named = {
-        f"--size {size}": SIZES[size] if size else {},
-        f"--arch {arch}": ARCHITECTURES[arch] if arch else {},
-        f"--preset {preset}": PRESETS[preset] if preset else {},
-    }
-    from_file = read_settings(file) if file else {}
-    for flag, settings in named.items():
-        if file and settings and settings.keys() <= from_file.keys():
-            raise InputError(_changes_nothing(flag, file))
-    flags = flags or {}
-    if len(chosen := [name for name in LENGTHS if flags.get(name)]) > 1:
-        raise InputError(
-            f"--{chosen[0]} and --{chosen[1]} both set the length of the run; give only one"
-        )
-    given: Fields = {}
-    for source in (*named.values(), from_file, flags):
-        given = _override(given, source)
-    return given
+def flags_of(fields: Fields) -> str:
+    """The flags that set these fields, as in "--n-layer 2 --no-bias"."""
+    words = []
+    for name, value in fields.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-"))
+        else:
+            words.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
+    return " ".join(words)
 
 
-def with_recipe(given: Fields, recipe: str | None = None, size: str | None = None) -> Fields:
-    """The user's own choices, and the settings of a recipe for the rest.
+def without_effect(name: str, values: Fields) -> str | None:
+    """Returns why a field changes nothing beside these values of others; None if it does."""
+    other, *needed = FIELDS[name][1].metadata["needs"] or (None,)
+    if other is None or values[other] in needed:
+        return None
+    actual, flag = values[other], flag_of(other)
+    unless = "" if actual in (None, False) else f" with {flag} {actual}"
+    words = [flag if needed == [True] else f"{flag} {needed[0]}", *needed[1:]]
+    either = " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return f"{flag_of(name)} has no effect{unless}; it needs {either}"
 
-    InputError for an unknown recipe or a value out of range.
-    """
-    name = recipe or DEFAULT_RECIPE
-    if name not in RECIPES:
-        raise InputError(f"recipe={name!r} must be one of {', '.join(RECIPES)}")
-    for field in given.keys() & FIELDS.keys():  # the recipe computes with them
-        check(FIELDS[field][1], given[field])
-    chosen = RECIPES[name]
-    settings = chosen.settings
-    if given.get("init_from"):  # the model is that of the file
-        settings = {name: value for name, value in settings.items() if name not in MODEL_FIELDS}
-    fields = _override(settings | chosen.sizes.get(size or "", {}), given)
-    return chosen.follow(fields) | fields
+
+@dataclass(frozen=True)
+class Choices:
+    """The user's own choices, and the recipe that sets the rest."""
+
+    given: Fields
+    recipe: str | None = DEFAULT_RECIPE  # None: they are all, like those of a saved run
+    size: str | None = None
+    in_file: frozenset[str] = frozenset()  # the names of those that a TOML file sets
+
+    @classmethod
+    def of(
+        cls,
+        size: str | None = None,
+        preset: str | None = None,
+        file: Path | None = None,
+        flags: Fields | None = None,
+        arch: str | None = None,
+        recipe: str | None = None,
+    ) -> "Choices":
+        """Merges what a size, arch, preset, file and flags set; later ones win.
+
+        Without a recipe it is DEFAULT_RECIPE, and for the config.json of a run its own settings.
+        InputError for an invalid file, or one that sets everything that a name would.
+        """
+        named = {
+            f"--size {size}": SIZES[size] if size else {},
+            f"--arch {arch}": ARCHITECTURES[arch] if arch else {},
+            f"--preset {preset}": PRESETS[preset] if preset else {},
+        }
+        from_file, flags = read_settings(file) if file else {}, flags or {}
+        is_saved = file is not None and _is_saved(file)
+        useless = [flag for flag, x in named.items() if x and file and x.keys() <= from_file.keys()]
+        if recipe and is_saved:
+            useless.append(f"--recipe {recipe}")
+        if useless:
+            raise InputError(
+                f"{useless[0]} would change nothing: {file} sets everything it does; leave out one "
+                "of the two"
+            )
+        if len(chosen := [name for name in LENGTHS if flags.get(name)]) > 1:
+            raise InputError(
+                f"--{chosen[0]} and --{chosen[1]} both set the length of the run; give only one"
+            )
+        given: Fields = {}
+        for source in (*named.values(), from_file, flags):
+            given = _override(given, source)
+        in_file = frozenset() if is_saved else frozenset(from_file)
+        return cls(given, None if is_saved else recipe or DEFAULT_RECIPE, size, in_file)
+
+    def having(self, **fields: Any) -> "Choices":
+        """Copies the choices with others of these fields."""
+        return dataclasses.replace(self, given=self.given | fields)
+
+    @functools.cached_property
+    def fields(self) -> Fields:
+        """All fields that are set, by choice or by the recipe; any other has its default.
+
+        InputError for an unknown recipe or a value out of range.
+        """
+        if self.recipe is None:
+            return self.given
+        if self.recipe not in RECIPES:
+            raise InputError(f"recipe={self.recipe!r} must be one of {', '.join(RECIPES)}")
+        given = self.given
+        for field in given.keys() & FIELDS.keys():  # the recipe computes with them
+            check(FIELDS[field][1], given[field])
+        recipe = RECIPES[self.recipe]
+        settings = recipe.settings
+        if given.get("init_from"):  # the model is that of the file
+            settings = {name: x for name, x in settings.items() if name not in MODEL_FIELDS}
+        fields = _override(settings | recipe.sizes.get(self.size or "", {}), given)
+        return recipe.follow(fields) | fields
+
+    def settings(self) -> Settings:
+        """The settings of the run, as far as they follow from the choices alone.
+
+        InputError for an unknown name or a value out of range.
+        """
+        return Settings.from_fields(self.fields)
 
 
 def _override(fields: Fields, source: Fields) -> Fields:
@@ -109,41 +164,30 @@ def _override(fields: Fields, source: Fields) -> Fields:
     return fields | source
 
 
-def _changes_nothing(flag: str, file: Path) -> str:
-    return f"{flag} would change nothing: {file} sets everything it does; leave out one of the two"
-
-
 def read_settings(file: Path) -> Fields:
     """The fields in a TOML file with the SECTIONS, or in the config.json of a run.
 
     InputError names the file, the key and its value, and for an unknown key the most similar one.
     """
-    settings: Fields = {}
-    for section, keys in _sections(file).items():
-        try:
-            settings |= _checked(section, keys)
-        except InputError as error:
-            raise InputError(f"{file}: {error}") from None
-    return settings
-
-
-def is_saved_run(file: Path) -> bool:
-    """True if a file of settings is the config.json of a run, which has all of them."""
-    return file.suffix == ".json"
-
-
-def _sections(file: Path) -> dict[str, Any]:
     content = _read(file)
     try:
         if len(content) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-        return _reusable_sections(from_json(text)) if is_saved_run(file) else tomllib.loads(text)
+        if _is_saved(file):
+            return _reusable(from_json(text))
+        sections = tomllib.loads(text).items()
+        return {key: x for name, keys in sections for key, x in _checked(name, keys).items()}
     except InputError as error:
         raise InputError(f"{file}: {error}") from None
     except (RecursionError, TypeError, ValueError) as error:  # the first by TOML
-        kind = "the config.json of a run" if is_saved_run(file) else "TOML in UTF-8"
+        kind = "the config.json of a run" if _is_saved(file) else "TOML in UTF-8"
         raise InputError(f"{file} is not {kind}: {_reason(error, file, content)}") from None
+
+
+def _is_saved(file: Path) -> bool:
+    """True if a file of settings is the config.json of a run, which has all of them."""
+    return file.suffix == ".json"
 
 
 def _reason(error: Exception, file: Path, content: bytes) -> str:
@@ -170,22 +214,17 @@ def _read(file: Path) -> bytes:
         raise InputError(f"cannot read {file}: {error}") from None
 
 
-def _reusable_sections(config: Any) -> dict[str, Any]:
-    """config, as saved by any version -> its sections, without what is specific to that run."""
+def _reusable(config: Any) -> Fields:
+    """config, as saved by any version -> its fields, without what is specific to that run."""
     if not isinstance(config, dict) or not config.keys() & SECTIONS.keys():
         raise ValueError("it has no section 'model'")
     check_format(config)
-    sections = {}
-    for section in SECTIONS:
-        fields = config.get(section, {})
-        if not isinstance(fields, dict):
+    fields: Fields = {}
+    for section, kind in SECTIONS.items():
+        if not isinstance(saved := config.get(section, {}), dict):
             raise ValueError(f"its {section!r} is not a JSON object")
-        sections[section] = {
-            key: value
-            for key, value in vars(from_saved(SECTIONS[section], fields)).items()
-            if key not in RUN_SPECIFIC and value is not None
-        }
-    return sections
+        fields |= vars(from_saved(kind, saved))
+    return {key: x for key, x in fields.items() if key not in RUN_SPECIFIC and x is not None}
 
 
 def _checked(section: str, keys: Any) -> Fields:

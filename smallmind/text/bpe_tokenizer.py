@@ -2,12 +2,14 @@
 
 import codecs
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console import activity
+from smallmind.settings.config import RunConfig
 from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import BYTES, as_bytes, as_characters
 from smallmind.text.ids import total
@@ -16,7 +18,6 @@ from smallmind.text.tokenizer_json import OWN, Rules
 
 END_OF_TEXT = "<|endoftext|>"
 ENDS = (END_OF_TEXT, "<|end_of_text|>")  # the second is Llama 3's
-DEFAULT_SIZE = 512
 LARGE = 10**6  # characters that may take more than a second to learn from
 MAX_TOKENS = 2**20
 CONTINUED = bytes(range(0x80, 0xC0))  # in UTF-8, the bytes within a character
@@ -37,6 +38,8 @@ class BPETokenizer(Tokenizer):
     """
 
     kind = "bpe"
+    settings = MappingProxyType({"vocab_size": "bpe_vocab_size", "split": "bpe_split"})
+    is_learned = True
     unit = "tokens"
     opening = "\n"
     separator = END_OF_TEXT
@@ -50,23 +53,25 @@ class BPETokenizer(Tokenizer):
         self,
         text: str = "",
         kind: str = "bpe",
-        vocab_size: int = DEFAULT_SIZE,
-        split: str = "gpt2",
+        vocab_size: int = RunConfig.bpe_vocab_size,
+        split: str = RunConfig.bpe_split,
     ) -> None:
         check_type("text", text, str)
         with activity.doing("Learning the tokens of the text", usual=len(text) < LARGE):
             self._learn(sliced(text), vocab_size, split)
 
     @classmethod
-    def learn(
-        cls, texts: Iterable[str], vocab_size: int = DEFAULT_SIZE, split: str = "gpt2"
-    ) -> "BPETokenizer":
-        """The tokenizer of texts, one after another, of which only a little is kept in memory."""
+    def learn(cls, texts: Iterable[str], **settings: Any) -> "BPETokenizer":
         made = object.__new__(cls)
-        made._learn(texts, vocab_size, split)
+        made._learn(texts, **settings)
         return made
 
-    def _learn(self, texts: Iterable[str], vocab_size: int, split: str) -> None:
+    def _learn(
+        self,
+        texts: Iterable[str],
+        vocab_size: int = RunConfig.bpe_vocab_size,
+        split: str = RunConfig.bpe_split,
+    ) -> None:
         # Numba takes half a second to import.
         from smallmind.kernels.bpe.split import PATTERNS
         from smallmind.text.bpe import Special, learn_merges

@@ -121,8 +121,8 @@ class Dataset:
         text: str,
         tokenizer: Tokenizer,
         block_size: int,
-        batch_size: int = 12,
-        seed: int = 1337,
+        batch_size: int = RunConfig.batch_size,
+        seed: int = RunConfig.seed,
         held_out: int | None = None,
     ) -> "Dataset":
         """The dataset of a text, whose last `held_out` characters are held out; None: a tenth.

@@ -38,7 +38,7 @@ class Tokenizer:
     `Tokenizer(text, kind)` is the tokenizer of that kind in `parts.TOKENIZERS`, fitted to text:
     "char"; "byte", whose vocabulary is the 256 bytes, so that it can encode any text; or "bpe",
     with tokens of several bytes, which takes `vocab_size` and `split` too. InputError for an
-    unknown kind.
+    unknown kind. A kind names such settings of its own in `settings`, and has them as attributes.
 
     Each subclass is one kind: it defines everything below, and is built from text or from `state`.
 
@@ -47,6 +47,9 @@ class Tokenizer:
     """
 
     kind: ClassVar[str]
+    # Keywords of the constructor, besides text and kind -> the fields of RunConfig that set them.
+    settings: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    is_learned: ClassVar[bool] = False  # from texts, by `learn`, rather than from their characters
     unit: ClassVar[str]  # what tokens are: "characters"
     vocab_size: int
     separator: str = "\n"  # of documents
@@ -64,6 +67,11 @@ class Tokenizer:
         return super().__new__(parts.load(parts.TOKENIZERS, kind))
 
     def __init__(self, text: str = "", kind: str = "char", **settings: Any) -> None:
+        raise NotImplementedError
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], **settings: Any) -> "Tokenizer":
+        """The tokenizer of texts, one after another, of which only a little is kept in memory."""
         raise NotImplementedError
 
     @property

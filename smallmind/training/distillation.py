@@ -44,11 +44,11 @@ class Distillation:
     def __init__(
         self,
         teacher: TransformerModel,
-        temperature: float = 2.0,
-        alpha: float = 0.5,
+        temperature: float = DistillationConfig.temperature,
+        alpha: float = DistillationConfig.alpha,
         learn_temperature: bool = False,
         cache: str | PathLike[str] | None = None,
-        top_k: int = 16,
+        top_k: int = DistillationConfig.teacher_top_k,
     ) -> None:
         self.config = DistillationConfig(
             teacher="",

@@ -82,7 +82,7 @@ def copy_model(
     model: TransformerModel, backend: str | None = None, **fields: Any
 ) -> TransformerModel:
     """A float32 model with the same weights, optionally with another back end or other settings."""
-    config = dataclasses.replace(model.config, **fields)
+    config = dataclasses.replace(model.config, **fields) if fields else model.config
     copy = TransformerModel(config, seed=model.seed, backend=backend or model.backend)
     copy.flat.write(model.parameters)
     return copy
@@ -230,7 +230,7 @@ def _last_loss(losses: list[float]) -> float:
 def backward_pass(config: ModelConfig) -> Check:
     """The gradients of a small model of the same kind, in float64 with plain NumPy."""
     small = small_config(config)
-    model = TransformerModel(**dataclasses.asdict(small), backend="numpy", dtype=np.float64)
+    model = TransformerModel(small, backend="numpy", dtype=np.float64)
     # Away from the initialisation, where gains are 1 and biases 0.
     random = np.random.default_rng(0)
     for value in model.parameters.values():

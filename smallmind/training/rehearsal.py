@@ -64,9 +64,7 @@ def _rehearse(
     text = ALPHABET * (20 * WINDOW // len(ALPHABET))
     with activity.expecting_kernels(expected), TensorPool() as pool:
         models = [
-            TransformerModel(**dataclasses.asdict(config), backend=backend)
-            for config in (config, teacher)
-            if config
+            TransformerModel(config, backend=backend) for config in (config, teacher) if config
         ]
         for model in models:
             model.workspace.pool = pool
@@ -105,7 +103,7 @@ def _expected(config: ModelConfig, training: TrainingConfig) -> int:
     if directory is None or any(directory.glob("*.nbi")):
         return 0
     kernels = _NamedKernels()
-    model = TransformerModel(**dataclasses.asdict(config), backend=dry_run_backend(kernels))
+    model = TransformerModel(config, backend=dry_run_backend(kernels))
     model.use_precision(training.requested_precision)
     ids = unbacked((1, config.block_size), np.int32)
     model.loss_and_gradients(ids, ids)

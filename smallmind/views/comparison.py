@@ -8,13 +8,14 @@ from typing import Any
 from smallmind.charts.curve import Curve
 from smallmind.settings.config import NEUTRAL
 from smallmind.settings.settings import SECTIONS, current_names
+from smallmind.settings.sources import OF_TOKENIZER
 from smallmind.views.run_view import PLOTTED, RunView
 
 COMPARED = (*PLOTTED, "bits_per_byte")  # the fields that a view of a compared run needs
 TEXT = "text_sha256"  # what the text was, whatever its path is
 BESIDES = (TEXT, "initial_sha256", "teacher_sha256", "smallmind")  # settings, in config.json
 NOT_COMPARED = ("out", *NEUTRAL)  # each run has its own; what a run learns does not depend on them
-OF_TOKENS = ("tokenizer", "bpe_vocab_size", "bpe_split", "vocab_size")
+OF_TOKENS = ("tokenizer", "vocab_size", *OF_TOKENIZER)
 ROWS = 6  # of a table of losses, at most
 
 

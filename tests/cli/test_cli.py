@@ -25,7 +25,7 @@ from smallmind.kernels.codegen.isa import ISA
 from smallmind.nn.transformer import TransformerModel
 from smallmind.runs import pace
 from smallmind.settings.config import SCHEDULES
-from smallmind.settings.sources import resolve
+from smallmind.settings.sources import Choices
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
 from tests.programs import CATS, flat, printed_by, started
@@ -194,7 +194,7 @@ def test_the_help_says_whose_defaults_it_shows(cli):
     assert "Defaults below are those of modern" in printed
     assert "a TransformerModel that a program makes has GPT-2's parts" in printed
     assert "not the default of the command line" in flat(TransformerModel.__doc__)
-    assert resolve()["norm"] == "rmsnorm"
+    assert Choices({}).fields["norm"] == "rmsnorm"
     assert TransformerModel(5, 4, 4, 1, 1).config.norm == "layernorm"
 
 

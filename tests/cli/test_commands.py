@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from smallmind import ModelConfig
 from smallmind.cli import main
 from smallmind.cli.console import Console, wrap
 from smallmind.cli.program import COMMANDS
@@ -33,6 +34,24 @@ def test_a_command_is_a_module_with_two_functions_and_help(name, cli):
     assert flat(module.__doc__) in printed.flat
     assert help_line[0].islower() and not help_line.endswith(".")
     assert f" {name} {help_line}" in cli("--help").flat
+
+
+# A new run: as chosen, with its vocabulary, a tiny one that loads kernels, and as saved. The others
+# build models of other shapes too.
+@pytest.mark.parametrize(("name", "most"), [("train", 4), ("check", 6), ("estimate", 6)])
+def test_a_command_validates_the_config_of_its_model_a_few_times(
+    name, most, root, tmp_path, monkeypatch, capsys
+):
+    validated, original = [], ModelConfig.__post_init__
+
+    def validate(config):
+        validated.append(config)
+        original(config)
+
+    monkeypatch.setattr(ModelConfig, "__post_init__", validate)
+    out = ["--out", str(tmp_path / "run")] if name == "train" else []
+    assert main([name, str(root / "cats.txt"), *SMALL, *out]) == 0, capsys.readouterr()
+    assert len(validated) <= most
 
 
 def too_wide(printed):

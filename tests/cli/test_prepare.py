@@ -123,8 +123,8 @@ def test_wrong_flags_are_refused_before_anything_is_read(text, tmp_path, cli, re
     for name in ("index.json", "tokenizer.json"):
         written(tmp_path / "tokens" / name, "{}")
     for words, message in (
-        (f"{text} --vocab-size 300", "--vocab-size and --split have no effect"),
-        (f"{text} --tokenizer byte --split gpt4", "they need --tokenizer bpe"),
+        (f"{text} --vocab-size 300", "--vocab-size has no effect with --tokenizer char; it needs"),
+        (f"{text} --tokenizer byte --split gpt4", "it needs --tokenizer bpe"),
         (f"{text} --tokenizer bep", "bep"),
         (f"{text} --tokenizer bpe --vocab-size 200", "must be at least 257"),
         (f"{text} --shard-tokens 0", "shard_tokens=0 must be at least 1"),

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from smallmind import InputError, Tokenizer
 from smallmind.corpus import preparation, shards, survey
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.preparation import prepare
+from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.reading import Limits
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.survey import DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk
 from smallmind.files.lock import RunLock
 from smallmind.runs import assembly, source
-from smallmind.settings.settings import Settings
+from smallmind.settings.config import RunConfig
 from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer, tokenizer_json
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from tests.corpus.reading import written
@@ -81,16 +81,17 @@ def fields(request, tmp_path):
 
 def in_memory(paths, **fields):
     """The data of a run with a text in memory: the dataset, and its source."""
-    wanted = Settings.from_fields(fields)
-    read = source.read_source(list(paths), wanted.run, assembly.encoding_of(wanted.run))
-    made = assembly.fit_tokenizer(wanted, read)
+    run = RunConfig(**fields)
+    encoding = Encoding.of_run(run)
+    read = source.read_source(list(paths), run, encoding)
+    made = assembly.fit_tokenizer(run, read, encoding)
     return read.dataset(made, 4, 2, 1), read
 
 
 def on_disk(paths, directory, piece=2**20, shard_tokens=SHARD_TOKENS, **fields):
     """The data of a run with a prepared text."""
     corpus = Corpus(list(paths), limits=Limits(piece=piece))
-    encoding = assembly.encoding_of(Settings.from_fields(fields).run)
+    encoding = Encoding.of_run(RunConfig(**fields))
     return TokensOnDisk.of_shards(prepare(corpus, directory, encoding, shard_tokens))
 
 

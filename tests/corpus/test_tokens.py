@@ -12,7 +12,8 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.shard_writer import ShardWriter
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
-from smallmind.runs.source import approximate_characters, is_large, read_source
+from smallmind.runs import source
+from smallmind.runs.source import read_source, size_on_disk
 from smallmind.settings.config import RunConfig
 from tests.corpus.files import LLAMA3, header, llm_c, plain
 from tests.corpus.reading import documents, written
@@ -50,7 +51,8 @@ def nanogpt(path, ids):
 
 def prepared(tmp_path, name="shards", tokenizer="bpe", shard_tokens=100):
     path = written(tmp_path / "text" / "cats.txt", TEXT)
-    return prepare(Corpus(path), tmp_path / name, Encoding(tokenizer, 270), shard_tokens).directory
+    encoding = Encoding(tokenizer, {"vocab_size": 270} if tokenizer == "bpe" else {})
+    return prepare(Corpus(path), tmp_path / name, encoding, shard_tokens).directory
 
 
 def refused(paths, tokenizer=None):
@@ -222,11 +224,11 @@ def test_a_preparation_into_the_folder_of_its_texts_is_continued(tmp_path, monke
 
     monkeypatch.setattr(ShardWriter, "append", stop)
     with pytest.raises(EOFError):
-        prepare(Corpus(folder), inside, Encoding("bpe", 270))
+        prepare(Corpus(folder), inside, Encoding("bpe", {"vocab_size": 270}))
     assert (inside / "plan.json").exists()
     monkeypatch.setattr(ShardWriter, "append", write)
     for _ in range(2):
-        shards = prepare(Corpus(folder), inside, Encoding("bpe", 270))
+        shards = prepare(Corpus(folder), inside, Encoding("bpe", {"vocab_size": 270}))
         assert len(shards.train) + len(shards.held_out) == len(encoded())
 
 
@@ -284,12 +286,17 @@ def test_a_directory_that_was_moved_is_found_there(tmp_path):
     np.testing.assert_array_equal(after.tokens[:], encoded())
 
 
-def test_the_length_of_tokens_is_known_where_their_tokenizer_is_named(tmp_path, tokenizer):
+def test_large_texts_are_kept_on_disk_and_tokens_are_there_already(
+    tmp_path, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(source, "LARGE", 0)
     file = nanogpt(tmp_path / "train.bin", encoded())
-    run = RunConfig(tokenizer=str(tokenizer))
-    assert approximate_characters(str(file), run, Encoding(bpe())) == len(TEXT)
-    assert approximate_characters(str(prepared(tmp_path)), RunConfig()) == len(TEXT)
-    assert not is_large(str(file), run)
+    assert size_on_disk(str(file), RunConfig(tokenizer=str(tokenizer))) is None
+    assert size_on_disk(str(prepared(tmp_path)), RunConfig()) is None
+    text = str(tmp_path / "text" / "cats.txt")
+    assert size_on_disk(text, RunConfig()) == len(TEXT.encode())
+    monkeypatch.undo()
+    assert size_on_disk(text, RunConfig()) is None
 
 
 def test_files_are_read_only_where_they_are_asked(tmp_path, monkeypatch):

@@ -25,4 +25,4 @@ def prepare_texts(directory):
     """Prepares the documents beside the directory in it, as one that was killed would have been."""
     bpe.CHUNK = 40
     corpus = Corpus(write_texts(directory.parent), limits=Limits(piece=40))
-    prepare(corpus, directory, Encoding("bpe", 270), SHARD_TOKENS)
+    prepare(corpus, directory, Encoding("bpe", {"vocab_size": 270}), SHARD_TOKENS)

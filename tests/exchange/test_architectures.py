@@ -7,8 +7,9 @@ import pytest
 
 from smallmind import InputError, ModelConfig
 from smallmind.cli.flags import add_training_flags
-from smallmind.exchange.architectures import ARCHITECTURES, architecture_of, config_of, settings_of
+from smallmind.exchange.architectures import architecture_of, config_of, settings_of
 from smallmind.exchange.tensors import tensors_of
+from smallmind.settings.architectures import PUBLISHED
 from smallmind.settings.presets import ARCHITECTURES as PRESETS
 from smallmind.settings.sources import MODEL_FIELDS
 from tests.exchange.models import MODELS, SHAPE
@@ -101,7 +102,7 @@ def test_every_element_of_every_parameter_is_in_one_tensor(name):
             assert columns[tensor.parameter] == list(range(tensor.parameter_shape[-1]))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+@pytest.mark.parametrize("architecture", PUBLISHED, ids=lambda architecture: architecture.name)
 @pytest.mark.parametrize("epsilon", [0, -1e-5, 1, 1e400, True, "small", None, [1e-5]])
 def test_an_epsilon_that_cannot_be_is_refused(architecture, epsilon):
     config = ModelConfig(**{**SHAPE, **architecture.parts, **architecture.filled})

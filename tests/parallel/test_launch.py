@@ -17,7 +17,7 @@ from smallmind.memory import available
 from smallmind.parallel import environment, launch
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
-from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
+from smallmind.settings.settings import Settings
 from smallmind.signals import Stopped
 
 NAMES = (*environment.SIZES, *environment.RANKS)
@@ -204,8 +204,7 @@ def test_a_start_of_mpi_that_never_ends_has_a_bound(tmp_path):
 
 
 def test_ranks_on_a_machine_share_its_memory(monkeypatch):
-    training = TrainingConfig(precision="float32")
-    plan = make_plan(ModelConfig(), training, RunConfig(), None)
+    plan = make_plan(Settings().replace(precision="float32"))
     monkeypatch.setattr(available, "available_bytes", lambda: 3 * (plan.estimate.total - plan.held))
     for processes in (1, 2):
         check_memory(Console(), plan, processes)

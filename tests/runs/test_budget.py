@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from smallmind import InputError, Run
 from smallmind.cli import main
-from smallmind.cli.flags import settings_of
+from smallmind.cli.flags import choices_of_run
 from smallmind.cli.program import make_parser
 from smallmind.runs import budget, pace
-from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit_recipe
+from smallmind.runs.budget import CHOSEN, OPERATIONS, TOKENS_PER_PARAMETER, choose, fit
 from smallmind.runs.pace import Pace
-from smallmind.settings.settings import Settings
-from smallmind.settings.sources import with_recipe
+from smallmind.settings.sources import Choices
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 BOOK = 1_000_000  # characters
@@ -24,8 +23,8 @@ BOOK = 1_000_000  # characters
 
 def chosen(operations, characters=BOOK, **given):
     """The settings of a run of so many operations."""
-    fields = with_recipe(given)
-    return Settings.from_fields(with_recipe(choose(given, fields, operations, characters)))
+    fields = Choices(given).fields
+    return Choices(choose(given, fields, operations, characters)).settings()
 
 
 def tokens_of(settings, operations):
@@ -111,17 +110,16 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
     monkeypatch.setattr(budget, "operations_per_second", timed)
     for given, recipe in [
         ({}, "gpt2"),
-        ({"init_from": "runs/book"}, None),
-        (dict.fromkeys(CHOSEN, 8) | {"dropout": 0.1}, None),
+        ({}, None),  # it chooses nothing: a saved run
+        ({"init_from": "runs/book"}, "modern"),
+        (dict.fromkeys(CHOSEN, 8) | {"dropout": 0.1}, "modern"),
     ]:
-        given["minutes"] = 1.0
-        assert fit_recipe(given, BOOK, recipe) == with_recipe(given, recipe)
-    with pytest.raises(InputError, match="recipe='gpt3' must be one of"):
-        fit_recipe({"minutes": 1.0}, BOOK, "gpt3")
+        choices = Choices({**given, "minutes": 1.0}, recipe)
+        assert fit(choices, BOOK) == choices
     options = make_parser(["train"]).parse_args(
         ["train", "--recipe", "gpt2", "--size", "medium", "--minutes", "1"]
     )
-    assert settings_of(options).training.learning_rate == 6e-4
+    assert choices_of_run(options).settings().training.learning_rate == 6e-4
     for wrong, message in [
         ({"n_layer": 0}, "n_layer=0 must be at least 1"),
         ({"n_embd": "64"}, "n_embd='64' must be a number"),
@@ -131,13 +129,13 @@ def test_only_what_is_missing_is_chosen(monkeypatch):
         ({"minutes": "1"}, "minutes='1' must be a number"),
     ]:
         with pytest.raises(InputError, match=message):
-            fit_recipe({"minutes": 1.0, **wrong}, BOOK)
+            fit(Choices({"minutes": 1.0, **wrong}), BOOK)
 
 
 @pytest.mark.parametrize("backend", ["numba", "numpy"])
 def test_the_speed_of_the_machine_is_measured(backend):
     small = {"n_layer": 1, "n_embd": 16, "n_head": 2, "block_size": 8, "batch_size": 2}
-    settings = Settings.from_fields(with_recipe({**small, "backend": backend}))
+    settings = Choices({**small, "backend": backend}).settings()
     assert budget.operations_per_second(settings) > 0
 
 
@@ -147,7 +145,7 @@ def test_the_command_line_and_the_library_choose_the_same(tmp_path, monkeypatch,
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
     run = Run.create(text=text, out=tmp_path / "library", minutes=10)
-    expected = choose({"minutes": 10}, with_recipe({}), 2e6 * 600 * budget.LEARNING, len(TEXT))
+    expected = choose({"minutes": 10}, Choices({}).fields, 2e6 * 600 * budget.LEARNING, len(TEXT))
     model = run.settings.model
     assert {name: expected[name] for name in ("n_layer", "n_embd")} == {
         "n_layer": model.n_layer,

@@ -18,7 +18,7 @@ from smallmind import InputError, Run, Settings
 from smallmind.console.activity import clock
 from smallmind.runs import assembly, pace
 from smallmind.runs.pace import Pace
-from smallmind.settings.sources import with_recipe
+from smallmind.settings.sources import Choices
 from smallmind.training import training
 from smallmind.training.records import SampleRecord, StepRecord
 from tests.programs import CATS
@@ -110,7 +110,7 @@ def test_settings_are_resolved_and_saved(finished):
 def test_settings_can_come_as_one_object_and_the_text_as_a_path(finished, tmp_path):
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
-    settings = Settings.from_fields(with_recipe(FIELDS))
+    settings = Choices(FIELDS).settings()
     with pytest.raises(InputError, match="recipe='gpt2' would change nothing"):
         Run.create(settings, text, out=tmp_path / "run", recipe="gpt2")
     run = Run.create(settings, text, out=str(tmp_path / "run"))

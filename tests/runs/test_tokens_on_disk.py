@@ -9,11 +9,11 @@ import pytest
 
 from smallmind import InputError, Run, Tokenizer
 from smallmind.corpus.corpus import Corpus
-from smallmind.corpus.preparation import prepare
+from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.tokens import find_tokens
-from smallmind.runs import assembly, source
+from smallmind.runs import source
 from smallmind.runs.source import TextSource, TokenSource
-from smallmind.settings.settings import Settings
+from smallmind.settings.config import RunConfig
 from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw, make_sampler
@@ -48,7 +48,7 @@ def large(monkeypatch):
 
 
 def prepared(folder, directory, **fields):
-    encoding = assembly.encoding_of(Settings.from_fields(fields).run)
+    encoding = Encoding.of_run(RunConfig(**fields))
     return prepare(Corpus(folder), directory, encoding, shard_tokens=500).directory
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smallmind import InputError, Tokenizer
+from smallmind import InputError, RunConfig, Tokenizer, parts
+from smallmind.settings.sources import FIELDS, flag_of
 
 
 def test_the_vocabulary_is_sorted():
@@ -72,3 +73,18 @@ def test_bytes_that_are_not_utf8_are_encoded_too():
 def test_the_opening_is_a_newline_if_the_text_has_one():
     assert Tokenizer("ab\n").opening == Tokenizer(kind="byte").opening == "\n"
     assert Tokenizer("ba").opening == "a"
+
+
+@pytest.mark.parametrize("kind", parts.TOKENIZERS)
+def test_the_settings_of_a_kind_are_fields_of_a_run_with_flags(kind):
+    made = Tokenizer("the cat sat on the mat " * 9, kind)
+    needing = {
+        name for name, (_, field) in FIELDS.items() if field.metadata["needs"][1:] == (kind,)
+    }
+    assert set(made.settings.values()) == needing & set(vars(RunConfig()))
+    assert {name: flag_of(field) for name, field in made.settings.items()} == (
+        {"vocab_size": "--vocab-size", "split": "--split"} if kind == "bpe" else {}
+    )
+    assert all(
+        hasattr(made, name) for name in made.settings
+    )  # so that given tokens say how they were made
