@@ -20,10 +20,10 @@ MLPS = {
     "swiglu": "smallmind.nn.mlp:SwiGLU",
 }
 
-POSITIONS = {  # the embeddings; attention itself rotates queries and keys
-    "learned": "smallmind.nn.embedding:PositionEmbedding",
-    "rope": "smallmind.nn.embedding:Embedding",
-    "none": "smallmind.nn.embedding:Embedding",
+POSITIONS = {
+    "learned": "smallmind.nn.learned_position:LearnedPosition",
+    "rope": "smallmind.nn.rope:RotaryPosition",
+    "none": "smallmind.nn.position:Position",
 }
 
 OPTIMIZERS = {

@@ -130,7 +130,7 @@ def test_help_imports_neither_numpy_nor_numba():
     code = (
         "import sys; from smallmind.cli.program import COMMANDS, make_parser\n"
         "for words in ([], *([name] for name in COMMANDS)): make_parser(words).format_help()\n"
-        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba')))"
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'tabulate')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -90,5 +90,7 @@ class Curve:
             places = range(count * part // ranges, count * (part + 1) // ranges)
             kept.add(min(places, key=self.values.__getitem__))
             kept.add(max(places, key=self.values.__getitem__))
-        columns = (self.steps, self.seconds, self.values)
-        return Curve(*([column[i] for i in sorted(kept)] for column in columns))
+        kept_seconds, kept_values = (
+            [column[i] for i in sorted(kept)] for column in (self.seconds, self.values)
+        )
+        return Curve([self.steps[i] for i in sorted(kept)], kept_seconds, kept_values)

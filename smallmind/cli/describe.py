@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from smallmind.cli.console import Console, shorten
 from smallmind.cli.timing import time_of_run
+from smallmind.nn.position import Position, position_class
 from smallmind.nn.sizes import size_rows
 from smallmind.settings.config import CheckpointStrategy, ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.settings import Settings
@@ -49,7 +50,8 @@ def _parts_of(config: ModelConfig) -> str:
         heads += f" of {config.head_size} channels"
     if config.kv_heads < config.n_head:
         heads += f", {config.kv_heads} of keys and values"
-    positions = f"{'no' if config.position == 'none' else config.position} positions"
+    has_positions = position_class(config) is not Position
+    positions = f"{config.position} positions" if has_positions else "no positions"
     extras = {
         "queries and keys normalised": config.qk_norm,
         "first values mixed into each block": config.value_residual,
@@ -187,10 +189,10 @@ def _describe_run(console: Console, run: "Run") -> None:
         ["optimizer", _optimizer_of(training)],
         ["precision", f"{run.training.model.precision}"],
     ]
-    if run.ranks.size > 1:
-        fewest, others = divmod(training.shards, run.ranks.size)
+    if run.group.size > 1:
+        fewest, others = divmod(training.shards, run.group.size)
         own = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(["ranks", f"{run.ranks.size}, each {own} of {training.shards} data shards"])
+        rows.append(["processes", f"{run.group.size}, each {own} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

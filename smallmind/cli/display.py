@@ -123,17 +123,14 @@ class ProgressDisplay:
         self.progress.update(record)
         is_tenth = self.step_records % PLAIN_EVERY == 0
         if not self.console.is_terminal and (is_tenth or record.step == self.steps):
-            self.console.line(self.progress.plain())
+            self.console.line(*self.progress.variants(is_live=False))
         else:
             self.during_step()
         self.step_records += 1
 
     def during_step(self, step: int | None = None, so_far: str = "") -> None:
         """Shows how far a step is, by default the newest that has ended."""
-        if self.console.is_terminal:
-            self.console.live(*self.progress.live(step, so_far))
-        else:
-            self.console.live(self.progress.plain(step, so_far))
+        self.console.live(*self.progress.variants(self.console.is_terminal, step, so_far))
 
     def _show_evaluation(self, record: EvaluationRecord, place: str) -> None:
         """The loss on both parts of the text; the rest is about the held-out part."""

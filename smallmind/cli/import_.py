@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--block-size",
         type=int,
         metavar="N",
-        help="shorten the context to N tokens; needs rotary positions",
+        help="shorten the context to N tokens; not if the model has learned its positions",
     )
 
 

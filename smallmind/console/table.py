@@ -12,7 +12,7 @@ from typing import Any
 from smallmind.console.live_line import column_after, printable
 
 BOX, ASCII_BOX = "╔═╗║╠╣╚╝╟─┼╢│", "+=+|++++|-+||"  # lines, and what replaces them in ASCII
-OUTLINE, ASCII_OUTLINE = "╭─┬╮│╰┴╯", "+-++|+++"
+OUTLINE = "╭─┬╮│"
 GAP = "  "  # between columns
 
 
@@ -45,15 +45,13 @@ class Table:
 
         Only the last column is right-aligned.
         """
-        rows = [line for row in _wrapped(self.rows, width) for line in _lines(row)]
-        wide, sides = _widths(rows), "<" * (len(self.rows[0]) - 1) + ">"
-        rule = "┬".join("─" * (width + 2) for width in wide)
-        lines = [f"│ {' │ '.join(_padded(row, wide, sides))} │" for row in rows]
-        lines = [f"╭{rule}╮", *lines, f"╰{rule.replace('┬', '┴')}╯"]
-        text = "\n".join(lines)
-        if ascii_only:
-            text = text.translate(str.maketrans(OUTLINE, ASCII_OUTLINE))
-        return f"{self.title}\n{text}\n"
+        from tabulate import tabulate  # takes time to import, which --help does not need
+
+        style = "outline" if ascii_only else "rounded_outline"
+        align = ["left"] * (len(self.rows[0]) - 1) + ["right"]
+        rows = _wrapped(self.rows, width)
+        table = tabulate(rows, tablefmt=style, colalign=align, disable_numparse=True)
+        return f"{self.title}\n{table}\n"
 
     def box(self, widths: Sequence[int] = (), ascii_only: bool = False) -> str:
         """Returns the table in a box of double lines, all of the same length.

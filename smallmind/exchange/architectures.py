@@ -68,13 +68,17 @@ class Architecture:
     gguf_tensors: Layout
     filled: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def rotates(self) -> bool:
+        """True if pairs of channels of its heads are rotated by positions."""
+        return "rope_theta" in self.config.keys
+
     def changes(self, config: ModelConfig) -> dict[str, Any]:
         """The changes to config that would make it fit this architecture."""
         # Transformers refuses any other width of a Llama, whatever the size of its heads.
         needed = {**COMMON, **self.parts, "n_embd": config.divisible_n_embd}
-        if self.parts["position"] == "learned":
-            needed["n_kv_head"] = config.n_head
-            needed["head_size"] = config.divisible_n_embd // config.n_head
+        whole = {"n_kv_head": config.n_head, "head_size": config.divisible_n_embd // config.n_head}
+        needed |= {name: whole[name] for name in whole.keys() - self.config.keys.keys()}
         values = values_of(config)
         return {name: value for name, value in needed.items() if values[name] != value}
 
@@ -396,7 +400,7 @@ def architecture_of(config: ModelConfig) -> Architecture:
             f"no published architecture has {_named(config, changes)}; nearest is {nearest.name}: "
             f"train with {flags}"
         )
-    if config.position == "rope" and config.head_channels % 2:
+    if nearest.rotates and config.head_channels % 2:
         raise InputError(
             f"other programs cannot rotate heads of {config.head_channels} channels, an odd "
             f"number; train with --head-size {config.head_channels + 1}"

@@ -74,7 +74,7 @@ class HuggingFace(Format):
             **files[CONFIG],
             "dtype": DTYPES[type],
         }
-        if exported.model.config.position == "rope":
+        if architecture.rotates:
             # Since version 5; earlier ones read rope_theta.
             theta = exported.model.config.rope_theta
             config["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}

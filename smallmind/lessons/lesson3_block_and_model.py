@@ -152,12 +152,14 @@ print(smallmind.gradient_check(lambda scope: Product(scope, (scope.config.n_embd
 # %%
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
+from smallmind.nn.position import Position
 
 B, T, C, H = 8, 64, 64, 4
 R = B * T
 scope = new_scope(ModelConfig(block_size=T, n_embd=C, n_head=H, n_layer=1))
 workspace = scope.workspace
-block = Block(scope.inner("block"), Documents(scope.inner("documents")), None, None, 0)
+shared = Position(scope.inner("position")), Documents(scope.inner("documents"))
+block = Block(scope.inner("block"), *shared, None, None, 0)
 scope.parameters.allocate()
 scope.parameters.initialise(seed=0)
 
@@ -380,6 +382,7 @@ model.micro_batch_size = None
 # %%
 from smallmind.lessons import judge
 from smallmind.nn.backend import dry_run_backend
+from smallmind.nn.rope import RotaryPosition
 
 
 def llama_block_keeps(C, H, G, W):
@@ -401,7 +404,8 @@ def measured_keeps(C, H, G, W, R=2048):
         bias=False,
     )
     scope = Scope(Workspace(dry_run_backend(), np.float32, 0.0, 0), Parameters(), config)
-    block = Block(scope.inner("block"), Documents(scope.inner("documents")), None, None, 0)
+    shared = RotaryPosition(scope.inner("position")), Documents(scope.inner("documents"))
+    block = Block(scope.inner("block"), *shared, None, None, 0)
     scope.parameters.allocate()
     scope.workspace.T = R
     block.forward(scope.workspace.rent(R, C))

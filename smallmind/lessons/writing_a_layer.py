@@ -38,18 +38,45 @@ from smallmind.nn.parameters import Constant, Role
 #
 # ## Write it in NumPy
 #
-# A layer takes a `Scope`, declares its parameters and keeps what its backward pass needs:
+# The arithmetic is in kernels, functions of arrays, outputs first. The profiler, `--detect-anomaly`
+# and `model.inspect` see what they do. The backward pass overwrites the gradients of inputs, and
+# **adds** to those of parameters.
+#
+# A norm begins a branch of the residual stream, so its backward pass may also get an `addend`, the
+# gradient that bypasses the branch, which is often the array to write to.
+
+
+# %%
+def tanh_norm(y, x, slope, weight):
+    """x (R, C), slope, weight (C,) -> y (R, C) = weight tanh(slope x). Writes y."""
+    y[...] = weight * np.tanh(slope * x)
+
+
+def tanh_norm_backward(dx, dslope, dweight, dy, x, slope, weight, addend=None):
+    """dy, x (R, C) -> dx (R, C) [+ addend, may be dx]; adds to dslope and dweight (C,)."""
+    # forward: y = weight tanh(slope x)
+    t = np.tanh(slope * x)
+    du = dy * weight * (1 - t * t)
+    dslope += (du * x).sum(axis=0)
+    dweight += (dy * t).sum(axis=0)
+    dx[...] = du * slope if addend is None else du * slope + addend
+
+
+add_kernel("tanh_norm", tanh_norm)
+add_kernel("tanh_norm_backward", tanh_norm_backward)
+
+# %% [markdown]
+# A layer takes a `Scope`, declares its parameters, keeps what its backward pass needs and calls
+# kernels:
 #
 # - `declare` gives a name, a shape, initial values and a role. The role says which optimizer and
 #   which weight decay a parameter gets. Memory comes later, when the whole model is declared.
-# - A parameter has `compute`, the values to read, and `grad`, the gradient to **add** to.
+# - A parameter has `compute`, the values to read, and `grad`, the gradient to add to.
 # - `workspace.rent` gives an array whose contents are undefined. What a layer returns belongs to
 #   the caller; `x` stays as it is until the backward pass.
 # - Rows are tokens, columns channels: `x` is (R, C).
 #
-# All layers have these two methods. A norm begins a branch of the residual stream, so its
-# `backward` also takes an `addend`, the gradient that bypasses the branch, and adds to it in place.
-# Norms also take the value that their gain starts at.
+# Norms also take the value that their gain starts at, and `gradient_of` says where they write `dx`.
 
 
 # %%
@@ -66,19 +93,16 @@ class TanhNorm(Norm):
         """x (R, C) -> y (R, C); keeps x."""
         self.x = x
         y = self.workspace.rent(*x.shape)
-        y[...] = np.tanh(x * self.slope.compute) * self.weight.compute
+        self.kernels.tanh_norm(y, x, self.slope.compute, self.weight.compute)
         return y
 
     def backward(self, dy, addend=None):
         """dy (R, C) -> dx (R, C) or, in place of addend, addend + dx; adds to gradients."""
         # forward: y = weight tanh(slope x)
-        x, slope = self.x, self.slope.compute
-        t = np.tanh(x * slope)
-        du = dy * self.weight.compute * (1 - t * t)
-        self.slope.grad += (du * x).sum(axis=0)
-        self.weight.grad += (dy * t).sum(axis=0)
-        dx = self.gradient_of(x, addend)
-        dx[...] = du * slope if addend is None else du * slope + addend
+        slope, weight = self.slope, self.weight
+        dx = self.gradient_of(self.x, addend)
+        given = dy, self.x, slope.compute, weight.compute, addend
+        self.kernels.tanh_norm_backward(dx, slope.grad, weight.grad, *given)
         return dx
 
 
@@ -144,33 +168,12 @@ first, last = train(TransformerModel(**shape, norm="tanh", backend="numpy"))
 print(f"Loss {first:.3f}, after 40 steps {last:.3f}")
 
 # %% [markdown]
-# ## Make it a kernel
+# ## Compile it
 #
-# The layer above runs with the compiled back end too, in float32. A kernel has three advantages: it
-# goes through memory once; the profiler, `--detect-anomaly` and `model.inspect` see it; and it
-# reads and writes 16 bits, which NumPy cannot. Until there is one, keep `precision="float32"`.
+# So far both back ends call NumPy, in float32. A compiled kernel goes through memory once, and it
+# reads and writes 16 bits, which NumPy cannot. The plain form stays: it is easy to read, and what
+# the fast one is tested against. The layer does not change.
 #
-# A kernel exists twice, with the same arguments, outputs first. The form in plain NumPy is easy to
-# read, and what the fast one is tested against.
-
-
-# %%
-def tanh_norm(y, x, slope, weight):
-    """x (R, C), slope, weight (C,) -> y (R, C) = weight tanh(slope x). Writes y."""
-    y[...] = weight * np.tanh(slope * x)
-
-
-def tanh_norm_backward(dx, dslope, dweight, dy, x, slope, weight, addend=None):
-    """dy, x (R, C) -> dx (R, C) [+ addend, may be dx]; adds to dslope and dweight (C,)."""
-    # forward: y = weight tanh(slope x)
-    t = np.tanh(slope * x)
-    du = dy * weight * (1 - t * t)
-    dslope += (du * x).sum(axis=0)
-    dweight += (dy * t).sum(axis=0)
-    dx[...] = du * slope if addend is None else du * slope + addend
-
-
-# %% [markdown]
 # The compiled form computes with vectors of `LANES` numbers, which `load_up_to` reads from an array
 # of any precision, at an index counted in elements. Its outer loop runs on all threads, and no two
 # threads write to the same place: in the backward pass each chunk of rows has sums of its own,
@@ -222,8 +225,7 @@ def backward_rows(dx, sums, dy, x, slope, weight, addend, chunk):
 
 
 # %% [markdown]
-# Python calls them through functions with the arguments of the plain form, and `add_kernel` gives
-# both forms to the back ends.
+# Python calls them through functions with the arguments of the plain form.
 
 # %%
 NOTHING = np.empty((0, 0), np.float32)
@@ -245,39 +247,13 @@ add_kernel("tanh_norm", tanh_norm, fast_tanh_norm)
 add_kernel("tanh_norm_backward", tanh_norm_backward, fast_tanh_norm_backward)
 
 # %% [markdown]
-# The layer now only calls them. `self.kernels` are those of the model's back end.
-
-
-# %%
-class FastTanhNorm(TanhNorm):
-    """`TanhNorm` with kernels."""
-
-    def forward(self, x):
-        """x (R, C) -> y (R, C); keeps x."""
-        self.x = x
-        y = self.workspace.rent(*x.shape)
-        self.kernels.tanh_norm(y, x, self.slope.compute, self.weight.compute)
-        return y
-
-    def backward(self, dy, addend=None):
-        """dy (R, C) -> dx (R, C) or, in place of addend, addend + dx; adds to gradients."""
-        slope, weight = self.slope, self.weight
-        dx = self.gradient_of(self.x, addend)
-        given = dy, self.x, slope.compute, weight.compute, addend
-        self.kernels.tanh_norm_backward(dx, slope.grad, weight.grad, *given)
-        return dx
-
-
-parts.NORMS["tanh"] = f"{__name__}:FastTanhNorm"
-
-# %% [markdown]
 # Both forms of the kernel are checked: the plain one in float64, the compiled one in float32, where
 # finite differences are good to a thousandth. In a whole model the compiled gradients are compared
 # with a copy of the model in float64.
 
 # %%
 for backend in ("numpy", "numba"):
-    print(gradient_check(FastTanhNorm, backend=backend))
+    print(gradient_check(TanhNorm, backend=backend))
 compiled = TransformerModel(**shape, norm="tanh")
 assert gradient_check(compiled).ok
 

@@ -4,12 +4,12 @@ import numpy as np
 
 from smallmind.nn.documents import Documents
 from smallmind.nn.dropout import Dropout
-from smallmind.nn.layer import Branch, Layer, Scope
+from smallmind.nn.layer import Branch, Scope
 from smallmind.nn.linear import Linear
+from smallmind.nn.position import Position
 from smallmind.nn.projection import Projection
 from smallmind.nn.residuals import Carried, ValueResidual
 from smallmind.nn.rmsnorm import HeadNorm
-from smallmind.nn.rope import RotaryEmbedding
 
 
 class Attention(Branch):
@@ -23,6 +23,7 @@ class Attention(Branch):
     def __init__(
         self,
         scope: Scope,
+        position: Position,
         documents: Documents,
         first_values: Carried | None,
         layer: int,
@@ -36,25 +37,27 @@ class Attention(Branch):
         self.dropout = Dropout(scope)
         widths = H * D, G * D, G * D
         self.qkv_linear = Linear(scope.inner("qkv"), (config.n_embd, sum(widths)), widths=widths)
-        self.in_place: list[Layer] = []  # what changes queries, keys and values, in order
+        self.value_residual = None
         if first_values:
             inner, first = scope.inner("value_residual"), (H + G) * D
-            self.in_place.append(ValueResidual(inner, first_values, first, layer == 0))
-        rotary = RotaryEmbedding(scope, H + G) if config.position == "rope" else None
-        if config.qk_norm:
-            self.in_place.append(HeadNorm(scope, H, G, rotary))
-        elif rotary:
-            self.in_place.append(rotary)
+            self.value_residual = ValueResidual(inner, first_values, first, layer == 0)
+        self.head_norm = HeadNorm(scope, H, G, position) if config.qk_norm else None
+        norm_rotates = config.qk_norm and position.theta is not None
+        self.rotation = position if position.rotates and not norm_rotates else None
         self.projection = Projection(scope.inner("projection"), H * D)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (B T, C) -> y (B T, C) [+ addend (B T, C)]; keeps x, qkv, heads and logsumexp."""
         R, T = len(x), self.workspace.T
         self.qkv = self.qkv_linear.forward(x)
-        for layer in self.in_place:
-            layer.forward(self.qkv)
-        self.heads = self.workspace.rent(R, self.width)
+        if self.value_residual:
+            self.value_residual.forward(self.qkv)
+        if self.head_norm:
+            self.head_norm.forward(self.qkv)
         kernels, cache = self.kernels, self.workspace.cache
+        if self.rotation:
+            self.rotation.rotate(kernels, self.qkv)
+        self.heads = self.workspace.rent(R, self.width)
         if cache:
             cache.keep(kernels, self.layer, self.qkv)
         if cache and cache.start:
@@ -72,12 +75,16 @@ class Attention(Branch):
         dheads = self.projection.backward(dy)
         # forward: heads = dropout(softmax(q k^T / sqrt(D))) v
         dqkv = self.workspace.rent(*self.qkv.shape)
-        given = dheads, self.heads, self.logsumexp, self.qkv
-        self.kernels.attention_backward(dqkv, *given, *self.dropout.mask(), self.documents.firsts)
+        given, kernels = (dheads, self.heads, self.logsumexp, self.qkv), self.kernels
+        kernels.attention_backward(dqkv, *given, *self.dropout.mask(), self.documents.firsts)
         self.workspace.release(dheads, self.heads, self.logsumexp, self.qkv)
-        # forward: q, k = rotary(norm(q)), rotary(norm(k)); v = mixture(v)
-        for layer in reversed(self.in_place):
-            layer.backward(dqkv)
+        # forward: v = mixture(v); q, k = rotation(norm(q)), rotation(norm(k))
+        if self.rotation:
+            self.rotation.rotate_backward(kernels, dqkv)
+        if self.head_norm:
+            self.head_norm.backward(dqkv)
+        if self.value_residual:
+            self.value_residual.backward(dqkv)
         # forward: qkv = x weight + bias
         dx = self.qkv_linear.backward(dqkv)
         self.workspace.release(dqkv)

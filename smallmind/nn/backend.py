@@ -47,17 +47,20 @@ def dry_run_backend(kernels: NoKernels | None = None) -> Backend:
     return Backend("none", kernels or NoKernels(), TensorPool(allocate=unbacked), unbacked)
 
 
-def add_kernel(name: str, plain: Callable[..., Any], fast: Callable[..., Any]) -> None:
+def add_kernel(
+    name: str, plain: Callable[..., Any], fast: Callable[..., Any] | None = None
+) -> None:
     """Gives both back ends a kernel of your own, in plain NumPy and compiled.
 
-    Layers call it as `workspace.kernels_for(self.name).<name>`. Both functions take the same
-    arguments, outputs first. Adding a kernel again replaces it. InputError if the arguments differ,
-    or if the package has a kernel of this name.
+    Layers call it as `self.kernels.<name>`. Both functions take the same arguments, outputs first.
+    Without a fast form the plain one serves, but not in 16 bits. Adding a kernel again replaces it.
+    InputError if the arguments differ, or if the package has a kernel of this name.
     """
     from smallmind.kernels import compiled
 
     if check_type("name", name, str) in KERNELS:
         raise InputError(f"there is a kernel {name} already: choose another name")
+    fast = fast or plain
     arguments = [inspect.signature(function) for function in (plain, fast)]
     if arguments[0] != arguments[1]:
         raise InputError(

@@ -6,6 +6,7 @@ from smallmind.nn.attention import Attention
 from smallmind.nn.documents import Documents
 from smallmind.nn.layer import Layer, Scope
 from smallmind.nn.layers import build_mlp, build_norm
+from smallmind.nn.position import Position
 from smallmind.nn.residuals import Carried, EmbeddingResidual
 
 
@@ -19,6 +20,7 @@ class Block(Layer):
     def __init__(
         self,
         scope: Scope,
+        position: Position,
         documents: Documents,
         embedding: Carried | None,
         first_values: Carried | None,
@@ -29,7 +31,8 @@ class Block(Layer):
             EmbeddingResidual(scope.inner("embedding_residual"), embedding) if embedding else None
         )
         self.attention_norm = build_norm(scope.inner("attention_norm"))
-        self.attention = Attention(scope.inner("attention"), documents, first_values, layer)
+        inner = scope.inner("attention")
+        self.attention = Attention(inner, position, documents, first_values, layer)
         self.mlp_norm = build_norm(scope.inner("mlp_norm"))
         self.mlp = build_mlp(scope.inner("mlp"))
 

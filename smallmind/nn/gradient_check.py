@@ -9,21 +9,31 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from smallmind.checks import InputError, check_type, suggesting
 from smallmind.console.table import Table, Tabular
-from smallmind.nn.differentiable import Differentiable, of_function, of_model
-from smallmind.nn.single_layer import ROWS, build_layer, config_for, of_layer
+from smallmind.nn.differentiable import (
+    TOO_COARSE,
+    Differentiable,
+    is_float,
+    of_function,
+    of_model,
+)
+from smallmind.nn.layer import Layer
+from smallmind.nn.single_layer import build_layer, of_layer
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import ModelConfig
 
 # Relative errors above these are wrong, by the precision that the gradients were computed in.
 TOLERANCES = {np.dtype(np.float64): 1e-6, np.dtype(np.float32): 1e-3}
 ROUNDING = 10  # units in the last place by which a computed value may be off
+# A layer, and the rows of its input, if none are given.
+SMALL = ModelConfig(vocab_size=11, block_size=8, n_embd=12, n_layer=1, n_head=3)
+ROWS = 6
 
 
 @dataclass(frozen=True)
@@ -124,12 +134,7 @@ def gradient_check(
     elif backward is not None:
         checked = of_function(subject, backward, inputs)
     else:
-        if inspect.isclass(subject) or not hasattr(subject, "forward"):
-            if config is None:
-                config = config_for(inputs)
-            subject = build_layer(subject, config, backend, random)
-            inputs = inputs or (random.standard_normal((ROWS, config.n_embd)),)
-        checked = of_layer(subject, inputs)
+        checked = _of_layer(subject, inputs, config, backend, random)
     if tolerance is None:
         tolerance = TOLERANCES[np.dtype(checked.dtype)]
     worst: dict[str, Derivative] = {}
@@ -141,6 +146,36 @@ def gradient_check(
 
 def _badness(row: Derivative) -> tuple[bool, bool, float]:
     return not row.ok, math.isnan(row.error), row.error
+
+
+def _of_layer(
+    subject: Any,
+    inputs: tuple[Any, ...],
+    config: ModelConfig | None,
+    backend: str,
+    random: np.random.Generator,
+) -> Differentiable:
+    """A layer, or the one that a function makes, for an input of the same channels."""
+    if inspect.isclass(subject) or not hasattr(subject, "forward"):
+        if not callable(subject):
+            raise InputError(
+                f"{type(subject).__name__} cannot be checked: give a model, a layer, or a function "
+                "with backward="
+            )
+        C = inputs[0].shape[-1] if inputs and is_float(inputs[0]) else SMALL.n_embd
+        config = config or replace(SMALL, n_embd=C, n_head=math.gcd(C, SMALL.n_head))
+        subject = build_layer(subject, config, backend, random)
+        inputs = inputs or (random.standard_normal((ROWS, config.n_embd)),)
+    if not isinstance(subject, Layer):
+        raise InputError(
+            f"{type(subject).__name__} is not a smallmind.nn.layer.Layer; functions are checked "
+            "with gradient_check(forward, x, backward=backward)"
+        )
+    if subject.workspace.activation_dtype is not subject.workspace.dtype:
+        raise InputError(TOO_COARSE)
+    if len(inputs) != 1:
+        raise InputError("a layer takes one input, x or ids: gradient_check(layer, x)")
+    return of_layer(subject, np.asarray(inputs[0]))
 
 
 def _compare(

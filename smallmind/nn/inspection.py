@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,11 +141,9 @@ class Observer:
             activation_gradients=self.gradients,
         )
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
+    def observing(self) -> AbstractContextManager[None]:
         """Within the block, everything is copied. No block may be recomputed."""
-        with self.workspace.wrapped_kernels(self._observed):
-            yield
+        return self.workspace.wrapped_kernels(self._observed)
 
     def _observed(self, name: str, kernel: Kernel) -> Kernel:
         names = list(inspect.signature(kernel).parameters)
@@ -155,7 +153,9 @@ class Observer:
             given = dict(zip(names, arguments, strict=False)) | named
             is_backward = self.workspace.direction == "backward"
             if is_backward:
-                self._before_backward(name, given)  # some kernels overwrite what they are given
+                # The gradient of what the layer wrote: some kernels overwrite it.
+                gradient = given.get(described(name).gradient, given.get("dout"))
+                self._keep(self.gradients, gradient, given)
             result = kernel(*arguments, **named)
             if name in OBSERVED:
                 OBSERVED[name](self, given)
@@ -165,19 +165,13 @@ class Observer:
 
         return observed
 
-    def _before_backward(self, name: str, given: dict[str, Any]) -> None:
-        """Keeps the gradient of what the layer wrote in the forward pass."""
-        gradient = given.get(described(name).gradient, given.get("dout"))
-        self._keep(self.gradients, gradient, given)
-
     def _keep(self, kept: dict[str, np.ndarray], rows: Any, given: dict[str, Any]) -> None:
         """Copies rows (B T, W) as (B, T, W), or only the columns that the kernel is for."""
         if rows is None:
             return
         if "first" in given:
             rows = rows[:, given["first"] : given["first"] + given["x"].shape[1]]
-        copy = np.array(to_float32(rows)).reshape(*self.shape, -1)
-        kept[self.workspace.layer] = copy
+        kept[self.workspace.layer] = np.array(to_float32(rows)).reshape(*self.shape, -1)
 
     def _keep_gelu(self, given: dict[str, Any]) -> None:
         """The product and the activation after it are one kernel."""
@@ -186,25 +180,22 @@ class Observer:
         self.activations[layer] = np.array(to_float32(given["activation"])).reshape(*self.shape, -1)
 
     def _keep_attention(self, given: dict[str, Any]) -> None:
-        qkv = to_float32(given["qkv"])
-        shape, width = given["logsumexp"].shape, given["out"].shape[1]
-        self._keep_heads(self.activations, qkv, shape, width)
-        q, k, _ = split_heads(qkv, shape, width)
+        q, k = self._keep_heads(self.activations, given["qkv"], given)
         self.attention.append(attention_probabilities(q, k, given.get("firsts"))[0])
         self._keep(self.activations, given["out"], given)
 
     def _keep_attention_gradient(self, given: dict[str, Any]) -> None:
-        shape, width = given["logsumexp"].shape, given["out"].shape[1]
-        self._keep_heads(self.gradients, to_float32(given["dqkv"]), shape, width)
+        self._keep_heads(self.gradients, given["dqkv"], given)
 
     def _keep_heads(
-        self, kept: dict[str, np.ndarray], qkv: np.ndarray, shape: tuple[int, ...], width: int
-    ) -> None:
-        """Copies qkv (B T, (H + 2 G) D), shape (B, H, T), head by head."""
-        for name, heads in zip(
-            ("query", "key", "value"), split_heads(qkv, shape, width), strict=True
-        ):
+        self, kept: dict[str, np.ndarray], qkv: np.ndarray, given: dict[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Copies qkv (B T, (H + 2 G) D) head by head -> views of queries and keys."""
+        shape, width = given["logsumexp"].shape, given["out"].shape[1]
+        q, k, v = split_heads(to_float32(qkv), shape, width)
+        for name, heads in (("query", q), ("key", k), ("value", v)):
             kept[f"{self.workspace.layer}.{name}"] = np.array(heads)
+        return q, k
 
 
 # Kernels that write more than one activation, or whose gradient is more than one.

@@ -9,12 +9,6 @@ from smallmind.nn.head import Head, TiedHead, UntiedHead
 from smallmind.nn.layer import Branch, Norm, Scope
 
 
-def build_embedding(scope: Scope) -> Embedding:
-    """Tokens and their positions -> the residual stream."""
-    embedding: Embedding = parts.load(parts.POSITIONS, scope.config.position)(scope)
-    return embedding
-
-
 def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
     """The norm before attention, MLP and head. All its gains start at `gain`."""
     norm: Norm = parts.load(parts.NORMS, scope.config.norm)(scope, gain)

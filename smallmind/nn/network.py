@@ -8,9 +8,10 @@ import numpy as np
 from smallmind.nn.backend import dry_run_backend
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
+from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import initial_gain
 from smallmind.nn.layer import Scope
-from smallmind.nn.layers import build_embedding, build_head, build_norm
+from smallmind.nn.layers import build_head, build_norm
 from smallmind.nn.parameters import Parameters
 from smallmind.nn.recompute import RecomputePlan, Segment
 from smallmind.nn.residuals import Carried
@@ -26,7 +27,7 @@ class Network:
         scope = Scope(workspace, parameters, config)
         self.workspace = workspace
         self.documents = Documents(scope.inner("documents"))
-        self.embedding = build_embedding(scope.inner("embedding"))
+        self.embedding = Embedding(scope.inner("embedding"))
         self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Carried(workspace, "first_values") if config.value_residual else None
         self.blocks = []
@@ -34,7 +35,8 @@ class Network:
         for i in range(config.n_layer):
             first = len(parameters.specs)
             inner = scope.inner(f"blocks.{i}")
-            self.blocks.append(Block(inner, self.documents, self.x0, first_values, i))
+            shared = self.embedding.position, self.documents, self.x0, first_values
+            self.blocks.append(Block(inner, *shared, i))
             self.specs_of_blocks.append(range(first, len(parameters.specs)))
         self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
         self.head = build_head(scope.inner("head"), self.embedding)

@@ -4,7 +4,7 @@ import numpy as np
 
 from smallmind.nn.layer import Layer, Norm, Scope
 from smallmind.nn.parameters import ONES, Constant, Role
-from smallmind.nn.rope import RotaryEmbedding
+from smallmind.nn.position import Position
 
 
 class RMSNorm(Norm):
@@ -36,18 +36,20 @@ class RMSNorm(Norm):
 
 
 class HeadNorm(Layer):
-    """Normalises queries and keys head by head (Henry et al. 2020), and rotates them with `rotary`.
+    """Normalises queries and keys head by head (Henry et al. 2020).
+
+    The same kernel also rotates them, if `position` has angles for it.
 
     A gain (D,) for all heads of queries and one for those of keys. The H heads of queries and G of
     keys are the first columns of a matrix that has others too.
     """
 
-    def __init__(self, scope: Scope, H: int, G: int, rotary: RotaryEmbedding | None) -> None:
+    def __init__(self, scope: Scope, H: int, G: int, position: Position) -> None:
         super().__init__(scope.inner("head_norm"))
         config, D = scope.config, scope.config.head_channels
         self.epsilon = config.norm_epsilon
         self.queries, self.heads, self.width = H, H + G, (H + G) * D
-        self.rotary = rotary
+        self.position = position
         self.query_gain = scope.inner("query_norm").declare("weight", (D,), ONES, Role.GAIN)
         self.key_gain = scope.inner("key_norm").declare("weight", (D,), ONES, Role.GAIN)
 
@@ -58,11 +60,9 @@ class HeadNorm(Layer):
         """
         self.kept = self.workspace.rent(len(x), self.width)
         self.rstd = self.workspace.rent_full_precision(len(x), self.heads)
-        rotation = self.rotary.angles() if self.rotary else ()
         gains, T = (self.query_gain.compute, self.key_gain.compute), self.workspace.T
-        self.kernels.norm_heads(
-            x, self.kept, self.rstd, *gains, self.queries, T, *rotation, epsilon=self.epsilon
-        )
+        given = *gains, self.queries, T, *self.position.angles()
+        self.kernels.norm_heads(x, self.kept, self.rstd, *given, epsilon=self.epsilon)
         return x
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
@@ -70,9 +70,7 @@ class HeadNorm(Layer):
         # forward: heads = rotation (heads rstd gain)
         query_gain, key_gain = self.query_gain, self.key_gain
         given = self.kept, self.rstd, query_gain.compute, key_gain.compute, self.queries
-        theta = self.rotary.theta if self.rotary else None
-        self.kernels.norm_heads_backward(
-            dy, query_gain.grad, key_gain.grad, *given, self.workspace.T, theta
-        )
+        angles = self.workspace.T, self.position.theta
+        self.kernels.norm_heads_backward(dy, query_gain.grad, key_gain.grad, *given, *angles)
         self.workspace.release(self.kept, self.rstd)
         return dy

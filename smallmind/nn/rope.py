@@ -1,38 +1,41 @@
 """Rotary position embedding (Su et al. 2021): positions as rotations of queries and keys."""
 
+from typing import Any
+
 import numpy as np
 
-from smallmind.nn.layer import Layer, Scope
+from smallmind.nn.layer import Scope
+from smallmind.nn.position import Position
 
 
-def table_bytes(T: int, D: int) -> int:
-    """The size of the cosines and sines that the compiled kernel keeps for windows of T tokens."""
-    positions = 2 ** (T - 1).bit_length()
-    return 2 * 4 * positions * (D // 2)
+class RotaryPosition(Position):
+    """Rotates each head of queries and keys by an angle that grows with its position."""
 
+    rotates = True
 
-class RotaryEmbedding(Layer):
-    """Rotates the first `heads` heads of each row by an angle that grows with its position."""
-
-    def __init__(self, scope: Scope, heads: int) -> None:
+    def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
-        self.theta = scope.config.rope_theta
-        self.heads, self.D = heads, scope.config.head_channels
+        config = scope.config
+        self.theta = config.rope_theta
+        self.heads, self.D = config.n_head + config.kv_heads, config.head_channels
 
-    def forward(self, x: np.ndarray) -> np.ndarray:
+    def rotate(self, kernels: Any, x: np.ndarray) -> None:
         """x (B T, W) -> the same with its heads rotated, in place; keeps nothing."""
         theta, *places = self.angles()
-        self.kernels.rope(x, theta, self.workspace.T, self.heads, self.D, *places)
-        return x
+        kernels.rope(x, theta, self.workspace.T, self.heads, self.D, *places)
 
-    def angles(self) -> tuple[float, np.ndarray | None, int]:
+    def rotate_backward(self, kernels: Any, dx: np.ndarray) -> None:
+        """dx (B T, W), the gradient of the rotated heads -> that of the heads, in place."""
+        # forward: heads = rotation heads
+        kernels.rope(dx, self.theta, self.workspace.T, self.heads, self.D, inverse=True)
+
+    def angles(self) -> tuple[Any, ...]:
         """The inputs of this pass's angles: theta, the first position, the number of positions."""
         workspace = self.workspace
         positions = workspace.cache.positions if workspace.cache else workspace.T
         return self.theta, workspace.start, positions
 
-    def backward(self, dy: np.ndarray) -> np.ndarray:
-        """dy (B T, W), the gradient of the rotated heads -> that of the heads, in place."""
-        # forward: heads = rotation heads
-        self.kernels.rope(dy, self.theta, self.workspace.T, self.heads, self.D, inverse=True)
-        return dy
+    def table_bytes(self, T: int) -> int:
+        """The size of the cosines and sines that the compiled kernel keeps."""
+        positions = 2 ** (T - 1).bit_length()
+        return 2 * 4 * positions * (self.D // 2)

@@ -237,9 +237,9 @@ class TransformerModel(Tabular):
         """ids (B, T), the next tokens of the cache's sequences -> logits (B, V) after the last.
 
         A new array. Only the new tokens go through the model; the cache keeps what later ones
-        need. Once it is full, rotary positions continue and each token sees the cache's last ones;
-        with learned positions the oldest quarter is dropped and the rest is fed again, from
-        position 0 on. InputError for ids outside the vocabulary, or another number of sequences.
+        need. Once it is full, positions continue and each token sees the cache's last ones; if they
+        limit the context, the oldest quarter is dropped and the rest is fed again, from position 0
+        on. InputError for ids outside the vocabulary, or another number of sequences.
         """
         check_type("cache", cache, KeyValueCache)
         ids = check_ids("ids", ids, self.config.vocab_size)
@@ -251,7 +251,7 @@ class TransformerModel(Tabular):
         ids, begin = np.require(ids, np.int32, ["C"]), 0
         while begin < ids.shape[1]:
             room = cache.length - cache.start
-            if room <= 0 and self.config.position == "learned":
+            if room <= 0 and self.network.embedding.position.limits_context:
                 kept = cache.last(cache.length - max(1, cache.length // REFED))
                 cache.clear()
                 if kept.size:

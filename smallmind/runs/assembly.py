@@ -11,9 +11,10 @@ from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
+from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
-from smallmind.parallel.ranks import ALONE, Ranks
+from smallmind.parallel.group import ALONE, Group
 from smallmind.runs.files import MODEL
 from smallmind.runs.loading import find, load_model, read_tokenizer
 from smallmind.runs.source import Source, TextSource, TokenSource, paths_of
@@ -99,7 +100,7 @@ def with_initial(settings: Settings, initial: Initial) -> Settings:
 def shortened(config: ModelConfig, block_size: int) -> ModelConfig:
     """The config with a shorter context, if its positions are not learned and it was chosen."""
     default = next(f.default for f in dataclasses.fields(ModelConfig) if f.name == "block_size")
-    if config.position == "learned" or block_size in (default, config.block_size):
+    if position_class(config).limits_context or block_size in (default, config.block_size):
         return config
     if block_size > config.block_size:
         return config
@@ -201,7 +202,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
         run=run,
         distillation=settings.distillation,
     )
-    # Ranks choose their own, each on its machine.
+    # Several processes choose their own, each on its machine.
     return resolved if launched() else resolved.replace(threads=choose_threads(run, resolved))
 
 
@@ -251,7 +252,7 @@ def build_training(
     data: Dataset,
     tokenizer: Tokenizer,
     initial: Initial | None = None,
-    ranks: Ranks = ALONE,
+    group: Group = ALONE,
 ) -> Training:
     """The training that resolved settings describe; kernels run on its threads from now on.
 
@@ -269,7 +270,7 @@ def build_training(
     if initial:
         model.flat.data[:] = initial.weights
     model.use_precision(settings.training.requested_precision)
-    return Training(model, data=data, distillation=distillation, ranks=ranks)
+    return Training(model, data=data, distillation=distillation, group=group)
 
 
 def load_distillation(

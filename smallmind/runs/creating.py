@@ -7,6 +7,7 @@ from typing import Any
 
 from smallmind.checks import InputError, check_field, check_type
 from smallmind.exchange.format import find_foreign
+from smallmind.nn.position import position_class
 from smallmind.runs import assembly
 from smallmind.runs.budget import fit_recipe
 from smallmind.runs.directory import RunDirectory, SavedConfig
@@ -130,7 +131,7 @@ def import_model(
 def _shortened(config: ModelConfig, block_size: int) -> ModelConfig:
     """The config with a shorter context. InputError if its positions are learned, or fewer."""
     check_field(ModelConfig, "block_size", block_size)
-    if config.position == "learned":
+    if position_class(config).limits_context:
         raise InputError(
             f"block_size={block_size}: the model has learned its {config.block_size} positions; "
             "leave it out"

@@ -85,9 +85,9 @@ class Run(SavedRun):
         """A model of another program as a run, which generates and evaluates.
 
         `source` is a directory of transformers, with safetensors, or a GGUF file; `out` is by
-        default runs/<date>-<name>. `block_size` shortens the context of a model with rope. To
-        train it on, create a run with init_from. InputError if the model is malformed or not known
-        here, or the directory is in use.
+        default runs/<date>-<name>. `block_size` shortens the context, unless the model has learned
+        its positions. To train it on, create a run with init_from. InputError if the model is
+        malformed or not known here, or the directory is in use.
         """
         return cls(*creating.import_model(source, out, block_size))
 

@@ -169,14 +169,14 @@ class ModelConfig:
     def architecture(self) -> str | None:
         """The name of the published architecture that this is; None if it is none of them."""
         extensions = self.value_residual, self.x0_scalars, self.bigram_rows, self.logit_softcap
-        is_odd = self.position == "rope" and self.head_channels % 2
-        if any(extensions) or is_odd or self.n_embd % self.n_head:
+        if any(extensions) or self.n_embd % self.n_head:
             return None
         kind = self.norm, self.position, self.mlp, self.bias, self.qk_norm
         if kind == ("layernorm", "learned", "gelu", True, False):
             heads = self.kv_heads, self.head_channels
             return "GPT-2" if heads == (self.n_head, self.n_embd // self.n_head) else None
-        return PUBLISHED.get(kind)
+        # All others rotate pairs of the channels of a head.
+        return None if self.head_channels % 2 else PUBLISHED.get(kind)
 
 
 # norm, position, mlp, bias, qk_norm -> the architecture with any number of key-value heads.

@@ -17,11 +17,11 @@ from smallmind.memory.tracker import peak_resident_bytes, resident_bytes
 from smallmind.nn.backend import Backend, NoKernels, dry_run_backend
 from smallmind.nn.cache import cache_bytes
 from smallmind.nn.network import declare_parameters
-from smallmind.nn.rope import table_bytes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.optim.optimizer import make_optimizer
 from smallmind.parallel.gradient_sum import adding
-from smallmind.parallel.ranks import ALONE, bounds
+from smallmind.parallel.group import ALONE
+from smallmind.parallel.shards import bounds
 from smallmind.settings.config import MAX_BATCH, ModelConfig, TrainingConfig, micro_batch_sizes
 from smallmind.text.dataset import Batch, Dataset
 from smallmind.text.samplers import Epochs, make_sampler
@@ -102,7 +102,7 @@ class MemoryEstimate(Tabular):
     moments: int
     snapshot: int  # of weights and moments: for rollbacks, and for saving in the background
     activations: int  # everything in the pool: kept for the backward pass, gradients, batches
-    scratch: int  # of kernels: all threads and rotary tables, or NumPy's temporary arrays
+    scratch: int  # of kernels: all threads and tables of positions, or NumPy's temporary arrays
     teacher: int = 0  # its weights; its activations are in the pool
     text: int = 0  # the text and its tokens
     sample: int = 0  # keys and values while it is written
@@ -377,7 +377,7 @@ class _WithoutRows(StoredTensor):
 
 
 def _scratch(run: _DryRun, threads: int) -> int:
-    """The memory that kernels keep: the scratch of the hungriest one, and rotary tables."""
+    """The memory that kernels keep: the scratch of the hungriest one, and tables of positions."""
     from smallmind.kernels import muon
     from smallmind.kernels.attention import backward
     from smallmind.kernels.gemm import blocked, sixteen_bit
@@ -387,5 +387,5 @@ def _scratch(run: _DryRun, threads: int) -> int:
     attention = backward.scratch_size(T, D, dtype)
     product = sixteen_bit.SCRATCH if dtype.itemsize == 2 else blocked.SCRATCH
     update = run.optimizer.scratch_size and muon.PACKING + run.optimizer.scratch_size
-    tables = table_bytes(T, D) if config.position == "rope" else 0
+    tables = run.model.network.embedding.position.table_bytes(T)
     return 4 * threads * max(attention, product, update) + tables

@@ -34,19 +34,18 @@ class StatusText:
         elif isinstance(record, EvaluationRecord):
             self._held_out = f"held-out {record.val_loss:.4f}"
 
-    def plain(self, step: int | None = None, so_far: str = "") -> str:
-        """The line for a file; see `live`."""
-        return self._variants(self._step if step is None else step, so_far, "", "")[0]
+    def variants(self, is_live: bool, step: int | None = None, so_far: str = "") -> tuple[str, ...]:
+        """The line, longest variant first: step, loss and time left stay longest.
 
-    def live(self, step: int | None = None, so_far: str = "") -> tuple[str, ...]:
-        """The line for a terminal, longest variant first: step, loss and time left stay longest.
-
-        It begins with a bar and shows the latest held-out loss too. `step` is the one that is going
-        on, by default the newest that has ended, and `so_far` how far it is, if it takes long:
-        "17%, 0:12 left".
+        `step` is the one under way, by default the newest that has ended, and `so_far` its
+        progress, if it takes long: "17%, 0:12 left". A live line, for a terminal, begins with a bar
+        and shows the latest held-out loss too; for a file there is one variant.
         """
+        shown = self._step if step is None else step
+        if not is_live:
+            return self._variants(shown, so_far, "", "")[:1]
         bar = draw_bar(self._step / max(1, self.steps), self._stream)
-        return self._variants(self._step if step is None else step, so_far, bar, self._held_out)
+        return self._variants(shown, so_far, bar, self._held_out)
 
     @property
     def has_begun(self) -> bool:
@@ -120,17 +119,14 @@ class ProgressLine:
             self.line.clear()
 
     def _show(self, step: int | None = None, so_far: str = "") -> None:
-        if self.line.is_live:
-            self.line.show(*self.progress.live(step, so_far))
-        else:
-            self._show_text(self.progress.plain(step, so_far))
+        self._show_text(*self.progress.variants(self.line.is_live, step, so_far))
 
-    def _show_text(self, text: str) -> None:
+    def _show_text(self, *variants: str) -> None:
         if self.line.is_live:
-            self.line.show(text)
+            self.line.show(*variants)
         elif time.monotonic() - self._shown >= QUIET:
             self._shown = time.monotonic()
-            self.line.write(f"{text}\n")
+            self.line.write(f"{variants[0]}\n")
 
 
 @contextmanager

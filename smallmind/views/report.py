@@ -184,13 +184,13 @@ def _course(view: RunView) -> str:
     )
     megabytes = Curve(memory.steps, memory.seconds, [value / 1e6 for value in memory.values])
     panels = [
-        Panel("learning rate", "", [Line("", rate)]),
-        Panel("norm of the gradient", "before clipping", noisy("", norm)),
-        Panel("speed", "tokens per second", [Line("", speed)], from_zero=True),
-        Panel("memory of the process", "MB", [Line("", megabytes)], from_zero=True),
+        Panel("learning rate", "", [Line("", rate)], is_small=True),
+        Panel("norm of the gradient", "before clipping", noisy("", norm), is_small=True),
+        Panel("speed", "tokens per second", [Line("", speed)], from_zero=True, is_small=True),
+        Panel("memory of the process", "MB", [Line("", megabytes)], from_zero=True, is_small=True),
     ]
-    drawings = (svg.chart(Figure(f"{panel.label} by step", [panel])) for panel in panels)
-    return _section("Course of the run", "".join(drawings))
+    title = "Learning rate, norm of the gradient, speed and memory by step"
+    return _section("Course of the run", svg.chart(Figure(title, panels)))
 
 
 def _samples(view: RunView) -> str:

@@ -39,6 +39,8 @@ def test_both_back_ends_get_the_kernel(added):
     assert open_backend("numba").kernels.doubled is fast_doubled
     add_kernel("doubled", fast_doubled, doubled)  # again, as in a notebook
     assert open_backend("numpy").kernels.doubled is fast_doubled
+    add_kernel("doubled", doubled)  # not compiled yet
+    assert open_backend("numba").kernels.doubled is doubled
 
 
 def test_a_norm_of_ones_own_is_a_setting_and_its_kernel_is_seen(added, monkeypatch):

@@ -8,13 +8,14 @@ from smallmind.kernels import compiled, reference
 from smallmind.nn.attention import Attention
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
-from smallmind.nn.embedding import Embedding, PositionEmbedding
+from smallmind.nn.embedding import Embedding
 from smallmind.nn.head import TiedHead, UntiedHead
 from smallmind.nn.layer import Norm
 from smallmind.nn.layernorm import LayerNorm
 from smallmind.nn.linear import Linear
 from smallmind.nn.mlp import MLP, SquaredReLU, SwiGLU
 from smallmind.nn.parameters import ONES, Role
+from smallmind.nn.position import Position
 from smallmind.nn.projection import Projection
 from smallmind.nn.rmsnorm import RMSNorm
 from smallmind.nn.softcap import SoftCap
@@ -169,12 +170,16 @@ def test_a_layernorm_backward_without_its_variance_term_is_noticed(is_complete):
     assert found.wrong == ([] if is_complete else ["x"])
 
 
+def shared(scope):
+    return Position(scope.inner("position")), Documents(scope.inner("documents"))
+
+
 def attention(scope):
-    return Attention(scope, Documents(scope.inner("documents")), None, 0)
+    return Attention(scope, *shared(scope), None, 0)
 
 
 def block(scope):
-    return Block(scope, Documents(scope.inner("documents")), None, None, 0)
+    return Block(scope, *shared(scope), None, None, 0)
 
 
 LAYERS = {
@@ -187,7 +192,7 @@ LAYERS = {
     "projection": (lambda scope: Projection(scope, 12), (ROWS,)),
     "attention": (attention, (ROWS.reshape(2, 4, -1),)),
     "block": (block, (ROWS.reshape(2, 4, -1),)),
-    "embedding": (PositionEmbedding, (IDS,)),
+    "embedding": (Embedding, (IDS,)),
     "tied head": (lambda scope: TiedHead(scope, Embedding(scope)), (ROWS,)),
     "head": (UntiedHead, (ROWS,)),
     "soft cap": (SoftCap, (ROWS,)),

@@ -1,0 +1,34 @@
+"""A learned position embedding (Radford et al. 2019)."""
+
+from typing import Any
+
+import numpy as np
+
+from smallmind.nn.layer import Scope
+from smallmind.nn.linear import INITIAL_DEVIATION
+from smallmind.nn.parameters import Normal, Parameter, Role
+from smallmind.nn.position import Position
+
+
+class LearnedPosition(Position):
+    """A matrix with a row per position (block_size, C), which is added to the tokens'."""
+
+    limits_context = True
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope)
+        shape, normal = (scope.config.block_size, scope.config.n_embd), Normal(INITIAL_DEVIATION)
+        self.weight = scope.parameters.declare(
+            "position_embedding.weight", shape, normal, Role.EMBEDDING
+        )
+
+    def embed(self, kernels: Any, x: np.ndarray, ids: np.ndarray, token: Parameter) -> None:
+        """ids (B, T) -> x (B T, C), the rows of the tokens and of their positions. Writes x."""
+        kernels.embedding(x, token.compute, ids, self.weight.compute, self.workspace.start)
+
+    def embed_backward(
+        self, kernels: Any, dx: np.ndarray, ids: np.ndarray, token: Parameter
+    ) -> None:
+        """dx (B T, C) -> adds to the gradients of the tokens and of the positions."""
+        # forward: x = token[ids] + weight
+        kernels.embedding_backward(token.grad, self.weight.grad[: ids.shape[1]], dx, ids)
