@@ -377,7 +377,7 @@ def region_seconds(count: int) -> float:
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(100):
-            _empty(out, count)
+            _empty(out)
         times.append((time.perf_counter() - start) / 100)
     set_threads(begun)
     return statistics.median(times[5:])
