@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from smallmind.files import durable
 from smallmind.training import training
-from tests.programs import start_untimed
+from tests.faults.disk import Quick
+from tests.programs import CATS, CommandLine, start_untimed
 
 # On any number of cores: each process runs its kernels on all of them. Two are enough to use them
 # while one starts a process, waits for a disk or runs plain Python.
@@ -78,3 +80,23 @@ def untimed_start(monkeypatch):
 def short_sample(monkeypatch):
     """A run ends with a sample of 20 tokens: 400 take longer than training a small model."""
     monkeypatch.setattr(training, "SAMPLE_TOKENS", 20)
+
+
+@pytest.fixture
+def cli(capsys):
+    """Runs command lines in this process."""
+    return CommandLine(capsys)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """The path of a short text about cats."""
+    path = tmp_path / "cats.txt"
+    path.write_text(CATS, encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def quick_disk(monkeypatch):
+    """A disk that does not wait until what is written has arrived."""
+    monkeypatch.setattr(durable, "files", Quick())

@@ -4,22 +4,41 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
+from smallmind.cli import main
 from smallmind.runs import pace
 from smallmind.training import rehearsal
+
+CATS = "the cat sat on the mat. the dog sat on the log.\n" * 60
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def finished(words, cwd=ROOT, timeout=None, **environment):
+    """A process that has ended, with its status and what it printed on both streams."""
+    settings = {
+        "cwd": cwd,
+        "timeout": timeout,
+        "env": {**os.environ, **environment},
+        "encoding": "utf-8",
+    }
+    return subprocess.run(words, capture_output=True, check=False, **settings)
+
+
+def printed_by(words, **settings):
+    """The standard output of a process, which must succeed."""
+    result = finished(words, **settings)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def output_of(program, *arguments, **environment):
     """The output of a program; a warning or an error fails the test."""
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    words = [sys.executable, "-W", "error", "-c", program, *arguments]
+    return printed_by(words, **environment)
 
 
 @contextmanager
@@ -53,3 +72,55 @@ def last_of_each(*words):
     flags = [group[0] for group in groups]
     kept = [group for i, group in enumerate(groups) if group[0] not in flags[i + 1 :]]
     return [word for group in kept for word in group]
+
+
+def status(*arguments):
+    """The exit status of the command line, as a shell would see it; later flags replace earlier."""
+    try:
+        return main(last_of_each(*map(str, arguments)))
+    except SystemExit as exit_:
+        return exit_.code
+
+
+class Printed(NamedTuple):
+    """The output of a command line."""
+
+    out: str
+    err: str
+
+    @property
+    def flat(self):
+        """The standard output with every line break and its indentation as one space."""
+        return flat(self.out)
+
+
+def flat(printed):
+    return " ".join(printed.split())
+
+
+class CommandLine:
+    """Runs command lines in this process, given as text, which is split at spaces, and other words.
+
+    Paths and the words of lists are taken as they are.
+    """
+
+    def __init__(self, capsys):
+        self.capsys = capsys
+
+    def __call__(self, *parts, ends=0):
+        """-> what this command line printed; `ends` is the exit status that it must have."""
+        words = []
+        for part in parts:
+            words += part.split() if isinstance(part, str) else part if is_list(part) else [part]
+        self.capsys.readouterr()
+        assert status(*words) == ends
+        return Printed(*self.capsys.readouterr())
+
+    def refuses(self, message, *parts):
+        """The command line is wrong input, and says so in one line with these words."""
+        error = self(*parts, ends=2).err
+        assert message in error and error.count("\n") == 1 and "Traceback" not in error, error
+
+
+def is_list(part):
+    return isinstance(part, list | tuple)

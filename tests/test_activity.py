@@ -177,10 +177,8 @@ def test_evaluating_a_text_says_how_far_it_is(slow, shown):
 def test_the_teacher_says_how_far_it_is(slow, shown, tmp_path):
     teacher = TransformerModel(len(set(TEXT)), 8, 8, 1, 1, backend="numpy")
     new_training(distillation=Distillation(teacher, cache=tmp_path / "cache"))
-    assert (
-        "Running the teacher over the text once, for " + str(tmp_path / "cache"),
-        False,
-    ) in shown
+    phrase = f"Running the teacher over the text once, for {tmp_path / 'cache'}"
+    assert (phrase, False) in shown
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -48,16 +48,8 @@ def test_defaults_are_valid_and_frozen(config):
         ),
         (ModelConfig, {"norm_epsilon": 0}, "norm_epsilon=0 must be at least 1e-12 and at most 0.1"),
         (ModelConfig, {"norm_epsilon": float("inf")}, "norm_epsilon=inf must be at least 1e-12"),
-        (
-            TrainingConfig,
-            {"learning_rate": float("nan")},
-            "learning_rate=nan must be finite",
-        ),
-        (
-            TrainingConfig,
-            {"learning_rate": float("inf")},
-            "learning_rate=inf must be finite",
-        ),
+        (TrainingConfig, {"learning_rate": float("nan")}, "learning_rate=nan must be finite"),
+        (TrainingConfig, {"learning_rate": float("inf")}, "learning_rate=inf must be finite"),
         (TrainingConfig, {"min_lr": 0.1}, "min_lr=0.1 must be at most learning_rate=0.001"),
         (
             TrainingConfig,
@@ -79,11 +71,7 @@ def test_defaults_are_valid_and_frozen(config):
             {"schedule": "sine"},
             "schedule='sine' must be one of constant, cosine, one-cycle",
         ),
-        (
-            TrainingConfig,
-            {"lr_decay_factor": 1},
-            "lr_decay_factor=1 must be above 0 and below 1",
-        ),
+        (TrainingConfig, {"lr_decay_factor": 1}, "lr_decay_factor=1 must be above 0 and below 1"),
         (
             TrainingConfig,
             {"lr_decay_share": 1.1},

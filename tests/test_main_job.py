@@ -2,11 +2,12 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.programs import printed_by
 
 pytestmark = pytest.mark.slow
 SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tinyshakespeare.txt"
@@ -14,17 +15,12 @@ SHAKESPEARE = Path(__file__).parents[2] / "shared" / "data" / "tinyshakespeare.t
 
 def train(directory, *arguments):
     """The output of `smallmind train`, and the record of its last evaluation, if it has one."""
-    result = subprocess.run(
-        [sys.executable, "-m", "smallmind", "train", *arguments, "--out", str(directory)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=True,
-    )
+    words = [sys.executable, "-m", "smallmind", "train", *arguments, "--out", str(directory)]
+    printed = printed_by(words)
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     evaluations = [record for record in records if "val_loss" in record]
-    return result.stdout, evaluations[-1] if evaluations else None
+    return printed, evaluations[-1] if evaluations else None
 
 
 def test_stories_are_learned_to_near_their_entropy(tmp_path):

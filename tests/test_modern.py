@@ -54,10 +54,7 @@ def test_every_checkpoint_is_verified(unbroken):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"use_gradient_checkpointing": True, "checkpoint_strategy": "every_layer"},
-        {"threads": 1},
-    ],
+    [{"use_gradient_checkpointing": True, "checkpoint_strategy": "every_layer"}, {"threads": 1}],
     ids=["recompute", "one thread"],
 )
 def test_recompute_and_threads_change_no_bit(unbroken, tmp_path, changes):

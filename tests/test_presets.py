@@ -227,11 +227,8 @@ def test_a_length_overrides_all_lengths_set_before_it(toml):
     file = toml("[training]\nepochs = 3\n[run]\nseed = 2\n")
     assert resolve(preset="test", file=file)["epochs"] == 3
     assert "steps" not in resolve(preset="test", file=file)
-    assert resolve(preset="test", file=file, flags={"steps": 5}).items() >= {
-        ("steps", 5),
-        ("seed", 2),
-        ("warmup_steps", 10),
-    }
+    fields = resolve(preset="test", file=file, flags={"steps": 5})
+    assert fields.items() >= {"steps": 5, "seed": 2, "warmup_steps": 10}.items()
     assert "epochs" not in resolve(file=file, flags={"minutes": 5.0})
     # A saved run by epochs has their number of steps too.
     saved = toml("[training]\nepochs = 3\nsteps = 77\n")
@@ -248,30 +245,19 @@ def test_a_file_may_hold_values_of_every_type(toml):
         "utf-8-sig",
     )
     settings = read_settings(file)
-    assert settings == {
-        "bias": False,
-        "n_layer": 3,
-        "learning_rate": 1.0,
-        "min_lr": 1e-5,
-        "schedule": "wsd",
-        "steps": 1000,
-        "text": "a.txt",
-        "threads": 1,
-    }
+    training = {"learning_rate": 1.0, "min_lr": 1e-5, "schedule": "wsd", "steps": 1000}
+    assert settings == {"bias": False, "n_layer": 3, **training, "text": "a.txt", "threads": 1}
     assert read_settings(toml("")) == read_settings(toml("[model]\n")) == {}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "[model]\nn_layers = 4",
-            "unknown key n_layers in [model]; did you mean n_layer in [model]?",
-        ),
+        ("[model]\nn_layers = 4", "unknown key n_layers in [model]; did you mean n_layer in [mod"),
         ("[model]\nn-layer = 4", "did you mean n_layer in [model]?"),
         (
             "[training]\nbatch_size = 4",
-            "unknown key batch_size in [training]; did you mean batch_size in [run]?",
+            "batch_size in [training]; did you mean batch_size in [run]",
         ),
         ("[trainng]\nsteps = 4", "unknown section [trainng]; did you mean [training]?"),
         ("steps = 4", "steps=4 is outside any section; did you mean steps in [training]?"),
@@ -297,24 +283,19 @@ def test_errors_in_a_file_name_the_file(toml, text, message):
 
 
 def test_an_invalid_config_file_is_refused(tmp_path, toml):
-    (tmp_path / "saved.json").write_text('{"model": {}, "training": 3}', encoding="utf-8")
-    (tmp_path / "newer.json").write_text('{"format": 2, "model": {}}', encoding="utf-8")
-    (tmp_path / "list.json").write_text("[1]", encoding="utf-8")
-    (tmp_path / "key.json").write_text('{"model": {"\\n": 1}}', encoding="utf-8")
-    (tmp_path / "cut.json").write_text('{"model": {', encoding="utf-8")
-    for file, message in [
-        (toml("steps 4"), "run.toml is not TOML in UTF-8: Expected '='"),
-        (tmp_path / "none.toml", "none.toml: No such file"),
-        (tmp_path, f"cannot read {tmp_path}: "),
-        (
-            tmp_path / "saved.json",
-            "is not the config.json of a run: its 'training' is not a JSON object",
-        ),
-        (tmp_path / "key.json", "is not the config.json of a run: "),
-        (tmp_path / "list.json", "is not the config.json of a run: it has no section 'model'"),
-        (tmp_path / "newer.json", "newer.json: a newer smallmind wrote it, in format 2"),
-        (tmp_path / "cut.json", "is not the config.json of a run: Expecting"),
+    no_run, json_file = "is not the config.json of a run: ", tmp_path / "saved.json"
+    for file, content, message in [
+        (toml("steps 4"), None, "run.toml is not TOML in UTF-8: Expected '='"),
+        (tmp_path / "none.toml", None, "none.toml: No such file"),
+        (tmp_path, None, f"cannot read {tmp_path}: "),
+        (json_file, '{"model": {}, "training": 3}', f"{no_run}its 'training' is not a JSON object"),
+        (json_file, '{"model": {"\\n": 1}}', no_run),
+        (json_file, "[1]", f"{no_run}it has no section 'model'"),
+        (json_file, '{"format": 2, "model": {}}', "a newer smallmind wrote it, in format 2"),
+        (json_file, '{"model": {', f"{no_run}Expecting"),
     ]:
+        if content:
+            file.write_text(content, encoding="utf-8")
         with pytest.raises(InputError) as error:
             read_settings(file)
         assert message in str(error.value) and "\n" not in str(error.value)

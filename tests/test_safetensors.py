@@ -196,41 +196,8 @@ def test_values_that_json_lacks_are_not_written(value):
         safetensors.to_json({"a": value})
 
 
-def test_a_file_truncated_anywhere_is_refused(tmp_path):
-    path = tmp_path / "file"
-    safetensors.write(path, TENSORS, {})
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(InputError):
-            safetensors.read(path)
-
-
 def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        {"x": entry(dtype="F99")},
-        {"x": entry(shape=(2,))},
-        {"x": entry(shape=(-1,))},
-        {"x": entry(shape=(1.0,))},
-        {"x": entry(offsets=(0, 4000))},
-        {"x": entry(offsets=(4, 0))},
-        {"x": entry(), "y": entry()},
-        {"x": 3},
-        {"x": {}},
-        {},
-        [],
-        3,
-    ],
-)
-def test_an_inconsistent_header_is_refused(tmp_path, header):
-    (tmp_path / "file").write_bytes(file_of(header, b"\0" * 4))
-    with pytest.raises(InputError):
-        safetensors.read(tmp_path / "file")
 
 
 @given(st.binary(max_size=200))
@@ -242,13 +209,6 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, data):
             safetensors.read(path)
         except InputError as error:
             assert "\n" not in str(error)
-
-
-def test_deeply_nested_json_is_refused(tmp_path):
-    encoded = b"[" * 100_000
-    (tmp_path / "file").write_bytes(len(encoded).to_bytes(8, "little") + encoded)
-    with pytest.raises(InputError):
-        safetensors.read(tmp_path / "file")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -18,6 +18,7 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.text.dataset import Dataset
+from tests.runs.small import create
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
 TOKENIZER = Tokenizer(TEXT)
@@ -200,18 +201,7 @@ MODEL_UNTRAINED = TransformerModel(TOKENIZER.vocab_size, 8, 8, 1, 2, backend="nu
 
 
 def test_a_loaded_model_knows_its_tokenizer(tmp_path):
-    run = Run.create(
-        text=TEXT,
-        out=tmp_path / "run",
-        block_size=8,
-        n_embd=8,
-        n_layer=1,
-        n_head=2,
-        steps=4,
-        val_every=0,
-        save_every=2,
-        backend="numpy",
-    )
+    run = create(tmp_path / "run", steps=4, val_every=0, save_every=2)
     assert repr(run) == f"<Run {run.path}: no checkpoint yet, 4 steps to train>"
     run.train()
     assert repr(Run.open(run.path)) == f"<Run {run.path}: finished, 4 steps>"

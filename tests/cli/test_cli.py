@@ -21,30 +21,35 @@ from smallmind.cli.display import show_costs
 from smallmind.cli.estimate import parse_size
 from smallmind.files import safetensors
 from smallmind.kernels import compiled
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.nn.transformer import TransformerModel
+from smallmind.runs import pace
 from smallmind.settings.config import SCHEDULES
 from smallmind.settings.sources import resolve
 from smallmind.training.memory_estimate import Program
 from smallmind.training.records import RunProgress
-from tests.programs import last_of_each, started
+from tests.programs import CATS, flat, printed_by, started
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TEXT = CATS
 SMALL = shlex.split(
     "--block-size 16 --n-embd 16 --n-layer 1 --n-head 2 --batch-size 4 --steps 30 "
     "--val-every 20 --val-batches 2 --warmup-steps 5"
 )
 
 
+def metrics(run):
+    """The records of a run."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def config_of(run):
+    return json.loads((run / "config.json").read_text(encoding="utf-8"))
+
+
 @pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "cats.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return str(path)
-
-
-def flat(printed):
-    """The printed text, with every line break and its indentation as one space."""
-    return " ".join(printed.split())
+def out(tmp_path):
+    """Where a test trains its run."""
+    return tmp_path / "run"
 
 
 @pytest.fixture(scope="module")
@@ -56,90 +61,39 @@ def run(tmp_path_factory):
     return root / "run"
 
 
-def test_train_shows_what_it_does(text, tmp_path, capsys):
-    out = tmp_path / "run"
-    assert main(["train", text, *SMALL, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    for words in (
-        "Model",
-        "token embedding",
-        "parameters",
-        "Data",
-        "2,880",
-        "vocabulary",
-        "held out",
-        "Run",
-        "tokens per step",
-        "threads",
-        "instruction set",
-        "step 30/30",
-        "held-out loss",
-        "bits/char, perplexity",
-        "next char right",
-        "Sample:",
-        f"The run is in {out}",
-        f"Directory: {out}",
-    ):
-        assert words in flat(printed), words
-    next_command = printed[printed.index("Next: ") :].replace("\\\n", " ")
+def test_train_shows_what_it_does(text, out, cli):
+    printed = cli("train", text, SMALL, "--out", out)
+    words = "Model|token embedding|parameters|Data|2,880|vocabulary|held out|Run|tokens per step"
+    words += "|threads|instruction set|step 30/30|held-out loss|bits/char, perplexity"
+    words += f"|next char right|Sample:|The run is in {out}|Directory: {out}"
+    for word in words.split("|"):
+        assert word in printed.flat, word
+    next_command = printed.out[printed.out.index("Next: ") :].replace("\\\n", " ")
     assert flat(next_command) == f'Next: smallmind generate {out} --prompt "the cat"'
-    assert "\r" not in printed  # lines are only rewritten on a terminal
+    assert "\r" not in printed.out  # lines are only rewritten on a terminal
 
 
 def test_the_run_directory_is_readable_by_other_programs(run):
-    names = {path.name for path in run.iterdir()}
-    assert names == {
-        "checkpoints",
-        "config.json",
-        "metrics.jsonl",
-        "model.safetensors",
-        "samples.txt",
-        "tokenizer.json",
-    }
+    files = "config.json metrics.jsonl model.safetensors samples.txt tokenizer.json"
+    assert {path.name for path in run.iterdir()} == {"checkpoints", *files.split()}
     checkpoints = {path.name for path in (run / "checkpoints").iterdir()}
-    assert checkpoints == {
-        "best.safetensors",
-        "step-00000020.safetensors",
-        "step-00000030.safetensors",
-    }
-    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    steps = ("best", "step-00000020", "step-00000030")
+    assert checkpoints == {f"{name}.safetensors" for name in steps}
+    config = config_of(run)
     assert config["format"] == 1 and config["training"]["min_lr"] == 0.0
     assert config["model"]["n_embd"] == 16 and config["model"]["vocab_size"] == len(set(TEXT))
     assert config["training"]["enable_diagnostics"] is False
     assert config["training"]["steps"] == 30 and config["training"]["optimizer"] == "muon"
     assert config["run"]["batch_size"] == 4 and config["run"]["out"] == str(run)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "lr" in line]
-    evaluations = [line for line in lines if "val_loss" in line]
+    steps = [line for line in metrics(run) if "lr" in line]
+    evaluations = [line for line in metrics(run) if "val_loss" in line]
     assert [line["step"] for line in steps] == [1, 10, 20, 30]
     assert [line["step"] for line in evaluations] == [20, 30]
-    assert set(steps[0]) == {
-        "step",
-        "kind",
-        "loss",
-        "lr",
-        "grad_norm",
-        "tokens_per_second",
-        "elapsed_seconds",
-        "step_ms",
-        "windows",
-        "precision",
-        "loss_scale",
-        "clip_share",
-        "memory",
-        "peak_memory",
-    }
-    assert set(evaluations[0]) == {
-        "step",
-        "kind",
-        "elapsed_seconds",
-        "train_loss",
-        "val_loss",
-        "perplexity",
-        "bits_per_character",
-        "bits_per_byte",
-        "accuracy",
-    }
+    fields = "loss lr grad_norm tokens_per_second step_ms windows precision loss_scale clip_share"
+    fields += " step kind elapsed_seconds memory peak_memory"
+    assert set(steps[0]) == set(fields.split())
+    fields = "train_loss val_loss perplexity bits_per_character bits_per_byte accuracy"
+    assert set(evaluations[0]) == {"step", "kind", "elapsed_seconds", *fields.split()}
     tensors, metadata = safetensors.read(run / "model.safetensors")
     assert tensors["blocks.0.attention.qkv.weight"].shape == (16, 48)
     assert json.loads(metadata["config"])["n_layer"] == 1
@@ -147,114 +101,95 @@ def test_the_run_directory_is_readable_by_other_programs(run):
     assert (run / "samples.txt").read_text(encoding="utf-8").startswith("--- step 30\n")
 
 
-def test_generate_streams_the_same_text_for_the_same_seed(run, capsys):
-    texts: list[str] = []
-    for seed, *flags in (("1",), ("1", "--max-tokens", "50"), ("2", "--max-tokens", "50")):
-        assert main(["generate", str(run), "--prompt", "the ", "--seed", seed, *flags]) == 0
-        texts.append(capsys.readouterr().out.removesuffix("\n"))
+def test_generate_streams_the_same_text_for_the_same_seed(run, cli):
+    texts = [
+        cli("generate", run, "--prompt", ["the "], "--seed", flags).out.removesuffix("\n")
+        for flags in ("1", "1 --max-tokens 50", "2 --max-tokens 50")
+    ]
     assert [len(text) for text in texts] == [len("the ") + n for n in (500, 50, 50)]
     assert texts[0].startswith(texts[1]) and texts[1] != texts[2]
     assert texts[2].startswith("the ")
 
 
-def test_evaluate_measures_the_held_out_part(run, capsys):
-    assert main(["evaluate", str(run)]) == 0
-    printed = capsys.readouterr().out
-    assert "cats, the held-out part" in printed and " 287 " in printed
-    for words in ("nats per token", "bits/char", "perplexity", "next char right"):
-        assert words in printed
+def test_evaluate_measures_the_held_out_part(run, cli):
+    printed = cli("evaluate", run).out
+    words = ("cats, the held-out part", " 287 ", "nats per token", "bits/char", "perplexity")
+    for word in (*words, "next char right"):
+        assert word in printed
     assert "floor" not in printed
 
 
-def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, capsys):
+def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, cli):
     (tmp_path / "other.txt").write_text("the mat sat on the cat.\n", encoding="utf-8")
-    assert main(["evaluate", str(run), str(tmp_path / "other.txt")]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("evaluate", run, tmp_path / "other.txt").out
     assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
 
 
-def test_characters_that_a_model_has_never_seen_can_be_left_out(run, tmp_path, capsys):
+def test_characters_that_a_model_has_never_seen_can_be_left_out(run, tmp_path, cli):
     """Only the rest of the text is measured; the message says how."""
     table = {}
     for name, content in (("known", "the mat sat."), ("other", "the Γmat sÉat.")):
         (tmp_path / f"{name}.txt").write_text(content, encoding="utf-8")
-        assert main(["evaluate", str(run), str(tmp_path / f"{name}.txt"), "--unknown", "skip"]) == 0
-        printed = flat(capsys.readouterr().out)
+        printed = cli("evaluate", run, tmp_path / f"{name}.txt", "--unknown skip").flat
         table[name] = printed[printed.index("tokens predicted") :]
     assert table["known"] == table["other"]
     assert "left out │ 2 characters: 'É', 'Γ' │" in printed
-    other = str(tmp_path / "other.txt")
-    assert_refused(capsys, ["evaluate", str(run), other], "2 characters that the model has never")
-    assert_refused(
-        capsys,
-        ["evaluate", str(run), other],
+    for words in (
+        "2 characters that the model has never",
         "'É', 'Γ'; leave them out with --unknown skip, or train with --tokenizer bpe or byte",
-    )
-    assert_refused(
-        capsys,
-        ["generate", str(run), "--prompt", "É"],
-        "leave it out, or train with --tokenizer bpe or byte, which encode any text",
-    )
+    ):
+        cli.refuses(words, "evaluate", run, tmp_path / "other.txt")
+    words = "leave it out, or train with --tokenizer bpe or byte, which encode any text"
+    cli.refuses(words, "generate", run, "--prompt É")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte"])
-def test_the_advised_tokenizers_encode_any_text(kind, text, tmp_path, capsys):
-    out = str(tmp_path / "run")
-    flags = ["--tokenizer", kind, "--steps", "1", "--backend", "numpy", "--out", out]
-    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
+def test_the_advised_tokenizers_encode_any_text(kind, text, out, tmp_path, cli):
+    flags = "--steps 1 --backend numpy --no-bias --no-tie-weights --dropout 0.1 --tokenizer"
+    assert "plain NumPy" in cli("train", text, SMALL, flags, kind, "--out", out).out
     (tmp_path / "other.txt").write_text("ΓÉ" * 20, encoding="utf-8")
-    assert main(["evaluate", out, str(tmp_path / "other.txt")]) == 0
-    assert main(["generate", out, "--prompt", "É", "--max-tokens", "1"]) == 0
-    assert "É" in capsys.readouterr().out
+    cli("evaluate", out, tmp_path / "other.txt")
+    assert "É" in cli("generate", out, "--prompt É --max-tokens 1").out
 
 
-def advice_on_length(capsys, *words):
-    """The advice that `train` prints below the table of the text, before the first step."""
-    assert main(["train", *last_of_each(*words, "--backend", "numpy", "--val-every", "0")]) == 0
-    printed = flat(capsys.readouterr().out)
-    return re.search(r"the end of the text │ ╰[─┴]+╯ (.*?)Run ╭", printed)[1]
+@pytest.fixture
+def advised(tmp_path, cli):
+    """The advice that `train` prints on the length of a text, before the first step."""
+
+    def advised(text, name, *flags):
+        (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+        shape = "--block-size 8 --n-embd 8 --n-layer 1 --n-head 1 --batch-size 100 --val-every 0"
+        where = "--backend numpy --out", tmp_path / name
+        printed = cli("train", tmp_path / "text.txt", shape, *flags, *where).flat
+        return re.search(r"the end of the text │ ╰[─┴]+╯ (.*?)Run ╭", printed)[1]
+
+    return advised
 
 
-def test_a_short_text_is_said_to_be_learned_by_heart_before_the_first_step(tmp_path, capsys):
+def test_a_short_text_is_said_to_be_learned_by_heart_before_the_first_step(tmp_path, advised):
     """A line says what to expect, and how much text is enough: with it nothing is said."""
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT[:300], encoding="utf-8")
-    shape = ["--block-size", "8", "--n-embd", "8", "--n-layer", "1", "--n-head", "1"]
-    words = [str(text), *shape, "--batch-size", "100", "--out"]
-    few = advice_on_length(capsys, *words, str(tmp_path / "few"), "--steps", "2")
-    assert few == (
+    assert advised(TEXT[:300], "few", "--steps 2") == (
         "Expect no more than pieces of these 300 characters: to write something new a model needs "
         "50,000 or more "
     )
-    many = advice_on_length(capsys, *words, str(tmp_path / "many"), "--steps", "30")
-    assert many == (
+    assert advised(TEXT[:300], "many", "--steps 30") == (
         "Expect the model to repeat these 300 characters by heart: it reads them 89 times; to "
         "write something new it needs 50,000 or more "
     )
-    tuned = [str(tmp_path / "tuned"), "--steps", "2", "--init-from", str(tmp_path / "few")]
-    assert advice_on_length(capsys, *words, *tuned) == ""  # its weights have seen more
-    text.write_text((TEXT * 20)[:50_000], encoding="utf-8")
-    assert advice_on_length(capsys, *words, str(tmp_path / "enough"), "--steps", "30") == ""
+    tuned = "--steps 2 --init-from", tmp_path / "few"
+    assert advised(TEXT[:300], "tuned", *tuned) == ""  # its weights have seen more
+    assert advised((TEXT * 20)[:50_000], "enough", "--steps 30") == ""
 
 
-def test_a_long_text_that_is_read_too_often_takes_more_text_or_fewer_steps(
-    tmp_path, capsys, monkeypatch
-):
+def test_a_long_text_that_is_read_too_often_needs_more_text_or_fewer_steps(advised, monkeypatch):
     monkeypatch.setattr(describe, "ENOUGH", 1000)
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT[:2000], encoding="utf-8")
-    shape = ["--block-size", "8", "--n-embd", "8", "--n-layer", "1", "--n-head", "1"]
-    words = [str(text), *shape, "--batch-size", "100", "--out"]
-    many = advice_on_length(capsys, *words, str(tmp_path / "many"), "--steps", "200")
+    many = advised(TEXT[:2000], "many", "--steps 200")
     assert many.endswith("to write something new it needs 7,500 or more, or fewer steps ")
-    text.write_text((TEXT * 3)[:7500], encoding="utf-8")
-    assert advice_on_length(capsys, *words, str(tmp_path / "enough"), "--steps", "200") == ""
+    assert advised((TEXT * 3)[:7500], "enough", "--steps 200") == ""
 
 
-def test_the_help_says_whose_defaults_it_shows(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    printed = flat(capsys.readouterr().out)
+def test_the_help_says_whose_defaults_it_shows(cli):
+    printed = cli("train --help").flat
     assert "defaults are those of GPT-2" not in printed
     assert "Defaults below are those of modern" in printed
     assert "a TransformerModel that a program makes has GPT-2's parts" in printed
@@ -263,92 +198,55 @@ def test_the_help_says_whose_defaults_it_shows(capsys):
     assert TransformerModel(5, 4, 4, 1, 1).config.norm == "layernorm"
 
 
-def test_numpy_and_byte_tokens_work_together(text, tmp_path, capsys):
-    out = str(tmp_path / "run")
-    options = ["--backend", "numpy", "--tokenizer", "byte", "--no-bias", "--no-tie-weights"]
-    assert main(["train", text, *SMALL, *options, "--dropout", "0.1", "--out", out]) == 0
-    assert "plain NumPy" in capsys.readouterr().out
-    assert main(["generate", out, "--prompt", "é", "--max-tokens", "5"]) == 0
-    assert capsys.readouterr().out.startswith("é")
-
-
-def test_the_default_directory_is_new_each_time(text, tmp_path, monkeypatch, capsys):
+def test_the_default_directory_is_new_each_time(text, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        assert main(["train", text, *SMALL]) == 0
-    capsys.readouterr()
+        cli("train", text, SMALL)
     names = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert names[0].endswith("-cats") and names[1].endswith("-cats-2")
 
 
-def assert_refused(capsys, arguments, message):
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.count("\n") == 1 and "Traceback" not in printed.err
-
-
-def test_profile_shows_where_time_and_memory_went(text, tmp_path, capsys):
+def test_profile_shows_where_time_and_memory_went(text, out, tmp_path, cli):
     trace, scope = tmp_path / "trace.json", tmp_path / "run.speedscope.json"
-    flags = ["--profile-json", str(trace), "--profile-speedscope", str(scope)]
-    flags += ["--out", str(tmp_path / "run")]
-    assert main(["train", text, *SMALL, *flags]) == 0
-    printed = capsys.readouterr().out
-    boxes = [line for line in printed.splitlines() if line[:1] in "╔║╠╟╚" and line]
+    flags = ["--profile-json", trace, "--profile-speedscope", scope]
+    printed = cli("train", text, SMALL, flags, "--out", out)
+    boxes = [line for line in printed.out.splitlines() if line[:1] in "╔║╠╟╚" and line]
     assert boxes[1].strip("║ ") == "TRAINING PERFORMANCE REPORT"
-    for name in (
-        "GetBatch",
-        "Forward",
-        "Loss",
-        "Backward",
-        "ClipGradients",
-        "OptimizerStep",
-        "Evaluate",
-        "  matmul",
-        "  attention_backward",
-        "  adamw",
-        "TOTAL",
-        "MEMORY REPORT",
-        "After training",
-    ):
+    names = "GetBatch|Forward|Loss|Backward|ClipGradients|OptimizerStep|Evaluate|  matmul"
+    names += "|  attention_backward|  adamw|TOTAL|MEMORY REPORT|After training"
+    for name in names.split("|"):
         assert any(name in line for line in boxes), name
-    assert f"Wrote the trace to {trace}" in flat(printed)
+    assert f"Wrote the trace to {trace}" in printed.flat
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
-    assert f"Wrote the profile to {scope}" in flat(printed)
+    assert f"Wrote the profile to {scope}" in printed.flat
     profile = json.loads(scope.read_text(encoding="utf-8"))
     number = [frame["name"] for frame in profile["shared"]["frames"]].index("OptimizerStep")
     opened = [(event["type"], event["frame"]) for event in profile["profiles"][0]["events"]]
     assert opened.count(("O", number)) == opened.count(("C", number)) == 30
 
 
-def test_epochs_set_the_number_of_steps(text, tmp_path, capsys):
-    out = tmp_path / "run"
+def test_epochs_set_the_number_of_steps(text, out, cli):
     flags = [*SMALL[: SMALL.index("--steps")], "--epochs", "2", "--val-every", "20"]
-    flags += ["--val-batches", "0", "--warmup-steps", "5"]
-    assert main(["train", text, *flags, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("train", text, flags, "--val-batches 0 --warmup-steps 5 --out", out).out
     steps = 2 * -(-(2592 - 1) // 16 // 4)
     assert f"{steps} (2 epochs)" in printed and f"step {steps}/{steps}" in printed
-    config = json.loads((out / "config.json").read_text())["training"]
+    config = config_of(out)["training"]
     assert config["steps"] == steps and config["epochs"] == 2
     # The last evaluation covered all held-out text, so the result at the end is the same.
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    loss = next(line["val_loss"] for line in reversed(lines) if "val_loss" in line)
+    loss = [line["val_loss"] for line in metrics(out) if "val_loss" in line][-1]
     assert f"Whole held-out text: {loss:.4f} nats per token" in printed
-    assert main(["train", "--resume", str(out)]) == 0
-    assert f"is finished: {steps} steps" in flat(capsys.readouterr().out)
+    assert f"is finished: {steps} steps" in cli("train --resume", out).flat
 
 
 @pytest.mark.parametrize(
     ("norm", "share", "warned"),
     [("1e-6", "100.0%", True), ("0.02", "100.0%", False), ("1e6", "0.0%", False)],
 )
-def test_the_share_of_clipped_gradients_is_shown(text, tmp_path, capsys, norm, share, warned):
+def test_the_share_of_clipped_gradients_is_shown(text, out, cli, norm, share, warned):
     """With advice only where it helps: bench/LOG.md says what was tried."""
-    flags = ["--max-grad-norm", norm, "--max-grad-value", "0.1", "--out", str(tmp_path / "run")]
-    assert main(["train", text, *SMALL, *flags]) == 0
-    printed = flat(capsys.readouterr().out)
+    flags = f"--max-grad-norm {norm} --max-grad-value 0.1 --out"
+    printed = cli("train", text, SMALL, flags, out).flat
     shown = f"{share} of the gradients were clipped to max_grad_norm={float(norm)}"
     assert shown in printed
     advice = "which is far below their norms: raise --max-grad-norm, for example to 1"
@@ -381,36 +279,31 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
     assert (share + advice in printed) == advised
 
 
-def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, tmp_path, capsys):
-    flags = ["--steps", "3", "--val-every", "0", "--out", str(tmp_path / "run")]
-    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
-    printed = capsys.readouterr().out
+def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, out, cli):
+    printed = cli("train", text, SMALL, "--steps 3 --val-every 0 --out", out).out
     assert "Whole held-out text" in printed and "Evaluations took" not in printed
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--warmup-steps", "99"], "The run ends inside its warmup of 99 steps"),
-        (["--steps", "0"], "steps=0 trains nothing"),
+        ("--warmup-steps 99", "The run ends inside its warmup of 99 steps"),
+        ("--steps 0", "steps=0 trains nothing"),
     ],
 )
-def test_a_run_that_is_too_short_is_said_before_it_starts(text, tmp_path, capsys, flags, words):
-    for command in (["check"], ["train", "--out", str(tmp_path / "run")]):
-        assert main([*command, *last_of_each(text, *SMALL, *flags)]) == 0
-        printed = flat(capsys.readouterr().out)
-        assert words in printed
+def test_a_run_that_is_too_short_is_said_before_it_starts(text, out, cli, flags, words):
+    for command in (["check"], ["train", "--out", out]):
+        printed = cli(command, text, SMALL, flags).flat
         assert "step 30/30" not in printed[: printed.index(words)]
 
 
-def test_check_fails_at_a_rate_at_which_the_run_diverges(text, capsys):
-    assert main(["check", text, *SMALL, "--learning-rate", "10"]) == 1
-    printed = flat(capsys.readouterr().out)
+def test_check_fails_at_a_rate_at_which_the_run_diverges(text, cli):
+    printed = cli("check", text, SMALL, "--learning-rate 10", ends=1).flat
     assert "FAILED learning at the peak rate, 1.0e+01: loss from" in printed
     assert "1 of 6 checks failed" in printed
 
 
-def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
+def test_a_rollback_is_shown_and_logged(text, out, cli, monkeypatch):
     original, calls = TransformerModel.loss_and_gradients, []
 
     def loss_and_gradients(model, ids, targets, scale=1.0, at=None, **named):
@@ -421,18 +314,14 @@ def test_a_rollback_is_shown_and_logged(text, tmp_path, capsys, monkeypatch):
         return loss
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
-    out = tmp_path / "run"
-    assert main(["train", text, *SMALL, "--save-every", "12", "--out", str(out)]) == 0
-    printed = flat(capsys.readouterr().out)
+    printed = cli("train", text, SMALL, "--save-every 12 --out", out).flat
     assert "Step 25: the loss is not finite from an average of " in printed
     continuing = "continuing at 0.5 times the learning rate, without that batch."
     assert f"Rolled back to step 24; {continuing} The rate is now " in printed
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    [kept] = [line for line in lines if "spike_step" in line]
+    [kept] = [line for line in metrics(out) if "spike_step" in line]
     assert f"The rate is now {kept['next_lr']:.1e}." in printed
     assert kept["step"] == 24 and kept["spike_step"] == 25 and kept["spike_loss"] is None
-    assert main(["export-metrics", str(out)]) == 0
-    rows = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    rows = csv.DictReader(io.StringIO(cli("export-metrics", out).out))
     assert next(row for row in rows if row["step"] == "24")["lr_factor"] == "0.5"
 
 
@@ -447,25 +336,38 @@ def change_initialisation(monkeypatch, name, place, value):
     monkeypatch.setattr(TransformerModel, "__init__", init)
 
 
-HEALTH = ["--check-gradient-health", "--diagnostic-interval", "10"]
+HEALTH = "--recipe gpt2 --check-gradient-health --diagnostic-interval 10"
 
 
-def test_a_finding_is_shown_once_and_logged_every_time(text, tmp_path, capsys, monkeypatch):
+def test_a_finding_is_shown_once_and_logged_every_time(text, out, cli, monkeypatch):
     change_initialisation(monkeypatch, "blocks.0.mlp.expansion.bias", ..., -100)
-    out = tmp_path / "run"
-    flags = [*SMALL, "--recipe", "gpt2", *HEALTH]
-    assert main(["train", text, *flags, "--out", str(out)]) == 0
-    printed = flat(capsys.readouterr().out)
+    printed = cli("train", text, SMALL, HEALTH, "--out", out).flat
     assert printed.count("blocks.0.mlp.expansion: 64 of 64 hidden units are dead") == 1
     # Five parameters get no gradient: three lines, and the number of the others.
     assert printed.count("all gradients are zero") == 3
     assert "Step 1: zero 2 more times, see metrics.jsonl" in printed and "Health:" not in printed
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if "findings" in line]
+    kept = [line for line in metrics(out) if "findings" in line]
     assert [line["step"] for line in kept] == [1, 10, 20, 30]
     for line in kept:
         assert sum(finding["problem"] == "zero" for finding in line["findings"]) == 5
     assert 0 < kept[1]["update_ratios"]["token_embedding.weight"] < 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shown"),
+    [
+        ("--config run.toml", "--config run.toml --no-profile", "TRAINING PERFORMANCE REPORT"),
+        (HEALTH, "--recipe gpt2", "Health: 4 checks, no problems"),
+    ],
+)
+def test_a_profile_and_good_health_are_shown_if_they_are_asked_for(
+    text, tmp_path, monkeypatch, cli, first, second, shown
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text("[training]\nenable_diagnostics = true\n")
+    for name, flags in (("first", first), ("second", second)):
+        printed = cli("train", text, SMALL, flags, "--out", name).out
+        assert printed.count(shown) == (name == "first")
 
 
 def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, capsys):
@@ -477,59 +379,26 @@ def test_the_profile_of_a_file_is_shown_unless_a_flag_says_no(text, tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ("flags", "shown"),
-    [
-        (["--optimizer", "adamw"], "adamw"),
-        (["--optimizer", "muon"], "muon, matrix learning rate 0.02"),
-    ],
+    ("name", "shown"), [("adamw", "adamw"), ("muon", "muon, matrix learning rate 0.02")]
 )
-def test_the_optimizer_and_its_rates_are_shown(text, tmp_path, capsys, flags, shown):
-    flags = [*flags, "--steps", "6", "--warmup-steps", "10", "--out", str(tmp_path / "run")]
-    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
-    cells = [line.strip("│").split("│") for line in capsys.readouterr().out.splitlines()]
+def test_the_optimizer_and_its_rates_are_shown(text, out, cli, name, shown):
+    flags = "--optimizer", name, "--steps 6 --warmup-steps 10 --out"
+    lines = cli("train", text, SMALL, *flags, out).out.splitlines()
+    cells = [line.strip("│").split("│") for line in lines]
     assert [row[1].strip() for row in cells if row[0].strip() == "optimizer"] == [shown]
 
 
-def test_a_resumed_run_is_told_what_it_can_change(text, tmp_path, capsys):
-    run = str(tmp_path / "run")
-    flags = ["--steps", "2", "--warmup-steps", "10", "--out", run]
-    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
-    assert "use --warmup-steps 0, or more --steps" in flat(capsys.readouterr().out)
-    assert main(["train", "--resume", run, "--steps", "4"]) == 0
-    assert ": use more --steps" in flat(capsys.readouterr().out)
-    assert main(["train", "--resume", run, "--steps", "11"]) == 0
-    assert "inside its warmup" not in flat(capsys.readouterr().out)
+def test_a_resumed_run_is_told_what_it_can_change(text, out, cli):
+    printed = cli("train", text, SMALL, "--steps 2 --warmup-steps 10 --out", out).flat
+    assert "use --warmup-steps 0, or more --steps" in printed
+    assert ": use more --steps" in cli("train --resume", out, "--steps 4").flat
+    assert "inside its warmup" not in cli("train --resume", out, "--steps 11").flat
 
 
-def test_good_health_is_shown_if_it_is_checked(text, tmp_path, capsys):
-    for number, (flags, count) in enumerate(((HEALTH, 1), ([], 0))):
-        assert (
-            main(
-                [
-                    "train",
-                    text,
-                    *SMALL,
-                    "--recipe",
-                    "gpt2",
-                    *flags,
-                    "--out",
-                    str(tmp_path / str(number)),
-                ]
-            )
-            == 0
-        )
-        printed = capsys.readouterr().out
-        assert printed.count("Health: 4 checks, no problems") == count
-
-
-def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(
-    text, tmp_path, capsys, monkeypatch
-):
+def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(text, out, cli, monkeypatch):
     change_initialisation(monkeypatch, "blocks.0.mlp.expansion.weight", (2, 3), math.nan)
-    out = tmp_path / "run"
-    flags = [*SMALL, "--recipe", "gpt2", "--detect-anomaly"]
-    assert main(["train", text, *flags, "--out", str(out)]) == 1
-    assert capsys.readouterr().err == (
+    flags = "--recipe gpt2 --detect-anomaly --out"
+    assert cli("train", text, SMALL, flags, out, ends=1).err == (
         "smallmind: the first NaN is in the forward pass of blocks.0.mlp.expansion (matmul_gelu, "
         "training pass 1): blocks.0.mlp.expansion.weight is not finite itself; go back to weights "
         "that are\n"
@@ -546,23 +415,16 @@ def unwrapped(printed):
     return [line for line in lines if not line.startswith("Compiling kernels")]
 
 
-@pytest.mark.parametrize("command", [["check"], ["train", "--dry-run"]])
-def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, capsys, command):
+@pytest.mark.parametrize("command", ["check", "train --dry-run"])
+def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, cli, command):
     monkeypatch.chdir(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    flags = last_of_each(text, *SMALL, "--out", "run", "--n-embd", "32", "--mlp", "gelu")
-    assert main([*command, *flags]) == 0
-    lines = unwrapped(capsys.readouterr().out)
-    names = (
-        "loss at",
-        "gradient of every",
-        "compiled kernels",
-        "memorising 8",
-        "learning at the peak rate, 1.0e-02",
-        "gradient check",
-    )
+    words = command, text, SMALL, "--out run --n-embd 32 --mlp gelu"
+    lines = unwrapped(cli(*words).out)
+    names = "loss at|gradient of every|compiled kernels|memorising 8"
+    names += "|learning at the peak rate, 1.0e-02|gradient check"
     assert [line[:8] for line in lines[-7:-1]] == ["ok      "] * 6
-    for line, name in zip(lines[-7:-1], names, strict=True):
+    for line, name in zip(lines[-7:-1], names.split("|"), strict=True):
         assert line[8:].startswith(name) and "; expected " in line
     assert lines[-1] == "All 6 checks passed: the run can start; nothing was written"
     original = compiled.gelu_backward
@@ -572,8 +434,7 @@ def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, ca
         dx *= 1.01
 
     monkeypatch.setattr(compiled, "gelu_backward", wrong)
-    assert main([*command, *flags]) == 1
-    lines = unwrapped(capsys.readouterr().out)
+    lines = unwrapped(cli(*words, ends=1).out)
     assert lines[2].startswith("FAILED  compiled kernels against NumPy: gradients differ by")
     assert lines[-1] == "1 of 6 checks failed: this model would not learn properly"
     assert sorted(path.name for path in tmp_path.iterdir()) == before
@@ -593,74 +454,58 @@ def test_a_console_without_unicode_gets_ascii(tmp_path, monkeypatch):
     assert "| Operation " in shown and "| GB/s" in shown and "+====" in shown
 
 
-def test_recompute_changes_nothing_but_memory(text, tmp_path, capsys):
+def test_recompute_changes_nothing_but_memory(text, tmp_path, cli):
     losses = []
-    flags = ["--use-gradient-checkpointing", "--checkpoint-strategy", "every_layer"]
-    for number, more in enumerate((flags, [])):
+    recompute = "--use-gradient-checkpointing --checkpoint-strategy every_layer"
+    for number, flags in enumerate((recompute, "")):
         out = tmp_path / str(number)
-        settings = [*SMALL, "--n-layer", "3", "--dropout", "0.1", *more, "--out", str(out)]
-        assert main(["train", *last_of_each(text, *settings)]) == 0
-        assert ("recomputed, every_layer" in capsys.readouterr().out) == bool(more)
-        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        losses.append([line["loss"] for line in lines if "loss" in line])
+        printed = cli("train", text, SMALL, "--n-layer 3 --dropout 0.1", flags, "--out", out).out
+        assert ("recomputed, every_layer" in printed) == bool(flags)
+        losses.append([line["loss"] for line in metrics(out) if "loss" in line])
     assert losses[0] == losses[1] and len(losses[0]) > 2
 
 
-def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, capsys):
-    (tmp_path / "empty").touch()
+def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    for name, data in (("empty", b""), ("short", b"too short " * 3), ("binary", b"ab\xfe")):
+        (tmp_path / name).write_bytes(data)
     (tmp_path / "nothing").mkdir()
-    (tmp_path / "short").write_text("too short " * 3, encoding="utf-8")
-    (tmp_path / "binary").write_bytes(b"ab\xfe")
     (tmp_path / "epochs.toml").write_text("[training]\nepochs = 2\n")
-    epochs = str(tmp_path / "epochs.toml")
-    cases = [
-        (["train", str(tmp_path / "none")], "does not exist"),
-        (["train", str(tmp_path / "nothing")], "no text was found; give a file or folder"),
-        (["train", str(tmp_path / "empty")], "is empty"),
-        (["train", str(tmp_path / "short")], "block_size=64 needs at least 72 tokens"),
-        (["train", str(tmp_path / "binary")], "byte 0xfe at offset 2"),
-        (["train", text, "--out", str(run)], "already holds a run"),
-        (["train", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
-        (["train", text, "--profile-json", str(tmp_path / "no" / "t.json")], "cannot write"),
-        (["train", text, "--profile-speedscope", str(tmp_path / "no" / "t")], "--profile-speedsc"),
-        (
-            ["train", text, "--steps", "5", "--epochs", "2"],
-            "--steps and --epochs both set the length",
-        ),
-        (["train", text, "--minutes", "0"], "minutes=0.0 must be above 0"),
-        (["schedule", "--config", epochs], "follows from epochs or minutes here: give --steps"),
-        (["train", text, "--threads", "9999"], "threads=9999 must be at most"),
-        (["check", str(tmp_path / "none")], "does not exist"),
-        (["check", text, "--n-head", "3"], "n_embd=128 must be a multiple of n_head=3"),
-        (["train", text, "--diagnostic-interval", "0"], "diagnostic_interval=0 must be at least 1"),
-        (["train", text, "--checkpoint-strategy", "custom"], "needs --use-gradient-checkpointing"),
-        (["train", text, "--config", str(tmp_path / "no.toml")], "no.toml: No such file"),
-        (["train", text, "--config", str(run / "metrics.jsonl")], "is not TOML"),
-        (
-            ["train", text, "--config", str(run / "config.json"), "--size", "small"],
-            "--size small would change nothing",
-        ),
-        (["generate", str(tmp_path / "none")], "does not exist; give a run"),
-        (["generate", str(tmp_path)], "neither a model nor a sound checkpoint"),
-        (["generate", str(run), "--prompt", "Ω"], "never seen the character 'Ω'"),
-        (
-            ["generate", str(run), "--top-p", "2"],
-            "top_p=2.0 must be above 0 and at most 1",
-        ),
-        (["evaluate", str(tmp_path)], "is not a run: cannot read its config.json"),
-        (["evaluate", str(run), str(tmp_path / "none")], "does not exist"),
-    ]
     before = sorted(path.name for path in tmp_path.iterdir())
-    for arguments, message in cases:
-        assert_refused(capsys, arguments, message)
+    for arguments, message in [
+        ("train none", "does not exist"),
+        ("train nothing", "no text was found; give a file or folder"),
+        ("train empty", "is empty"),
+        ("train short", "block_size=64 needs at least 72 tokens"),
+        ("train binary", "byte 0xfe at offset 2"),
+        (f"train {text} --out {run}", "already holds a run"),
+        (f"train {text} --n-head 3", "n_embd=128 must be a multiple of n_head=3"),
+        (f"train {text} --profile-json no/t.json", "cannot write"),
+        (f"train {text} --profile-speedscope no/t", "--profile-speedsc"),
+        (f"train {text} --steps 5 --epochs 2", "--steps and --epochs both set the length"),
+        (f"train {text} --minutes 0", "minutes=0.0 must be above 0"),
+        ("schedule --config epochs.toml", "follows from epochs or minutes here: give --steps"),
+        (f"train {text} --threads 9999", "threads=9999 must be at most"),
+        ("check none", "does not exist"),
+        (f"check {text} --n-head 3", "n_embd=128 must be a multiple of n_head=3"),
+        (f"train {text} --diagnostic-interval 0", "diagnostic_interval=0 must be at least 1"),
+        (f"train {text} --checkpoint-strategy custom", "needs --use-gradient-checkpointing"),
+        (f"train {text} --config no.toml", "no.toml: No such file"),
+        (f"train {text} --config {run}/metrics.jsonl", "is not TOML"),
+        (f"train {text} --config {run}/config.json --size small", "small would change nothing"),
+        ("generate none", "does not exist; give a run"),
+        (f"generate {tmp_path}", "neither a model nor a sound checkpoint"),
+        (f"generate {run} --prompt Ω", "never seen the character 'Ω'"),
+        (f"generate {run} --top-p 2", "top_p=2.0 must be above 0 and at most 1"),
+        (f"evaluate {tmp_path}", "is not a run: cannot read its config.json"),
+        (f"evaluate {run} none", "does not exist"),
+    ]:
+        cli.refuses(message, arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_every_field_of_the_configs_is_a_flag(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["train", "--help"])
-    assert exit_.value.code == 0
-    printed = capsys.readouterr().out
+def test_every_field_of_the_configs_is_a_flag(cli):
+    printed = cli("train --help").out
     for flag in shlex.split(
         "--block-size --batch-size --n-layer --n-head --n-embd --dropout --steps "
         "--learning-rate --min-lr --warmup-steps --weight-decay --beta1 --beta2 "
@@ -684,7 +529,7 @@ def test_generate_survives_a_closed_pipe(run):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text, capsys, monkeypatch):
+def test_an_interrupted_run_keeps_the_model_as_it_is(text, out, cli, monkeypatch):
     original = TransformerModel.loss_and_gradients
 
     def loss_and_gradients(model, ids, targets, scale=1.0, at=None, **named):
@@ -694,11 +539,9 @@ def test_an_interrupted_run_keeps_the_model_as_it_is(tmp_path, text, capsys, mon
         return loss
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
-    out = tmp_path / "run"
-    assert main(["train", text, *SMALL, "--out", str(out)]) == 130
-    printed = flat(capsys.readouterr().out)
+    printed = cli("train", text, SMALL, "--out", out, ends=130).flat
     assert "Interrupted after step 2" in printed and f"The run is in {out}" in printed
-    assert main(["generate", str(out), "--prompt", "the", "--max-tokens", "3"]) == 0
+    cli("generate", out, "--prompt the --max-tokens 3")
 
 
 def test_training_continues_after_a_closed_pipe(tmp_path, text):
@@ -714,68 +557,55 @@ def test_training_continues_after_a_closed_pipe(tmp_path, text):
     assert (out / "model.safetensors").exists()
 
 
-def test_a_failure_before_the_first_step_leaves_no_directory(tmp_path, text, capsys, monkeypatch):
+def test_a_failure_before_the_first_step_leaves_no_directory(text, out, cli, monkeypatch):
     def fail(*_):
         raise MemoryError("Unable to allocate 5 TB")
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", fail)
-    assert main(["train", text, *SMALL, "--out", str(tmp_path / "run")]) == 1
-    assert capsys.readouterr().err == "smallmind: not enough memory: Unable to allocate 5 TB\n"
-    assert not (tmp_path / "run").exists()
+    printed = cli("train", text, SMALL, "--out", out, ends=1)
+    assert printed.err == "smallmind: not enough memory: Unable to allocate 5 TB\n"
+    assert not out.exists()
 
 
-def test_names_that_a_shell_would_split_are_quoted(tmp_path, text, capsys):
+def test_names_that_a_shell_would_split_are_quoted(tmp_path, text, cli):
     out = tmp_path / "my run (1)"
-    assert main(["train", text, *SMALL, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out.replace("\\\n", " ")
+    printed = cli("train", text, SMALL, "--out", out).out.replace("\\\n", " ")
     assert f"generate '{out}' --prompt" in flat(printed)
 
 
-def test_a_text_without_words_suggests_no_prompt(tmp_path, capsys):
+def test_a_text_without_words_suggests_no_prompt(tmp_path, out, cli):
     (tmp_path / "stars.txt").write_text("*** --- " * 50, encoding="utf-8")
-    out = tmp_path / "run"
-    assert main(["train", str(tmp_path / "stars.txt"), *SMALL, "--out", str(out)]) == 0
-    printed = capsys.readouterr().out.replace("\\\n", " ")
+    printed = cli("train", tmp_path / "stars.txt", SMALL, "--out", out).out.replace("\\\n", " ")
     assert flat(printed).endswith(f"Next: smallmind generate {out}")
-    assert main(["generate", str(out), "--max-tokens", "5"]) == 0
+    cli("generate", out, "--max-tokens 5")
 
 
 def test_evaluate_works_from_another_directory_and_sees_a_changed_text(
-    tmp_path, monkeypatch, capsys
+    text, out, tmp_path, monkeypatch, cli
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
-    assert main(["train", "cats.txt", *SMALL, "--out", "run"]) == 0
+    cli("train cats.txt", SMALL, "--out run")
     monkeypatch.chdir(tmp_path.parent)
-    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    cli("evaluate", out)
     (tmp_path / "cats.txt").write_text(TEXT + "ZEBRA", encoding="utf-8")
-    capsys.readouterr()
-    assert_refused(capsys, ["evaluate", str(tmp_path / "run")], "has changed since")
+    cli.refuses("has changed since", "evaluate", out)
 
 
-def test_version(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["--version"])
-    assert exit_.value.code == 0
-    assert capsys.readouterr().out.startswith("smallmind 0.")
+def test_version(cli):
+    assert cli("--version").out.startswith("smallmind 0.")
 
 
-def test_seed_and_threads_are_those_of_the_flags(tmp_path, text, capsys):
+def test_seed_and_threads_are_those_of_the_flags(tmp_path, text, cli):
     losses = []
     for seed in ("1", "2"):
         out = tmp_path / seed
-        arguments = ["train", text, *SMALL, "--seed", seed, "--threads", "1", "--out", str(out)]
-        assert main(arguments) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = cli("train", text, SMALL, "--threads 1 --seed", seed, "--out", out).out.splitlines()
         assert any(line.split() == ["│", "threads", "│", "1", "│"] for line in lines)
-        records = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        losses.append(json.loads(records[-1])["final_loss"])
+        losses.append(metrics(out)[-1]["final_loss"])
     assert losses[0] != losses[1]
 
 
 def test_a_control_character_never_reaches_a_terminal():
-    from smallmind.cli.console import Console
-
     stream = io.StringIO()
     console = Console(stream)
     console.is_terminal = True
@@ -784,106 +614,98 @@ def test_a_control_character_never_reaches_a_terminal():
     assert stream.getvalue() == "a\ufffd[2Jb\u3000c\n  | d\ufffde\n\n"
 
 
-def schedule_table(capsys, *flags):
+@pytest.fixture
+def schedule(cli):
     """The cells that `smallmind schedule` prints, headings first, and the lines below the box."""
-    assert main(["schedule", *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    tables: list[list] = []
-    for line in lines:
-        if line[0] == "╔":
-            tables.append([])
-        if line[0] == "║":
-            tables[-1].append([cell.strip(" ║") for cell in line.split("│")])
-    assert all(table[0] == ["LEARNING RATE"] for table in tables)
-    # Put tables that were split for width back side by side, with the steps only once.
-    rows = [sum((row[1:] for row in rows), rows[0][:1]) for rows in zip(*tables, strict=True)]
-    assert all(row[0] == rows[i][0] for table in tables for i, row in enumerate(table))
-    notes = flat(" ".join(line for line in lines if line[0] not in "╔║╠╟╚"))
-    return rows[1:], notes
+
+    def schedule(*flags):
+        lines = cli("schedule", *flags).out.splitlines()
+        tables: list[list] = []
+        for line in lines:
+            if line[0] == "╔":
+                tables.append([])
+            if line[0] == "║":
+                tables[-1].append([cell.strip(" ║") for cell in line.split("│")])
+        assert all(table[0] == ["LEARNING RATE"] for table in tables)
+        # Put tables that were split for width back side by side, with the steps only once.
+        rows = [sum((row[1:] for row in rows), rows[0][:1]) for rows in zip(*tables, strict=True)]
+        assert all(row[0] == rows[i][0] for table in tables for i, row in enumerate(table))
+        notes = flat(" ".join(line for line in lines if line[0] not in "╔║╠╟╚"))
+        return rows[1:], notes
+
+    return schedule
 
 
-def test_schedule_shows_what_train_will_do(text, tmp_path, capsys):
-    flags = ["--schedule", "wsd", "--steps", "30", "--warmup-steps", "5", "--learning-rate", "2e-3"]
-    flags += ["--min-lr", "2e-4"]
-    table, notes = schedule_table(capsys, *flags, "--lr-decay-share", "0.5")
+def test_schedule_shows_what_train_will_do(text, out, cli, schedule):
+    flags = "--schedule wsd --steps 30 --warmup-steps 5 --learning-rate 2e-3 --min-lr 2e-4"
+    table, notes = schedule(flags, "--lr-decay-share 0.5")
     assert table[0] == ["step", "wsd"]
     assert notes == "Muon's matrices follow the same curve, up to 0.02"
     shown = {int(step): rate for step, rate in table[1:]}
     assert {1, 6, 15, 30} <= set(shown)
     assert shown[6] == shown[15] == "2.0e-03" and shown[30] == "3.2e-04"
-    flags += ["--lr-decay-share", "0.5", "--log-every", "1", "--out", str(tmp_path / "run")]
-    assert main(["train", *last_of_each(text, *SMALL, *flags)]) == 0
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    trained = {line["step"]: line["lr"] for line in map(json.loads, lines) if "lr" in line}
+    cli("train", text, SMALL, flags, "--lr-decay-share 0.5 --log-every 1 --out", out)
+    trained = {line["step"]: line["lr"] for line in metrics(out) if "lr" in line}
     assert {step: f"{trained[step]:.1e}" for step in shown} == shown
-    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    assert config["training"]["schedule"] == "wsd" and config["training"]["min_lr"] == 2e-4
+    config = config_of(out)["training"]
+    assert config["schedule"] == "wsd" and config["min_lr"] == 2e-4
 
 
-def test_schedule_shows_all_side_by_side(capsys):
-    table, notes = schedule_table(capsys, "--recipe", "gpt2")
+def test_schedule_shows_all_side_by_side_and_says_which_one_it_leaves_out(schedule):
+    table, notes = schedule("--recipe gpt2")
     assert table[0] == ["step", *SCHEDULES]
     assert {len(row) for row in table} == {9}
     assert table[-1][0] == "2,000"
-    assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == {
-        "constant": "1.0e-03",
-        "cosine": "1.0e-04",
-        "one-cycle": "1.0e-04",
-        "linear": "1.0e-04",
-        "step": "1.3e-04",
-        "exponential": "1.0e-04",
-        "wsd": "1.0e-04",
-        "plateau": "1.0e-03",
-    }
+    ends = dict.fromkeys(SCHEDULES, "1.0e-04")
+    ends |= {"constant": "1.0e-03", "step": "1.3e-04", "plateau": "1.0e-03"}
+    assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == ends
     assert notes == (
         "plateau is shown for a held-out loss that keeps falling; 3 evaluations without a lower "
         "one multiply the rate by 0.5, down to 0.0001"
     )
-
-
-def test_schedule_says_which_one_it_leaves_out(capsys):
-    table, notes = schedule_table(capsys, "--min-lr", "0", "--steps", "3")
+    table, notes = schedule("--min-lr 0 --steps 3")
     assert "exponential" not in table[0] and len(table[0]) == 8
     assert [row[0] for row in table[1:]] == ["1", "2", "3"]
     assert "down to 0 Muon's matrices follow the same curve, up to 0.02 " in notes
     assert "exponential is left out: min_lr=0.0 must be above 0" in notes
 
 
-def test_schedules_are_those_that_train_would_take(capsys):
-    table, _ = schedule_table(capsys)
+def test_schedules_are_those_that_train_would_take(tmp_path, schedule):
+    table, _ = schedule()
     ends = dict(zip(table[0][1:], table[-1][1:], strict=True))
     assert list(ends) == list(SCHEDULES)
     # To zero where a schedule can reach it, else to a tenth of the peak.
     assert float(ends["linear"]) < 1e-5 and ends["exponential"] == "1.0e-03"
     for name, end in ends.items():
-        alone, _ = schedule_table(capsys, "--schedule", name)
-        assert alone[-1] == ["1,500", end]
+        assert schedule("--schedule", name)[0][-1] == ["1,500", end]
+    (tmp_path / "run.toml").write_text("[training]\nschedule = 'wsd'\n", encoding="utf-8")
+    sources = "--size medium --preset production --recipe gpt2 --config", tmp_path / "run.toml"
+    table, _ = schedule(*sources)
+    assert table[0] == ["step", "wsd"] and table[-1] == ["5,000", "2.2e-06"]
+    assert max(float(row[1]) for row in table[1:]) == 6e-4
+    assert schedule(*sources, "--schedule constant")[0][0] == ["step", "constant"]
+    assert schedule("--preset production")[0][0] == ["step", *SCHEDULES]
 
 
 def test_schedule_in_ascii():
-    shown = subprocess.run(
-        [sys.executable, "-m", "smallmind", "schedule", "--schedule", "step"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=True,
-    )
-    assert b"| step  | step " in shown.stdout
+    words = [sys.executable, "-m", "smallmind", "schedule", "--schedule", "step"]
+    assert "| step  | step " in printed_by(words, PYTHONIOENCODING="ascii")
 
 
-def test_schedule_refuses_what_cannot_be_shown(tmp_path, capsys, monkeypatch):
+def test_schedule_refuses_what_cannot_be_shown(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     for flags, message in [
-        (["--steps", "0"], "steps=0 must be at least 1"),
-        (["--min-lr", "1"], "min_lr=1.0 must be at most learning_rate=0.01"),
-        (["--schedule", "exponential", "--min-lr", "0"], "min_lr=0.0 must be above 0"),
-        (["--plot", str(tmp_path / "curve.txt")], "must end in .png, .pdf, .svg"),
-        (["--plot", str(tmp_path / "no" / "curve.png")], "cannot write"),
+        ("--steps 0", "steps=0 must be at least 1"),
+        ("--min-lr 1", "min_lr=1.0 must be at most learning_rate=0.01"),
+        ("--schedule exponential --min-lr 0", "min_lr=0.0 must be above 0"),
+        ("--plot curve.txt", "must end in .png, .pdf, .svg"),
+        ("--plot no/curve.png", "cannot write"),
     ]:
-        assert_refused(capsys, ["schedule", *flags], message)
+        cli.refuses(message, "schedule", flags)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    flags = ["--plot", str(tmp_path / "curve.png")]
     message = "--plot needs matplotlib: python -m pip install matplotlib"
-    assert_refused(capsys, ["schedule", *flags], message)
+    cli.refuses(message, "schedule --plot curve.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -897,189 +719,152 @@ def test_schedule_needs_neither_numpy_nor_numba():
 
 def saved(directory):
     """The settings of a run, all sections in one."""
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    config = config_of(directory)
     return {**config["model"], **config["training"], **config["run"]}
 
 
-def test_sizes_presets_and_files_set_what_no_flag_sets(text, tmp_path, capsys):
+def test_sizes_presets_and_files_set_what_no_flag_sets(text, out, tmp_path, cli):
     file = tmp_path / "run.toml"
     file.write_text(
         f"[model]\nbias = false\nblock_size = 16\n[training]\nval_every = 2\nsteps = 3\n"
         f"[run]\ntext = {json.dumps(text)}\nseed = 3\n",
         encoding="utf-8",
     )
-    sources = ["--size", "nano", "--preset", "test", "--config", str(file)]
-    out = tmp_path / "run"
-    assert main(["train", *sources, "--steps", "4", "--out", str(out)]) == 0
-    settings = saved(out)
-    expected = {
-        "n_layer": 2,
-        "n_embd": 64,
-        "batch_size": 2,
-        "warmup_steps": 10,
-        "block_size": 16,
-        "bias": False,
-        "val_every": 2,
-        "seed": 3,
-        "text": text,
-        "steps": 4,
-        "n_head": 2,
-    }
-    assert {name: settings[name] for name in expected} == expected
-    assert "4 windows of 16" in capsys.readouterr().out
+    sources = "--size nano --preset test --config", file
+    assert "4 windows of 16" in cli("train", *sources, "--steps 4 --out", out).out
+    expected = {"n_layer": 2, "n_embd": 64, "batch_size": 2, "warmup_steps": 10, "block_size": 16}
+    expected |= {"bias": False, "val_every": 2, "seed": 3, "text": text, "steps": 4, "n_head": 2}
+    assert saved(out).items() >= expected.items()
 
 
-def test_a_flag_overrides_a_file_even_with_the_default_value(text, tmp_path):
+def test_a_flag_overrides_a_file_even_with_the_default_value(text, out, tmp_path, cli):
     file = tmp_path / "run.toml"
     file.write_text("[model]\nbias = false\n[run]\nseed = 3\n", encoding="utf-8")
-    flags = ["--config", str(file), "--seed", "1337", "--bias", "--steps", "1"]
-    assert main(["train", *last_of_each(text, *SMALL, *flags), "--out", str(tmp_path / "run")]) == 0
-    settings = saved(tmp_path / "run")
-    assert settings["seed"] == 1337 and settings["bias"] is True
+    cli("train", text, SMALL, "--config", file, "--seed 1337 --bias --steps 1 --out", out)
+    assert saved(out)["seed"] == 1337 and saved(out)["bias"] is True
 
 
-def test_a_run_can_be_trained_again_from_its_config(run, tmp_path):
-    out = tmp_path / "again"
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(out)]) == 0
+def test_a_run_can_be_trained_again_from_its_config(run, out, cli):
+    cli("train --config", run / "config.json", "--out", out)
     assert saved(out) == {**saved(run), "out": str(out)}
     assert (out / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
-def test_settings_without_an_effect_are_refused_wherever_they_come_from(text, tmp_path, capsys):
+def test_settings_without_an_effect_are_refused_wherever_they_come_from(text, tmp_path, cli):
     file = tmp_path / "run.toml"
     file.write_text("[training]\ncheckpoint_strategy = 'custom'\n", encoding="utf-8")
-    arguments = ["train", text, "--config", str(file)]
-    assert_refused(capsys, arguments, "needs --use-gradient-checkpointing")
+    cli.refuses("needs --use-gradient-checkpointing", "train", text, "--config", file)
     file.write_text("[training]\nschedule = 'step'\nlr_decay_every = 9\n", encoding="utf-8")
-    plan = ["check", text, *SMALL, "--config", str(file)]
-    assert main(plan) == 0
+    plan = "check", text, SMALL, "--config", file
+    cli(*plan)
     # The file may be for other kinds of runs too.
-    assert main([*plan, "--schedule", "cosine"]) == 0
+    cli(*plan, "--schedule cosine")
     file.write_text("[training]\nmomentum = 0.9\n", encoding="utf-8")
-    assert main([*plan, "--recipe", "gpt2"]) == 0
-    assert main(plan) == 0
+    cli(*plan, "--recipe gpt2")
+    cli(*plan)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (
-            ["--optimizer", "adamw", "--momentum", "0.9"],
+            "--optimizer adamw --momentum 0.9",
             "--momentum has no effect with --optimizer adamw; it needs --optimizer muon",
         ),
         (
-            ["--recipe", "gpt2", "--matrix-learning-rate", "0.02"],
+            "--recipe gpt2 --matrix-learning-rate 0.02",
             "--matrix-learning-rate has no effect with --optimizer adamw; it needs "
             "--optimizer muon",
         ),
         (
-            ["--lr-decay-factor", "0.3"],
+            "--lr-decay-factor 0.3",
             "--lr-decay-factor has no effect with --schedule linear; it needs --schedule step or "
             "plateau",
         ),
         (
-            ["--arch", "gpt2", "--rope-theta", "500"],
+            "--arch gpt2 --rope-theta 500",
             "--rope-theta has no effect with --position learned; it needs --position rope",
         ),
         (
-            ["--use-gradient-checkpointing", "--checkpoint-interval", "2"],
+            "--use-gradient-checkpointing --checkpoint-interval 2",
             "--checkpoint-interval has no effect; it needs --checkpoint-strategy custom",
         ),
+        ("--vocab-size 300", "--vocab-size has no effect with --tokenizer char; it needs"),
+        ("--split gpt2", "--split has no effect with --tokenizer char"),
+        ("--tokenizer bpe --vocab-size 256", "bpe_vocab_size=256 must be at least 257"),
+        ("--tokenizer words", "tokenizer='words' must be one of char, byte, bpe, or the path"),
+        ("--tokenizer missing.json", "cannot read missing.json"),
     ],
 )
-def test_flags_without_an_effect_are_refused(text, capsys, flags, message):
-    assert_refused(capsys, ["train", text, *flags], message)
+def test_flags_without_an_effect_and_unknown_tokenizers_are_refused(text, out, cli, flags, message):
+    cli.refuses(message, "train", text, flags, "--out", out)
+    assert not out.exists()
 
 
-def test_schedule_takes_sizes_presets_and_files(tmp_path, capsys):
-    file = tmp_path / "run.toml"
-    file.write_text("[training]\nschedule = 'wsd'\n", encoding="utf-8")
-    sources = ["--size", "medium", "--preset", "production", "--config", str(file)]
-    sources += ["--recipe", "gpt2"]
-    table, _ = schedule_table(capsys, *sources)
-    assert table[0] == ["step", "wsd"] and table[-1] == ["5,000", "2.2e-06"]
-    assert max(float(row[1]) for row in table[1:]) == 6e-4
-    table, _ = schedule_table(capsys, *sources, "--schedule", "constant")
-    assert table[0] == ["step", "constant"]
-    table, _ = schedule_table(capsys, "--preset", "production")
-    assert table[0] == ["step", *SCHEDULES]
-
-
-def test_metrics_as_csv(run, tmp_path, capsys):
+def test_metrics_as_csv(run, tmp_path, cli):
     out = tmp_path / "metrics.csv"
-    assert main(["export-metrics", str(run), "--out", str(out)]) == 0
-    printed = capsys.readouterr()
+    printed = cli("export-metrics", run, "--out", out)
     assert printed.out == "" and flat(printed.err) == f"Wrote 4 rows to {out}"
-    assert main(["export-metrics", str(run)]) == 0
-    printed = capsys.readouterr()
+    printed = cli("export-metrics", run)
     assert printed.out == out.read_text(encoding="utf-8") and printed.err == ""
     rows = list(csv.DictReader(io.StringIO(printed.out)))
     assert [row["step"] for row in rows] == ["1", "10", "20", "30"]
     assert [bool(row["val_loss"]) for row in rows] == [False, False, True, True]
 
 
-def test_metrics_of_a_run_that_was_killed(run, tmp_path, capsys):
+def test_metrics_of_a_run_that_was_killed(run, tmp_path, cli):
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8")
-    (tmp_path / "metrics.jsonl").write_text(lines[:-9], encoding="utf-8")
-    assert main(["export-metrics", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 5
     file = tmp_path / "metrics.jsonl"
+    file.write_text(lines[:-9], encoding="utf-8")
+    printed = cli("export-metrics", tmp_path)
+    assert len(printed.out.splitlines()) == 5
     number = len(lines.splitlines())
     assert flat(printed.err) == f"Skipped cut or damaged lines of {file}: {number}"
 
 
-def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, capsys):
-    metrics = run / "metrics.jsonl"
-    before = metrics.read_bytes()
+def test_export_metrics_refuses_what_it_cannot_write_or_read(run, tmp_path, cli):
+    before = (run / "metrics.jsonl").read_bytes()
     for arguments, message in [
-        ([str(run), "--out", str(metrics)], "must end in .csv"),
-        ([str(run), "--out", str(tmp_path / "no" / "m.csv")], "cannot write"),
-        ([str(tmp_path)], "is not a run: cannot read its metrics.jsonl"),
+        (f"{run} --out {run}/metrics.jsonl", "must end in .csv"),
+        (f"{run} --out {tmp_path}/no/m.csv", "cannot write"),
+        (f"{tmp_path}", "is not a run: cannot read its metrics.jsonl"),
     ]:
-        assert_refused(capsys, ["export-metrics", *arguments], message)
-    assert metrics.read_bytes() == before
+        cli.refuses(message, "export-metrics", arguments)
+    assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def estimate_of(capsys, *flags):
+@pytest.fixture
+def estimate(cli):
     """The output of `smallmind estimate`: the status, its cells and its lines."""
-    status = main(["estimate", *flags])
-    lines = capsys.readouterr().out.splitlines()
-    cells: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line[0] != "│":
-            continue
-        first, *_, last = [cell.strip() for cell in line.split("│")[1:-1]]
-        if not first:  # continues the flags in the last cell
-            cells[name] += f" {last}"
-        elif first.startswith("--") and not last:  # continues those in the first cell
-            cells[f"{name} {first}"] = cells.pop(name)
-            name = f"{name} {first}"
-        else:
-            name, cells[first] = first, last
-    return status, cells, [line for line in lines if line[0] not in "╭│╰"]
+
+    def estimate(*flags, ends=0):
+        lines = cli("estimate", *flags, ends=ends).out.splitlines()
+        cells: dict[str, str] = {}
+        name = ""
+        for line in lines:
+            if line[0] != "│":
+                continue
+            first, *_, last = [cell.strip() for cell in line.split("│")[1:-1]]
+            if not first:  # continues the flags in the last cell
+                cells[name] += f" {last}"
+            elif first.startswith("--") and not last:  # continues those in the first cell
+                cells[f"{name} {first}"] = cells.pop(name)
+                name = f"{name} {first}"
+            else:
+                name, cells[first] = first, last
+        return cells, [line for line in lines if line[0] not in "╭│╰"]
+
+    return estimate
 
 
 def megabytes(cell):
     return float(cell.removesuffix(" MB").replace(",", ""))
 
 
-def test_estimate_adds_up(text, capsys):
-    status, cells, lines = estimate_of(capsys, text, *SMALL, "--memory", "1GB")
-    assert status == 0
-    names = [
-        "weights",
-        "working weights",
-        "gradients",
-        "moments",
-        "snapshot",
-        "activations",
-        "scratch",
-        "text",
-        "sample",
-        "the program itself",
-    ]
+def test_estimate_adds_up(text, estimate):
+    cells, lines = estimate(text, SMALL, "--memory 1GB")
+    names = "weights|working weights|gradients|moments|snapshot|activations|scratch|text|sample"
+    names = [*names.split("|"), "the program itself"]
     assert list(cells)[:11] == [*names, "total"]
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
@@ -1087,53 +872,41 @@ def test_estimate_adds_up(text, capsys):
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0195, "19.5 ms"), (4.8312, "4,831 ms")])
-def test_estimate_says_how_long_a_step_takes(text, capsys, monkeypatch, seconds, shown):
-    from smallmind.runs import pace
-
+def test_estimate_says_how_long_a_step_takes(text, cli, monkeypatch, seconds, shown):
     monkeypatch.setattr(pace, "rough_pace", lambda *_: pace.Pace(seconds, 0.01, 0.0, 0.01))
-    assert main(["estimate", text, *SMALL]) == 0
-    assert f"30 steps of {shown}." in flat(capsys.readouterr().out)
+    assert f"30 steps of {shown}." in cli("estimate", text, SMALL).flat
 
 
-def test_estimate_uses_the_vocabulary_of_the_text_unless_given(text, capsys):
+def test_estimate_uses_the_vocabulary_of_the_text_unless_given(text, estimate):
     # 4096 channels: a token is 16 KB.
-    flags = ["--n-embd", "4096", "--memory", "1TB", "--tie-weights"]
-    weights = [
-        megabytes(estimate_of(capsys, *given, *flags)[1]["weights"])
-        for given in ([text], ["--vocab-size", str(len(set(TEXT)))], ["--vocab-size", "1000"], [])
-    ]
+    flags = "--n-embd 4096 --memory 1TB --tie-weights"
+    size = len(set(TEXT))
+    given = text, f"--vocab-size {size}", "--vocab-size 1000", ""
+    weights = [megabytes(estimate(words, flags)[0]["weights"]) for words in given]
     assert weights[0] == weights[1] < weights[3] < weights[2]
-    assert weights[2] - weights[1] == pytest.approx(
-        (1000 - len(set(TEXT))) * 4096 * 4 / 1e6, abs=0.2
-    )
+    assert weights[2] - weights[1] == pytest.approx((1000 - size) * 4096 * 4 / 1e6, abs=0.2)
 
 
-def test_estimate_resolves_the_precision_as_train_does(capsys):
-    from smallmind.kernels.codegen.isa import ISA
-
+def test_estimate_resolves_the_precision_as_train_does(cli, estimate):
     shown = {
-        name: estimate_of(capsys, "--vocab-size", "65", "--precision", name)[1]["working weights"]
+        name: estimate("--vocab-size 65 --precision", name)[0]["working weights"]
         for name in ("auto", "float32", "bfloat16")
     }
     assert shown["auto"] == shown["bfloat16" if ISA.fast_bfloat16 else "float32"]
     assert shown["float32"] == "0.0 MB" != shown["bfloat16"]
-    flags = ["estimate", "--backend", "numpy", "--precision", "float16"]
-    assert_refused(capsys, flags, "needs backend='numba'")
+    cli.refuses("needs backend='numba'", "estimate --backend numpy --precision float16")
 
 
-def test_estimate_names_flags_that_fit(capsys):
+def test_estimate_names_flags_that_fit(estimate):
     """Each row of flags, passed to estimate, fits in the same memory; one more window does not."""
-    given = ["--vocab-size", "65", "--block-size", "512", "--memory", "300MB"]
-    flags = [*given, "--batch-size", "16", "--micro-batch-size", "16", "--target-batch", "60"]
-    status, cells, _ = estimate_of(capsys, *flags)
-    assert status == 1
+    given = "--vocab-size 65 --block-size 512 --memory 300MB"
+    cells, _ = estimate(given, "--batch-size 16 --micro-batch-size 16 --target-batch 60", ends=1)
     rows = {name: cell for name, cell in cells.items() if cell.startswith("--")}
     assert len(rows) == 3
     for row in rows.values():
-        assert estimate_of(capsys, *given, *row.split())[0] == 0
-    batch = int(rows["largest batch in one pass"].split()[1])
-    more = ["--batch-size", str(batch + 1), "--micro-batch-size", str(batch + 1)]
-    assert estimate_of(capsys, *given, *more)[0] == 1
+        estimate(given, row)
+    more = int(rows["largest batch in one pass"].split()[1]) + 1
+    estimate(given, f"--batch-size {more} --micro-batch-size {more}", ends=1)
     words = {name: name.removeprefix("60 sequences per update, ").split() for name in rows}
     named = {words[name][-1]: (words[name][0], row.split()) for name, row in rows.items()}
     passes, (_, windows, _, micro_batch) = named["passes"]
@@ -1142,21 +915,16 @@ def test_estimate_names_flags_that_fit(capsys):
     assert flags[4:] == ["--grad-accum-steps", steps] and int(flags[1]) * int(steps) == 60
 
 
-def test_estimate_says_what_to_change_if_no_sequence_fits(capsys):
-    given = ["--vocab-size", "65", "--block-size", "8192", "--memory", "250MB"]
-    given += ["--precision", "float32"]
-    status, cells, lines = estimate_of(capsys, *given)
-    assert status == 1 and "Not even one sequence fits." in lines
-    ways = {name: cell for name, cell in cells.items() if name.startswith("--")}
+def test_estimate_says_what_to_change_if_no_sequence_fits(estimate):
+    given = "--vocab-size 65 --block-size 8192 --memory 250MB --precision float32"
+    cells, lines = estimate(given, ends=1)
+    assert "Not even one sequence fits." in lines
+    ways = {name: megabytes(cell) for name, cell in cells.items() if name.startswith("--")}
     for word in ("float16", "every_layer", "--block-size", "--n-embd"):
         assert any(word in way for way in ways), word
-    statuses = set()
     for way, total in ways.items():
-        status, cells, _ = estimate_of(capsys, *last_of_each(*given, *way.split()))
-        assert cells["total"] == total
-        assert status == (megabytes(total) > 250)
-        statuses.add(status)
-    assert statuses == {0, 1}
+        assert megabytes(estimate(given, way, ends=int(total > 250))[0]["total"]) == total
+    assert min(ways.values()) <= 250 < max(ways.values())
 
 
 @pytest.fixture(autouse=True)
@@ -1176,11 +944,11 @@ def free(monkeypatch):
     return set_free
 
 
-def test_estimate_compares_with_free_memory(capsys, free):
+def test_estimate_compares_with_free_memory(estimate, free):
     for nbytes, status in ((10**12, 0), (10**6, 1)):
         free(nbytes)
-        assert estimate_of(capsys, "--vocab-size", "65")[0] == status
-        assert estimate_of(capsys, "--vocab-size", "65", "--memory", "1TB")[0] == 0
+        estimate("--vocab-size 65", ends=status)
+        estimate("--vocab-size 65 --memory 1TB")
 
 
 @pytest.mark.parametrize(
@@ -1192,85 +960,71 @@ def test_memory_sizes_are_read(size, nbytes):
 
 
 @pytest.mark.parametrize("size", ["", "MB", "1.5", "2XB", "0MB", "1..5GB", "1iB", "nanGB"])
-def test_invalid_sizes_are_refused(size, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["estimate", "--memory", size])
-    assert exit_.value.code == 2
-    assert "is not a size: write 800MB or 1.5GiB" in capsys.readouterr().err
+def test_invalid_sizes_are_refused(size, cli):
+    error = cli("estimate --memory", [size], ends=2).err
+    assert "is not a size: write 800MB or 1.5GiB" in error
 
 
-def test_estimate_refuses_what_train_refuses(tmp_path, capsys):
+def test_estimate_refuses_what_train_refuses(cli):
     for flags, message in [
-        ([str(tmp_path / "none")], "does not exist"),
-        (["--n-head", "3"], "must be a multiple of n_head=3"),
-        (["--checkpoint-strategy", "custom"], "needs --use-gradient-checkpointing"),
-        (["--vocab-size", "0"], "vocab_size=0 must be at least 1"),
-        (["--target-batch", "0"], "target_batch=0 must be at least 1"),
+        ("none.txt", "does not exist"),
+        ("--n-head 3", "must be a multiple of n_head=3"),
+        ("--checkpoint-strategy custom", "needs --use-gradient-checkpointing"),
+        ("--vocab-size 0", "vocab_size=0 must be at least 1"),
+        ("--target-batch 0", "target_batch=0 must be at least 1"),
     ]:
-        assert_refused(capsys, ["estimate", *flags], message)
+        cli.refuses(message, "estimate", flags)
 
 
-def test_train_refuses_what_does_not_fit_before_it_starts(
-    text, tmp_path, capsys, monkeypatch, free
-):
+def test_train_refuses_what_does_not_fit_before_it_starts(text, out, cli, monkeypatch, free):
     def open_backend(_name):
         raise AssertionError("a model was allocated")
 
     monkeypatch.setattr("smallmind.nn.transformer.open_backend", open_backend)
-    out = tmp_path / "run"
-    flags = [text, "--recipe", "gpt2", "--block-size", "256", "--out", str(out)]
     for megabytes, message in [
         (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
         (158, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
         (1, "1.0 MB is free; no setting makes it fit: free some memory"),
     ]:
         free(megabytes * 10**6)
-        assert_refused(capsys, ["train", *flags], message)
+        cli.refuses(message, "train", text, "--recipe gpt2 --block-size 256 --out", out)
         assert not out.exists()
 
 
-def test_the_advice_of_train_can_be_followed(text, tmp_path, capsys, free):
+def test_the_advice_of_train_can_be_followed(text, out, cli, free):
     free(150 * 10**6)
-    flags = [text, *SMALL, "--batch-size", "64", "--n-embd", "128", "--micro-batch-size", "64"]
-    flags += ["--steps", "2", "--precision", "float32", "--out", str(tmp_path / "run")]
-    assert main(["train", *last_of_each(*flags)]) == 2
-    advice = capsys.readouterr().err.split("; use ")[1].split(" (")[0]
+    flags = "--batch-size 64 --n-embd 128 --micro-batch-size 64 --steps 2 --precision float32"
+    words = "train", text, SMALL, flags, "--out", out
+    advice = cli(*words, ends=2).err.split("; use ")[1].split(" (")[0]
     assert advice == "--micro-batch-size 32"
-    assert main(["train", *last_of_each(*flags, *advice.split())]) == 0
+    cli(*words, advice)
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.95, True), (0.85, False)])
-def test_train_warns_near_the_limit(text, tmp_path, capsys, free, share, warned):
-    _, cells, _ = estimate_of(capsys, text, *SMALL)
-    nbytes = int(megabytes(cells["total"]) * 1e6 / share)
+def test_train_warns_near_the_limit(text, out, cli, estimate, free, share, warned):
+    total = estimate(text, SMALL)[0]["total"]
+    nbytes = int(megabytes(total) * 1e6 / share)
     free(nbytes)
-    flags = last_of_each(text, *SMALL, "--steps", "1", "--out", str(tmp_path / "run"))
-    assert main(["train", *flags]) == 0
-    words = f"This run needs {cells['total']} of the {nbytes / 1e6:,.1f} MB free."
-    assert (words in capsys.readouterr().out) == warned
+    words = f"This run needs {total} of the {nbytes / 1e6:,.1f} MB free."
+    assert (words in cli("train", text, SMALL, "--steps 1 --out", out).out) == warned
 
 
-def test_tokens_learned_from_the_text(text, tmp_path, capsys):
-    out = str(tmp_path / "run")
-    flags = ["--tokenizer", "bpe", "--vocab-size", "270", "--split", "gpt4"]
-    assert main(["train", text, *SMALL, *flags, "--out", out]) == 0
-    printed = flat(capsys.readouterr().out)
+def test_tokens_learned_from_the_text(text, out, tmp_path, cli):
+    flags = "--tokenizer bpe --vocab-size 270 --split gpt4"
+    printed = cli("train", text, SMALL, flags, "--out", out).flat
     assert "270 tokens" in printed and "bits/byte" in printed
-    config = json.loads((tmp_path / "run" / "config.json").read_text(encoding="utf-8"))
-    assert config["model"]["vocab_size"] == 270
-    state = Tokenizer.load(tmp_path / "run" / "tokenizer.json").state()
+    assert config_of(out)["model"]["vocab_size"] == 270
+    state = Tokenizer.load(out / "tokenizer.json").state()
     assert state["split"] == "gpt4" and len(state["merges"]) == 2 * 13
-    assert main(["generate", out, "--prompt", "any text: \u65e5", "--max-tokens", "5"]) == 0
-    assert capsys.readouterr().out.startswith("any text: \u65e5")
-    assert main(["evaluate", out]) == 0
-    assert "bits/byte" in capsys.readouterr().out
+    printed = cli("generate", out, "--max-tokens 5 --prompt", ["any text: \u65e5"]).out
+    assert printed.startswith("any text: \u65e5")
+    assert "bits/byte" in cli("evaluate", out).out
     # Another run takes the tokenizer from its file.
-    file = str(tmp_path / "run" / "tokenizer.json")
-    again = str(tmp_path / "again")
-    assert main(["train", text, *SMALL, "--tokenizer", file, "--out", again]) == 0
-    assert Tokenizer.load(tmp_path / "again" / "tokenizer.json").state() == state
-    assert main(["estimate", text, *flags]) == 0
-    assert main(["check", text, *SMALL, *flags]) == 0
+    again = tmp_path / "again"
+    cli("train", text, SMALL, "--tokenizer", out / "tokenizer.json", "--out", again)
+    assert Tokenizer.load(again / "tokenizer.json").state() == state
+    cli("estimate", text, flags)
+    cli("check", text, SMALL, flags)
 
 
 def test_a_run_keeps_its_tokenizer(text, tmp_path):
@@ -1283,26 +1037,7 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path):
     assert Run.open(out).data.tokenizer.state() == other.state() != state
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--vocab-size", "300"], "--vocab-size has no effect with --tokenizer char; it needs"),
-        (["--split", "gpt2"], "--split has no effect with --tokenizer char"),
-        (["--tokenizer", "bpe", "--vocab-size", "256"], "bpe_vocab_size=256 must be at least 257"),
-        (["--tokenizer", "words"], "tokenizer='words' must be one of char, byte, bpe, or the path"),
-        (["--tokenizer", "missing.json"], "cannot read missing.json"),
-    ],
-)
-def test_tokenizers_that_do_not_exist_are_refused(text, tmp_path, capsys, flags, message):
-    assert_refused(capsys, ["train", text, *flags, "--out", str(tmp_path / "run")], message)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_vocabulary_that_is_too_large_is_said(text, tmp_path, capsys):
+def test_a_vocabulary_that_is_too_large_is_said(text, tmp_path, cli):
+    shape = "--n-embd 64 --n-layer 2 --block-size 16 --steps 1 --tokenizer bpe --vocab-size"
     for size, words in (("100000", "no pair of them occurs twice"), ("270", "too few to learn")):
-        flags = ["--tokenizer", "bpe", "--vocab-size", size, "--n-embd", "64", "--n-layer", "2"]
-        out = str(tmp_path / size)
-        assert (
-            main(["train", text, *flags, "--block-size", "16", "--steps", "1", "--out", out]) == 0
-        )
-        assert words in flat(capsys.readouterr().out)
+        assert words in cli("train", text, shape, size, "--out", tmp_path / size).flat

@@ -3,8 +3,8 @@
 import pytest
 
 from smallmind.cli import main
-from tests.cli.test_cli import assert_refused, flat
 from tests.faults.test_consoles import Recorded
+from tests.programs import flat
 from tests.views.written import evaluation, step, write
 
 
@@ -18,14 +18,12 @@ def runs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def show(monkeypatch, capsys):
+def show(monkeypatch, cli):
     """The output of `smallmind compare`, at a given width."""
 
     def show(*arguments, columns=100):
         monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        assert main(["compare", *arguments]) == 0
-        return capsys.readouterr().out
+        return cli("compare", *arguments).out
 
     return show
 
@@ -108,14 +106,14 @@ def test_every_encoding_will_do(runs, monkeypatch):
     assert "gr??e" in stream.shown()
 
 
-def test_what_cannot_be_compared_is_refused(runs, capsys):
+def test_what_cannot_be_compared_is_refused(runs, cli):
     few = "name two runs or more: smallmind compare RUN RUN"
     for arguments, message in [
-        ([], few),
-        (["slow"], few),
-        (["slow", "slow"], few),
-        (["slow", "none"], "none is not a directory"),
-        (["slow", "."], ". is not a run"),
+        ("", few),
+        ("slow", few),
+        ("slow slow", few),
+        ("slow none", "none is not a directory"),
+        ("slow .", ". is not a run"),
         ([f"r{i}" for i in range(53)], "53 runs are too many to tell apart: name at most 52"),
     ]:
-        assert_refused(capsys, ["compare", *arguments], message)
+        cli.refuses(message, "compare", arguments)

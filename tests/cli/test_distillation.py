@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 
 import pytest
@@ -10,37 +9,39 @@ import pytest
 from smallmind import TransformerModel
 from smallmind.cli import main
 from smallmind.files import safetensors
-from tests.programs import last_of_each
-from tests.training.test_resume import TEXT, losses, tensors_of
+from tests.programs import CATS, status
+from tests.training.test_resume import losses, tensors_of
 
-SHAPE = ["--block-size", "16", "--n-head", "2", "--batch-size", "4", "--val-batches", "2"]
-STUDENT = [
-    *SHAPE,
-    *shlex.split(
-        "--n-layer 1 --n-embd 16 --steps 12 --save-every 5 --val-every 6 --warmup-steps 2 "
-        "--log-every 1 --keep 9"
-    ),
-]
+SHAPE = "--block-size 16 --n-head 2 --batch-size 4 --val-batches 2"
+STUDENT = (
+    f"{SHAPE} --n-layer 1 --n-embd 16 --steps 12 --save-every 5 --val-every 6 --warmup-steps 2 "
+    "--log-every 1 --keep 9"
+)
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A directory with a text, another one, and the run of a teacher."""
     root = tmp_path_factory.mktemp("distillation")
-    (root / "cats.txt").write_text(TEXT, encoding="utf-8")
-    (root / "cows.txt").write_text(TEXT.replace("cat", "cow"), encoding="utf-8")
-    teacher = ["--n-layer", "2", "--n-embd", "24", "--steps", "20", "--val-every", "0"]
-    out = ["--out", str(root / "teacher")]
-    assert main(["train", str(root / "cats.txt"), *SHAPE, *teacher, *out]) == 0
+    (root / "cats.txt").write_text(CATS, encoding="utf-8")
+    (root / "cows.txt").write_text(CATS.replace("cat", "cow"), encoding="utf-8")
+    teacher = f"{SHAPE} --n-layer 2 --n-embd 24 --steps 20 --val-every 0 --out {root}/teacher"
+    assert main(["train", str(root / "cats.txt"), *teacher.split()]) == 0
     return root
 
 
-def train(root, out, *flags):
-    given = [str(root / "cats.txt"), *STUDENT, "--teacher", str(root / "teacher"), *flags]
-    return main(["train", *given, "--out", str(out)])
+@pytest.fixture
+def learn(root, cli):
+    """Trains a student of the teacher."""
+
+    def learn(out, *flags, ends=0):
+        teacher = "--teacher", root / "teacher"
+        return cli("train", root / "cats.txt", STUDENT, *teacher, *flags, "--out", out, ends=ends)
+
+    return learn
 
 
-LEARNT = ["--temperature", "3", "--alpha", "0.7", "--learn-temperature"]
+LEARNT = "--temperature 3 --alpha 0.7 --learn-temperature"
 
 
 def without_the_end(whole, out):
@@ -52,13 +53,12 @@ def without_the_end(whole, out):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_student_is_trained_and_its_run_resumes(root, tmp_path, capsys, monkeypatch, cached):
+def test_a_student_is_trained_and_its_run_resumes(root, tmp_path, cli, monkeypatch, cached):
     monkeypatch.chdir(root)
-    cache = ["--teacher-cache", str(tmp_path / "cache"), "--teacher-top-k", "5"] if cached else []
-    given = ["cats.txt", *STUDENT, "--teacher", "teacher", *LEARNT, *cache]
+    cache = f"--teacher-cache {tmp_path}/cache --teacher-top-k 5" if cached else ""
     whole, out = tmp_path / "whole", tmp_path / "run"
-    assert main(["train", *given, "--out", str(whole)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    given = "cats.txt", STUDENT, "--teacher teacher", LEARNT, cache
+    printed = cli("train", *given, "--out", whole).flat
     source = "the 5 most likely tokens, from a cache" if cached else "2 layers of 24 channels"
     for words in ("Distillation", source, "weight in the loss", "0.7", "3, learned"):
         assert words in printed, words
@@ -69,90 +69,73 @@ def test_a_student_is_trained_and_its_run_resumes(root, tmp_path, capsys, monkey
     monkeypatch.chdir(tmp_path)  # the teacher was named relative to another directory
     if cached:
         (tmp_path / "cache").unlink()  # it is created again
-    assert main(["train", "--resume", str(out)]) == 0
-    assert "Resuming after step 5" in capsys.readouterr().out
+    assert "Resuming after step 5" in cli("train --resume", out).out
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_a_run_does_not_resume_with_another_teacher(root, tmp_path, capsys):
+def test_a_run_does_not_resume_with_another_teacher(root, tmp_path, cli):
     whole, out = tmp_path / "whole", tmp_path / "run"
     file = tmp_path / "teacher.safetensors"
     shutil.copy(root / "teacher" / "model.safetensors", file)
-    given = [str(root / "cats.txt"), *STUDENT, "--teacher", str(file)]
-    assert main(["train", *given, "--out", str(whole)]) == 0
+    cli("train", root / "cats.txt", STUDENT, "--teacher", file, "--out", whole)
     without_the_end(whole, out)
     tensors, metadata = safetensors.read(file)
     tensors["final_norm.weight"][0] += 1
     safetensors.write(file, tensors, metadata)
-    capsys.readouterr()
-    assert main(["train", "--resume", str(out)]) == 2
-    assert f"{file} has changed since the run" in capsys.readouterr().err
+    cli.refuses(f"{file} has changed since the run", "train --resume", out)
     file.unlink()
-    assert main(["train", "--resume", str(out)]) == 2
-    assert f"cannot read {file}" in capsys.readouterr().err
-    assert main(["train", "--resume", str(out), "--alpha", "0.2"]) == 2
-    assert "takes all settings from the run" in capsys.readouterr().err
+    cli.refuses(f"cannot read {file}", "train --resume", out)
+    cli.refuses("takes all settings from the run", "train --resume", out, "--alpha 0.2")
 
 
-def test_a_cache_is_made_once_and_never_by_a_check(root, tmp_path, capsys):
+def test_a_cache_is_made_once_and_never_by_a_check(root, tmp_path, learn):
     cache = tmp_path / "cache"
-    flags = ["--teacher-cache", str(cache)]
-    given = [str(root / "cats.txt"), *STUDENT, "--teacher", str(root / "teacher"), *flags]
-    assert main(["check", *given]) in (0, 1)
+    flags = "--teacher-cache", cache
+    given = [root / "cats.txt", *STUDENT.split(), "--teacher", root / "teacher", *flags]
+    assert status("check", *given) in (0, 1)
     assert not cache.exists()
     for out, made in (("first", True), ("second", False)):
-        capsys.readouterr()
-        assert train(root, tmp_path / out, *flags) == 0
-        assert ("Running the teacher over the text once" in capsys.readouterr().out) == made
+        printed = learn(tmp_path / out, *flags).out
+        assert ("Running the teacher over the text once" in printed) == made
     assert losses(tmp_path / "first") == losses(tmp_path / "second")
-    assert train(root, tmp_path / "third", *flags, "--teacher-top-k", "3") == 2
-    assert "was made for another top k" in capsys.readouterr().err
+    error = learn(tmp_path / "third", *flags, "--teacher-top-k 3", ends=2).err
+    assert "was made for another top k" in error
     assert not (tmp_path / "third").exists()
 
 
-def test_unsuitable_teachers_are_refused(root, tmp_path, capsys):
-    tokenless = tmp_path / "tokenless.safetensors"
-    TransformerModel(5, 16, 8, 1, 1).save(tokenless)
-    cows, cats = str(root / "cows.txt"), str(root / "cats.txt")
-    teacher = ["--teacher", str(root / "teacher")]
+def test_unsuitable_teachers_are_refused(root, tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    TransformerModel(5, 16, 8, 1, 1).save("tokenless.safetensors")
+    cats, teacher = f"{root}/cats.txt", f"--teacher {root}/teacher"
     for arguments, message in (
-        ([cows, *teacher], "are not those of this text"),
-        ([cats, "--teacher", str(tmp_path / "none")], "cannot read"),
-        ([cats, "--teacher", str(tokenless)], "has no tokenizer in its metadata"),
-        ([cats, "--teacher", cats], "is not a valid safetensors file"),
-        ([cats, "--temperature", "3"], "temperature=3.0 needs a teacher"),
-        ([cats, "--learn-temperature"], "learn_temperature=True needs a teacher"),
-        ([cats, *teacher, "--alpha", "2"], "alpha=2.0 must be at least 0 and at most 1"),
-        ([cats, *teacher, "--block-size", "17"], "the teacher sees 16 tokens"),
-        (
-            [cats, *teacher, "--teacher-cache", str(tmp_path)],
-            "is not a valid safetensors file: not a regular file",
-        ),
-        ([cats, *teacher, "--teacher-cache", str(tmp_path / "a" / "b")], "cannot write"),
+        (f"{root}/cows.txt {teacher}", "are not those of this text"),
+        (f"{cats} --teacher none", "cannot read"),
+        (f"{cats} --teacher tokenless.safetensors", "has no tokenizer in its metadata"),
+        (f"{cats} --teacher {cats}", "is not a valid safetensors file"),
+        (f"{cats} --temperature 3", "temperature=3.0 needs a teacher"),
+        (f"{cats} --learn-temperature", "learn_temperature=True needs a teacher"),
+        (f"{cats} {teacher} --alpha 2", "alpha=2.0 must be at least 0 and at most 1"),
+        (f"{cats} {teacher} --block-size 17", "the teacher sees 16 tokens"),
+        (f"{cats} {teacher} --teacher-cache .", "not a valid safetensors file: not a regular file"),
+        (f"{cats} {teacher} --teacher-cache a/b", "cannot write"),
     ):
-        out = tmp_path / "run"
-        flags = last_of_each(arguments[0], *STUDENT, *arguments[1:], "--out", str(out))
-        assert main(["train", *flags]) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
-        assert not out.exists()
+        cli.refuses(message, "train", STUDENT, arguments, "--out run")
+        assert not (tmp_path / "run").exists()
 
 
-def test_distillation_settings_are_saved_and_reused(root, tmp_path, capsys):
-    assert train(root, tmp_path / "first", *LEARNT) == 0
-    config = json.loads((tmp_path / "first" / "config.json").read_text(encoding="utf-8"))
+def test_distillation_settings_are_saved_and_reused(root, tmp_path, cli, learn):
+    first, second = tmp_path / "first", tmp_path / "second"
+    learn(first, LEARNT)
+    config = json.loads((first / "config.json").read_text(encoding="utf-8"))
     assert config["distillation"]["teacher"] == str(root / "teacher")
     assert config["distillation"]["alpha"] == 0.7 and len(config["teacher_sha256"]) == 64
-    again = ["--config", str(tmp_path / "first" / "config.json"), "--out", str(tmp_path / "second")]
-    assert main(["train", *again]) == 0
-    assert losses(tmp_path / "first") == losses(tmp_path / "second")
+    cli("train --config", first / "config.json", "--out", second)
+    assert losses(first) == losses(second)
 
 
-def test_estimate_counts_the_teacher(root, capsys):
+def test_estimate_counts_the_teacher(root, cli):
     def rows(*flags):
-        text = [str(root / "cats.txt")]
-        assert main(["estimate", *text, *STUDENT, "--memory", "1TB", *flags]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = cli("estimate", root / "cats.txt", STUDENT, "--memory 1TB", *flags).out.splitlines()
         cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines]
         return {
             cell[0]: float(cell[1].split()[0].replace(",", ""))
@@ -160,8 +143,8 @@ def test_estimate_counts_the_teacher(root, capsys):
             if len(cell) == 2 and cell[1][:1].isdigit()
         }
 
-    alone, taught = rows(), rows("--teacher", str(root / "teacher"))
-    cached = rows("--teacher", str(root / "teacher"), "--teacher-cache", "cache")
+    teacher = "--teacher", root / "teacher"
+    alone, taught, cached = rows(), rows(*teacher), rows(*teacher, "--teacher-cache cache")
     assert "teacher" not in alone and "teacher" not in cached
     assert taught["teacher"] > 0 and taught["activations"] > alone["activations"]
     assert taught["activations"] > cached["activations"] >= alone["activations"]

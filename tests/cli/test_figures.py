@@ -5,16 +5,14 @@ from xml.etree import ElementTree
 import pytest
 
 from smallmind.charts.svg import LEFT, RIGHT, SMALL, WIDTH
-from smallmind.cli import main
 
 SVG = "{http://www.w3.org/2000/svg}"
-FLAGS = ["schedule", "--recipe", "gpt2", "--min-lr", "0", "--steps", "5000", "--plot"]
+FLAGS = "schedule --recipe gpt2 --min-lr 0 --steps 5000 --plot"
 
 
-def test_every_schedule_gets_a_panel(tmp_path, capsys):
+def test_every_schedule_gets_a_panel(tmp_path, cli):
     file = tmp_path / "curves.svg"
-    assert main([*FLAGS, str(file)]) == 0
-    assert f"Wrote the plot to {file}" in " ".join(capsys.readouterr().out.split())
+    assert f"Wrote the plot to {file}" in cli(FLAGS, file).flat
     picture = ElementTree.fromstring(file.read_text(encoding="utf-8"))
     texts = [text.text for text in picture.iter(f"{SVG}text") if text.get("x") == "2.0"]
     assert texts == ["constant", "cosine", "one-cycle", "linear", "step", "wsd", "plateau"]
@@ -28,8 +26,8 @@ def test_every_schedule_gets_a_panel(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("suffix", "begin"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
-def test_a_file_of_another_kind_is_drawn_by_matplotlib(tmp_path, suffix, begin):
+def test_a_file_of_another_kind_is_drawn_by_matplotlib(tmp_path, suffix, begin, cli):
     pytest.importorskip("matplotlib")
     file = tmp_path / f"curves.{suffix}"
-    assert main([*FLAGS, str(file)]) == 0
+    cli(FLAGS, file)
     assert file.read_bytes().startswith(begin)

@@ -4,60 +4,55 @@ import json
 
 import pytest
 
-from smallmind.cli import main
 from smallmind.lessons import pages, short_name, summary, title
 
 PAGES = pytest.mark.parametrize("path", pages(), ids=short_name)
 
 
-def test_every_page_is_listed_with_its_title_and_a_line(capsys):
-    assert main(["lessons"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+def test_every_page_is_listed_with_its_title_and_a_line(cli):
+    printed = cli("lessons").flat
     for path in pages():
         assert f"{short_name(path)}: {title(path)} {' '.join(summary(path).split())} " in printed
     assert printed.endswith(f"Next: smallmind lessons {short_name(pages()[0])} --out lessons")
 
 
 @PAGES
-def test_a_page_is_copied_to_a_directory_that_is_made(path, tmp_path, capsys):
+def test_a_page_is_copied_to_a_directory_that_is_made(path, tmp_path, cli):
     out = tmp_path / "my" / "lessons"
-    assert main(["lessons", short_name(path), "--out", str(out)]) == 0
+    printed = cli("lessons", short_name(path), "--out", out).out
     assert (out / path.name).read_bytes() == path.read_bytes()
-    printed = capsys.readouterr().out
     assert title(path) in printed and "python" in printed
     assert list(out.iterdir()) == [out / path.name]
 
 
 @PAGES
-def test_a_page_is_copied_as_a_notebook(path, tmp_path, monkeypatch, capsys):
+def test_a_page_is_copied_as_a_notebook(path, tmp_path, monkeypatch, cli):
     monkeypatch.chdir(tmp_path)
-    assert main(["lessons", short_name(path), "--notebook"]) == 0
+    printed = cli("lessons", short_name(path), "--notebook").out
     copy = tmp_path / f"{path.stem}.ipynb"
     made = json.loads(copy.read_text(encoding="utf-8"))
     assert made["nbformat"] == 4 and made["cells"][0]["cell_type"] == "markdown"
-    assert f"jupyter lab {copy.name}" in capsys.readouterr().out
+    assert f"jupyter lab {copy.name}" in printed
 
 
-def test_a_copy_with_work_in_it_is_never_overwritten(tmp_path, capsys):
+def test_a_copy_with_work_in_it_is_never_overwritten(tmp_path, cli):
     name = short_name(pages()[0])
-    assert main(["lessons", name, "--out", str(tmp_path)]) == 0
+    cli("lessons", name, "--out", tmp_path)
     (copy,) = tmp_path.iterdir()
     copy.write_text("my work")
-    assert main(["lessons", name, "--out", str(tmp_path)]) == 2
+    message = "exists, perhaps with your work in it; move it"
+    cli.refuses(message, "lessons", name, "--out", tmp_path)
     assert copy.read_text() == "my work"
-    assert "exists, perhaps with your work in it; move it" in capsys.readouterr().err
-    assert main(["lessons", name, "--out", str(tmp_path / "other")]) == 0
+    cli("lessons", name, "--out", tmp_path / "other")
 
 
-def test_wrong_input_is_refused_with_advice(tmp_path, capsys):
+def test_wrong_input_is_refused_with_advice(tmp_path, cli):
     (tmp_path / "file").touch()
     name = short_name(pages()[0])
     for arguments, advice in (
-        (["99"], f"there is no lesson '99': choose from {name}"),
-        (["--out", str(tmp_path)], "name a lesson to copy"),
-        (["--notebook"], "name a lesson to copy"),
-        ([name, "--out", str(tmp_path / "file")], "file is not a directory; name another one"),
+        ("99", f"there is no lesson '99': choose from {name}"),
+        (f"--out {tmp_path}", "name a lesson to copy"),
+        ("--notebook", "name a lesson to copy"),
+        (f"{name} --out {tmp_path}/file", "file is not a directory; name another one"),
     ):
-        assert main(["lessons", *arguments]) == 2
-        printed = capsys.readouterr().err
-        assert advice in printed and printed.count("\n") == 1
+        cli.refuses(advice, "lessons", arguments)

@@ -9,17 +9,11 @@ from smallmind.cli import main
 from smallmind.cli.console import Console
 from smallmind.cli.display import show_losses
 from smallmind.training.training import Training
-from tests.cli.test_cli import SMALL, TEXT
+from tests.cli.test_cli import SMALL
 from tests.faults.test_consoles import Recorded
 from tests.views.written import append, rollback, step, write
 
 LINE = re.compile(r"^Training loss: (\d\.\d{4}) (\S+) (\d\.\d{4})$", re.MULTILINE)
-
-
-@pytest.fixture
-def text(tmp_path):
-    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
-    return str(tmp_path / "cats.txt")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ def test_a_run_of_few_records_or_without_metrics_has_no_curve(tmp_path):
     assert shown_losses(run) == ""
 
 
-def test_an_interrupted_run_shows_what_it_has(text, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_shows_what_it_has(text, tmp_path, monkeypatch, cli):
     original = Training.evaluate
 
     def evaluate(training, step, batches):
@@ -76,7 +70,5 @@ def test_an_interrupted_run_shows_what_it_has(text, tmp_path, monkeypatch, capsy
         return original(training, step, batches)
 
     monkeypatch.setattr(Training, "evaluate", evaluate)
-    out = str(tmp_path / "run")
-    assert main(["train", text, *SMALL, "--log-every", "2", "--out", out]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("train", text, SMALL, "--log-every 2 --out", tmp_path / "run").out
     assert LINE.search(printed) and "step 30/30" not in printed

@@ -8,8 +8,8 @@ import pytest
 
 from smallmind.charts import svg
 from smallmind.cli import figures, main
-from tests.cli.test_cli import assert_refused, flat
 from tests.faults.test_consoles import Recorded
+from tests.programs import flat
 from tests.test_old_runs import OLD_RUNS
 from tests.views.written import append, evaluation, rollback, step, write
 
@@ -28,15 +28,13 @@ def runs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def show(monkeypatch, capsys):
+def show(monkeypatch, cli):
     """Both outputs of `smallmind plot`, in a terminal of some size."""
 
-    def show(*arguments, columns=80, lines=40, status=0):
+    def show(*arguments, columns=80, lines=40, ends=0):
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("LINES", str(lines))
-        capsys.readouterr()
-        assert main(["plot", *map(str, arguments)]) == status
-        return capsys.readouterr()
+        return cli("plot", *arguments, ends=ends)
 
     return show
 
@@ -58,8 +56,8 @@ def test_the_newest_run_is_drawn_if_none_is_named(runs, show):
 def test_a_run_is_found_by_the_name_that_runs_lists(runs, show, tmp_path):
     assert show("one").out == show("runs/one").out
     (tmp_path / "one").mkdir()  # a path comes first
-    assert "is not a run" in show("one", status=2).err
-    assert "three is not a directory" in show("three", status=2).err
+    assert "is not a run" in show("one", ends=2).err
+    assert "three is not a directory" in show("three", ends=2).err
 
 
 def test_the_steep_start_of_a_loss_does_not_flatten_the_rest(tmp_path, show):
@@ -113,10 +111,10 @@ def test_a_run_that_is_going_was_killed_or_is_old_is_drawn(runs, show):
     assert "training 3.85" in show("runs/early").out
 
 
-def test_a_run_without_steps_is_refused(runs, show, capsys):
+def test_a_run_without_steps_is_refused(runs, show, cli):
     write(runs / "begun")
     message = "runs/begun has logged no step yet: wait for its first ones"
-    assert_refused(capsys, ["plot", "runs/begun"], message)
+    cli.refuses(message, "plot", "runs/begun")
     printed = show("runs/one", "runs/begun").out
     assert "A runs/one: " in printed and "B runs/begun\n" in printed
 
@@ -181,22 +179,19 @@ def test_a_spike_does_not_flatten_the_rest(tmp_path, show):
 
 def test_without_matplotlib_it_draws_in_the_terminal_and_says_so(runs, show, monkeypatch):
     monkeypatch.setattr(figures, "lacks_matplotlib", lambda _: True)
-    printed = show("runs/one", "--out", "loss.png", status=1)
+    printed = show("runs/one", "--out", "loss.png", ends=1)
     assert "Learning rate" in printed.out and not os.path.exists("loss.png")
     assert flat(printed.err) == (
         "loss.png was not written: that needs matplotlib: python -m pip install matplotlib"
     )
 
 
-def test_wrong_files_and_runs_are_refused(runs, capsys, tmp_path):
+def test_wrong_files_and_runs_are_refused(runs, cli, tmp_path):
     shutil.copytree(runs / "one", tmp_path / "copy")
     for arguments, message in [
-        (
-            ["runs/one", "--out", "loss.txt"],
-            "--out: the name loss.txt must end in .png, .pdf, .svg",
-        ),
-        (["runs/one", "--out", "no/loss.png"], "cannot write no/loss.png"),
-        (["none"], "none is not a directory; give that of a run"),
-        (["runs"], "runs is not a run"),
+        ("runs/one --out loss.txt", "--out: the name loss.txt must end in .png, .pdf, .svg"),
+        ("runs/one --out no/loss.png", "cannot write no/loss.png"),
+        ("none", "none is not a directory; give that of a run"),
+        ("runs", "runs is not a run"),
     ]:
-        assert_refused(capsys, ["plot", *arguments], message)
+        cli.refuses(message, "plot", arguments)

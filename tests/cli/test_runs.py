@@ -8,8 +8,8 @@ import pytest
 from smallmind.cli import main
 from smallmind.cli.runs import COLUMNS, format_count
 from smallmind.files.lock import RunLock
-from tests.cli.test_cli import assert_refused, flat
 from tests.faults.test_consoles import Recorded
+from tests.programs import flat
 from tests.test_old_runs import OLD_RUNS
 from tests.views.written import evaluation, final, finish, step, write
 
@@ -24,10 +24,9 @@ def runs(tmp_path):
     write(parent / "going", evaluation(1000, 1.5, bits=1.25), step(1250), steps=2000)
     write(parent / "killed", step(10), end='{"step": 2', n_layer=2)
     write(parent / "broken", step(7), {"step": 7, "failure": "the loss diverged"})
-    (parent / "young").mkdir()
-    (parent / "young" / "metrics.jsonl").write_text("{")
-    (parent / "killed at its start").mkdir()
-    (parent / "killed at its start" / "metrics.jsonl").touch()
+    for name, content in (("young", "{"), ("killed at its start", "")):
+        (parent / name).mkdir()
+        (parent / name / "metrics.jsonl").write_text(content)
     (parent / "notes").mkdir()
     (parent / "file").touch()
     for seconds, name in enumerate(NAMES[:-1]):
@@ -36,14 +35,12 @@ def runs(tmp_path):
 
 
 @pytest.fixture
-def show(monkeypatch, capsys):
+def show(monkeypatch, cli):
     """The output of `smallmind runs`, at a given width."""
 
     def show(*arguments, columns=120):
         monkeypatch.setenv("COLUMNS", str(columns))
-        capsys.readouterr()
-        assert main(["runs", *map(str, arguments)]) == 0
-        return capsys.readouterr().out
+        return cli("runs", *arguments).out
 
     return show
 
@@ -51,24 +48,14 @@ def show(monkeypatch, capsys):
 def test_the_table_has_a_row_for_each_run(runs, show):
     with RunLock(runs / "going"):
         lines = show(runs).splitlines()
-    heads = lines[0].split()
-    assert heads == [column.head for column in COLUMNS]
-    rows = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
+    assert lines[0].split() == [column.head for column in COLUMNS]
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[2:7]}
     assert list(rows) == NAMES  # the newest last, then what has no config yet
-    assert rows["done"] == [
-        "stories",
-        "GPT-2",
-        "123K",
-        "100",
-        "2.0000",
-        "1.500",
-        "0:10",
-        "finished",
-    ]
-    assert rows["going"][3:] == ["1,250/2,000", "1.5000", "1.250", "2:05", "running"]
-    assert rows["killed"][3:] == ["10/100", "-", "-", "0:01", "interrupted"]
-    assert rows["broken"][-1] == "failed"
-    assert rows["young"] == ["-", "-", "-", "0", "-", "-", "0:00", "interrupted"]
+    assert rows["done"] == "stories GPT-2 123K 100 2.0000 1.500 0:10 finished"
+    assert rows["going"].endswith(" 1,250/2,000 1.5000 1.250 2:05 running")
+    assert rows["killed"].endswith(" 10/100 - - 0:01 interrupted")
+    assert rows["broken"].endswith(" failed")
+    assert rows["young"] == "- - - 0 - - 0:00 interrupted"
     notes = flat(" ".join(lines[7:]))
     assert "broken: the loss diverged" in notes and "young: config.json cannot be read" in notes
 
@@ -160,12 +147,12 @@ def test_old_runs_are_listed(show):
     assert rows["float32"]["best_loss"] == pytest.approx(3.7005671709775925)
 
 
-def test_no_run_is_said_and_no_directory_is_refused(tmp_path, show, capsys, monkeypatch):
+def test_no_run_is_said_and_no_directory_is_refused(tmp_path, show, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert flat(show("empty")) == "empty holds no run yet; `smallmind train` makes one"
     assert json.loads(show("empty", "--json")) == []
-    assert_refused(capsys, ["runs"], "runs does not exist; `smallmind train` makes runs in runs/")
+    cli.refuses("runs does not exist; `smallmind train` makes runs in runs/", "runs")
 
 
 @pytest.mark.parametrize(

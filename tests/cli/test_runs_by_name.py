@@ -9,7 +9,9 @@ import pytest
 import smallmind
 from smallmind import InputError, Run, TransformerModel
 from smallmind.cli import main
+from smallmind.cli.program import COMMANDS
 from smallmind.files.lock import RunLock
+from tests.programs import flat
 from tests.runs.small import create
 
 
@@ -30,83 +32,74 @@ def runs(finished, tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def shown(capsys, *arguments, status=0):
-    """-> standard output and standard error output, each in one line, without the speed."""
-    capsys.readouterr()
-    try:
-        assert main(list(map(str, arguments))) == status
-    except SystemExit as exit_:
-        assert exit_.code == status
-    out, err = capsys.readouterr()
-    err = re.sub(r"[\d,]+ tokens, [\d,]+ tokens/s", "", err)
-    return " ".join(out.split()), " ".join(err.split())
+@pytest.fixture
+def shown(cli):
+    """Both outputs of a command line, each in one line, without the speed."""
+
+    def shown(*words, ends=0):
+        out, err = cli(*words, ends=ends)
+        return flat(out), flat(re.sub(r"[\d,]+ tokens, [\d,]+ tokens/s", "", err))
+
+    return shown
 
 
-SHORT = ("--max-tokens", "3", "--seed", "1")
+SHORT = "--max-tokens 3 --seed 1"
 
 
 @pytest.mark.parametrize(
-    "command",
-    [("generate", *SHORT), ("evaluate",), ("verify", "--digests-only"), ("export-metrics",)],
+    ("name", "flags"),
+    [("generate", SHORT), ("evaluate", ""), ("verify", "--digests-only"), ("export-metrics", "")],
 )
-def test_every_command_names_a_run_in_the_same_way(command, runs, capsys):
-    name, *flags = command
-    by_place = shown(capsys, name, "runs/newer", *flags)
-    assert shown(capsys, name, "--run", "runs/newer", *flags) == by_place
-    out, err = shown(capsys, name, *flags)
+def test_every_command_names_a_run_in_the_same_way(name, flags, runs, shown):
+    by_place = shown(name, "runs/newer", flags)
+    assert shown(name, "--run runs/newer", flags) == by_place
+    out, err = shown(name, flags)
     assert out == by_place[0] and "The newest run is runs/newer" in err
     if name != "evaluate":  # it takes a text
-        _, err = shown(capsys, name, "runs/newer", "--run", "runs/older", *flags, status=2)
+        _, err = shown(name, "runs/newer --run runs/older", flags, ends=2)
         assert "give one run, not both runs/newer and runs/older" in err
     shutil.rmtree(runs)
-    _, err = shown(capsys, name, *flags, status=2)
+    _, err = shown(name, flags, ends=2)
     assert err == "smallmind: runs holds no run; give RUN, the directory of one"
 
 
-@pytest.mark.parametrize("command", [("evaluate",), ("train", "--resume")])
-def test_a_name_in_runs_is_enough(command, runs, capsys):
-    by_place = shown(capsys, *command, "runs/newer")
-    assert shown(capsys, *command, "newer") == by_place
+@pytest.mark.parametrize("command", ["evaluate", "train --resume"])
+def test_a_name_in_runs_is_enough(command, runs, shown):
+    assert shown(command, "newer") == shown(command, "runs/newer")
     (runs.parent / "older").mkdir()  # a path comes first
-    _, err = shown(capsys, *command, "older", status=2)
-    assert "older is not a run" in err
+    assert "older is not a run" in shown(command, "older", ends=2)[1]
 
 
-def test_evaluate_takes_a_text_after_the_run_or_the_flag(runs, tmp_path, capsys):
+def test_evaluate_takes_a_text_after_the_run_or_the_flag(runs, tmp_path, shown):
     (tmp_path / "other.txt").write_text("the cat. " * 20, encoding="utf-8")
-    by_place = shown(capsys, "evaluate", "runs/older", "other.txt")
+    by_place = shown("evaluate runs/older other.txt")
     assert "other, all of it" in by_place[0]
-    assert shown(capsys, "evaluate", "--run", "runs/older", "other.txt") == by_place
+    assert shown("evaluate --run runs/older other.txt") == by_place
     model = runs / "older" / "model.safetensors"
-    assert "other, all of it" in shown(capsys, "evaluate", model, "other.txt")[0]
-    assert "name the text to evaluate" in shown(capsys, "evaluate", model, status=2)[1]
+    assert "other, all of it" in shown("evaluate", model, "other.txt")[0]
+    assert "name the text to evaluate" in shown("evaluate", model, ends=2)[1]
 
 
-def test_a_checkpoint_is_chosen_and_named(runs, capsys):
+def test_a_checkpoint_is_chosen_and_named(runs, shown):
     path = runs / "older"
     run = Run.open(path)
-    expected = {
-        (): "the final model, step 6",
-        ("--checkpoint", "newest"): "the newest checkpoint, step 6",
-        ("--checkpoint", "4"): "the checkpoint, step 4",
-        (
-            "--checkpoint",
-            "best",
-        ): f"the best checkpoint, step {run.newest().state['progress']['best_step']}",
-    }
-    for flags, name in expected.items():
-        out, _ = shown(capsys, "evaluate", path, *flags)
-        assert name in out
-        out, err = shown(capsys, "generate", path, *flags, *SHORT)
+    best = run.newest().state["progress"]["best_step"]
+    for flags, which, name in (
+        ("", None, "the final model, step 6"),
+        ("--checkpoint newest", "newest", "the newest checkpoint, step 6"),
+        ("--checkpoint 4", 4, "the checkpoint, step 4"),
+        ("--checkpoint best", "best", f"the best checkpoint, step {best}"),
+    ):
+        assert name in shown("evaluate", path, flags)[0]
+        out, err = shown("generate", path, flags, SHORT)
         assert err == f"Using {name}, of {path}"
-        which = int(flags[1]) if flags[1:] == ("4",) else flags[1] if flags else None
-        assert out == " ".join(smallmind.generate(*run.load(which), max_tokens=3, seed=1).split())
+        assert out == flat(smallmind.generate(*run.load(which), max_tokens=3, seed=1))
     for wrong in ("5", "oldest"):
-        _, err = shown(capsys, "generate", path, "--checkpoint", wrong, status=2)
+        _, err = shown("generate", path, "--checkpoint", wrong, ends=2)
         assert "choose newest, best or one of the steps 2, 3, 4, 6" in err
 
 
-def test_a_run_that_is_going_or_was_killed_is_used(runs, capsys):
+def test_a_run_that_is_going_or_was_killed_is_used(runs, shown):
     path = runs / "older"
     (path / "checkpoints" / "step-00000006.safetensors").unlink()
     model = (path / "model.safetensors").read_bytes()
@@ -114,26 +107,25 @@ def test_a_run_that_is_going_or_was_killed_is_used(runs, capsys):
     (path / "samples.txt").unlink()
     with RunLock(path):
         for command in ("generate", "evaluate"):
-            assert "the newest checkpoint, step 4" in " ".join(shown(capsys, command, path))
+            assert "the newest checkpoint, step 4" in " ".join(shown(command, path))
     # Interrupted at step 4, and killed after the checkpoint of step 6.
     shutil.copytree(runs / "newer" / "checkpoints", path / "checkpoints", dirs_exist_ok=True)
     early = Run.open(path)
     model4, tokenizer = early.load(4)
     early.directory.save_model(model4, tokenizer, 4)
-    assert "the newest checkpoint, step 6" in shown(capsys, "evaluate", path)[0]
+    assert "the newest checkpoint, step 6" in shown("evaluate", path)[0]
     shutil.rmtree(path / "checkpoints")
     (path / "model.safetensors").write_bytes(model)
-    assert "the final model, step 6" in shown(capsys, "evaluate", path)[0]
+    assert "the final model, step 6" in shown("evaluate", path)[0]
 
 
-def test_a_run_without_a_checkpoint_is_refused_in_one_line(runs, capsys):
+def test_a_run_without_a_checkpoint_is_refused_in_one_line(runs, cli):
     path = runs / "older"
     shutil.rmtree(path / "checkpoints")
     (path / "model.safetensors").unlink()
     for command in ("generate", "evaluate"):
-        for flags in ((), ("--checkpoint", "best"), ("--checkpoint", "2")):
-            _, err = shown(capsys, command, path, *flags, status=2)
-            assert "checkpoint" in err and err.startswith("smallmind: ")
+        for flags in ("", "--checkpoint best", "--checkpoint 2"):
+            cli.refuses("checkpoint", command, path, flags)
 
 
 def test_every_loader_reads_checkpoints(finished):
@@ -145,10 +137,12 @@ def test_every_loader_reads_checkpoints(finished):
     assert (smallmind.load(finished, "numpy", checkpoint=4)[0].flat.data == expected).all()
     with pytest.raises(InputError, match="is one file; give the run's directory to choose 4"):
         smallmind.load(file, checkpoint=4)
-    with pytest.raises(
-        TypeError, match=r"checkpoint must be a whole number or str or None, not 4\.0"
-    ):
+    message = r"checkpoint must be a whole number or str or None, not 4\.0"
+    with pytest.raises(TypeError, match=message):
         smallmind.load(finished, checkpoint=4.0)
+
+
+ONE_FIELD = "a run reads one field: give one, or join them into one in a copy of the file"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +161,8 @@ def test_every_loader_reads_checkpoints(finished):
         ("--verson", "unknown flag --verson; did you mean --version?"),
         (
             "trian",
-            "unknown command 'trian'; did you mean train? Choose from train, prepare, check,",
+            "unknown command 'trian'; did you mean train? Choose from "
+            + ", ".join(list(COMMANDS)[:3]),
         ),
         ("", "give a command: train, prepare, check,"),
         ("verify a b", "unexpected argument 'b'"),
@@ -179,52 +174,37 @@ def test_every_loader_reads_checkpoints(finished):
         ("train --size tny", "unknown value 'tny'; did you mean tiny? Choose from nano, tiny,"),
         ("schedule --schedule cosin", "unknown value 'cosin'; did you mean cosine?"),
         ("train --backend cuda", "unknown value 'cuda'. Choose from numba, numpy"),
-    ],
-)
-def test_a_mistyped_word_gets_the_nearest_known_one(arguments, message, capsys):
-    _, err = shown(capsys, *arguments.split(), status=2)
-    assert message in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            "schedule --steps 5 --steps 6",
-            "--steps is given twice, as '5' and '6'; leave one",
-        ),
-        (
-            "schedule --steps=5 --step 5",
-            "--steps is given twice, as '5' and '5'; leave one",
-        ),
-        (
-            "schedule --lr 1 --learning-rate 2",
-            "--learning-rate/--lr is given twice, as '1' and",
-        ),
+        # What keeps one value is refused if it is given twice.
+        ("schedule --steps 5 --steps 6", "--steps is given twice, as '5' and '6'; leave one"),
+        ("schedule --steps=5 --step 5", "--steps is given twice, as '5' and '5'; leave one"),
+        ("schedule --lr 1 --learning-rate 2", "--learning-rate/--lr is given twice, as '1' and"),
         ("estimate --bias --no-bias", "--bias/--no-bias is given twice; leave one of them out"),
         ("estimate --micro-batch-size 1 --windows-at-once 2", "--micro-batch-size is given twice"),
         ("generate --json --json", "--json is given twice; leave one of them out"),
         ("evaluate --unknown skip --unknown skip", "--unknown is given twice, as 'skip' and 'skip"),
         (
             "estimate --field prompt --field response",
-            "--field is given twice, as 'prompt' and 'response'; a run reads one field: give one, "
-            "or join them into one in a copy of the file",
+            f"--field is given twice, as 'prompt' and 'response'; {ONE_FIELD}",
         ),
     ],
 )
-def test_a_flag_that_keeps_one_value_is_refused_if_it_is_given_twice(arguments, message, capsys):
-    _, err = shown(capsys, *arguments.split(), status=2)
-    assert f"error: {message}" in err.splitlines()[-1]
+def test_a_mistyped_word_gets_the_nearest_known_one_and_a_repeated_flag_advice(
+    arguments, message, capsys
+):
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments.split())
+    error = flat(capsys.readouterr().err)
+    assert exit_.value.code == 2 and message in error
+    assert "twice" not in message or f"error: {message}" in error
 
 
-def test_the_learning_rate_has_its_usual_short_name(capsys):
-    wanted, _ = shown(capsys, "schedule", "--learning-rate", "0.25")
+def test_the_learning_rate_has_its_usual_short_name(shown):
+    wanted, _ = shown("schedule --learning-rate 0.25")
     assert "2.5e-01" in wanted
-    assert shown(capsys, "schedule", "--lr", "0.25") == (wanted, "")
+    assert shown("schedule --lr 0.25") == (wanted, "")
 
 
-def test_the_schedule_of_a_run_that_ends_in_its_warmup_says_so(capsys):
-    out, _ = shown(capsys, "schedule", "--steps", "50", "--warmup-steps", "100")
-    assert "The run ends inside its warmup of 100 steps" in " ".join(out.split())
-    out, _ = shown(capsys, "schedule", "--steps", "50", "--schedule", "one-cycle")
-    assert "inside its warmup" not in " ".join(out.split())
+def test_the_schedule_of_a_run_that_ends_in_its_warmup_says_so(shown):
+    warned = shown("schedule --steps 50 --warmup-steps 100")[0]
+    assert "The run ends inside its warmup of 100 steps" in warned
+    assert "inside its warmup" not in shown("schedule --steps 50 --schedule one-cycle")[0]

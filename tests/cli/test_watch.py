@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from smallmind.cli import main, watch
+from smallmind.cli import watch
 from smallmind.cli.console import Console
 from smallmind.views.run_view import RunView, State
 from tests.cli.test_live_line import Terminal
@@ -31,16 +31,15 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_once_shows_everything_within_the_width(run, columns, encoding, monkeypatch, capsys):
+def test_once_shows_everything_within_the_width(run, columns, encoding, monkeypatch, cli):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(type(__import__("sys").stdout), "encoding", encoding, raising=False)
-    assert main(["watch", str(run), "--once"]) == 0
-    shown = capsys.readouterr().out
-    assert all(len(line) <= columns for line in shown.splitlines())
-    together = " ".join(shown.split())
+    printed = cli("watch", run, "--once")
+    assert all(len(line) <= columns for line in printed.out.splitlines())
     for part in ("novel: interrupted", "step 200", "loss 2.0000", "held-out 2.2500", "12,345"):
-        assert part in together
-    assert "the disk is nearly full" in together and "Sample after step 150: It was a" in together
+        assert part in printed.flat
+    assert "the disk is nearly full" in printed.flat
+    assert "Sample after step 150: It was a" in printed.flat
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 200])
@@ -53,27 +52,24 @@ def test_a_number_stays_with_its_name_and_unit(run, columns):
     assert columns == 20 or max(map(len, lines)) <= columns
 
 
-def test_numbers_that_no_run_writes_are_left_out(run, capsys):
+def test_numbers_that_no_run_writes_are_left_out(run, cli):
     with open(run / "metrics.jsonl", "a") as file:
         file.write("\n")
         for value in ("high", None, [1], float("nan"), float("inf"), -1e308, 10**400):
             names = "loss", "lr", "tokens_per_second", "peak_memory", "val_loss", "elapsed_seconds"
             file.write(json.dumps({"step": 300, **dict.fromkeys(names, value)}) + "\n")
         file.write(json.dumps({"step": 301, "failure": "the loss diverged"}) + "\n")
-    assert main(["watch", str(run), "--once"]) == 0
-    shown = capsys.readouterr().out
+    shown = cli("watch", run, "--once").out
     assert shown.count("the loss diverged") == 1 and "novel: failed" in shown
 
 
-def test_the_newest_run_is_watched_and_a_run_without_metrics_too(run, monkeypatch, capsys):
+def test_the_newest_run_is_watched_and_a_run_without_metrics_too(run, monkeypatch, cli):
     monkeypatch.chdir(run.parents[1])
     (run / "config.json").write_text("{}")
-    assert main(["watch", "--once"]) == 0
-    assert "novel" in capsys.readouterr().out
+    assert "novel" in cli("watch --once").out
     (run / "metrics.jsonl").write_text("")
-    assert main(["watch", str(run)]) == 0
-    assert "Nothing has been logged yet." in capsys.readouterr().out
-    assert main(["watch", str(run.parent)]) == 2
+    assert "Nothing has been logged yet." in cli("watch", run).out
+    cli("watch", run.parent, ends=2)
 
 
 def test_the_screen_is_redrawn_at_any_size_until_the_run_ends(run, monkeypatch):
@@ -103,7 +99,7 @@ def test_the_screen_is_redrawn_at_any_size_until_the_run_ends(run, monkeypatch):
     assert "\x1b[2J" not in everything  # of the sample
 
 
-def test_ctrl_c_ends_only_the_watching(run, monkeypatch, capsys):
+def test_ctrl_c_ends_only_the_watching(run, monkeypatch, cli):
     monkeypatch.setattr(RunView, "state", property(lambda _: State.RUNNING))
 
     def interrupt(_seconds):
@@ -111,6 +107,5 @@ def test_ctrl_c_ends_only_the_watching(run, monkeypatch, capsys):
 
     monkeypatch.setattr("time.sleep", interrupt)
     before = {path: path.stat().st_mtime_ns for path in run.iterdir()}
-    assert main(["watch", str(run)]) == 0
-    assert "step 200" in capsys.readouterr().out
+    assert "step 200" in cli("watch", run).out
     assert before == {path: path.stat().st_mtime_ns for path in run.iterdir()}

@@ -16,11 +16,7 @@ from smallmind.text.samplers import Epochs, RandomWindows, draw
 from tests.corpus.files import IDS, LLAMA3, llm_c, plain
 from tests.programs import output_of
 
-FORMATS = [
-    llm_c,
-    lambda path, ids: llm_c(path, ids, LLAMA3),
-    plain,
-]
+FORMATS = [llm_c, lambda path, ids: llm_c(path, ids, LLAMA3), plain]
 BOUND = st.none() | st.integers(-90, 90)
 
 

@@ -18,7 +18,6 @@ from smallmind.corpus.reading import Limits
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.survey import DocumentStarts, joined
 from smallmind.corpus.tokens import TokensOnDisk
-from smallmind.files import durable
 from smallmind.files.lock import RunLock
 from smallmind.runs import assembly, source
 from smallmind.settings.settings import Settings
@@ -26,16 +25,12 @@ from smallmind.text import bpe, byte_tokenizer, char_tokenizer, tokenizer, token
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from tests.corpus.reading import written
 from tests.corpus.writing import contents
-from tests.faults.disk import Quick
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 END = "<|endoftext|>"
 STORY = "The cat's hat, naïve 🐈‍⬛🐕, sat\r\n\r\non  12345 mats.\tIt'll go\n" + f"a{END}b <|end "
 SHARD_TOKENS = 150
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 def one_document(folder):
@@ -153,27 +148,8 @@ SPECIAL = [
     ("a ll", "ll'b"),
     ("\xe9 \uac01", "\uac01!", "\u1100"),
 ]
-PARTS = [
-    "a",
-    "b ",
-    " ",
-    "\n",
-    "1",
-    "!",
-    "'",
-    "ll",
-    "ä",
-    "🐈",
-    END,
-    "<|end",
-    "<|endoftext|",
-    "1!a",
-    ">",
-    "e\u0301",
-    "\u1100",
-    "\u1161",
-    "\u11a8",
-]
+PARTS = ["a", "b ", " ", "\n", "1", "!", "'", "ll", "ä", "🐈", END, "<|end", "<|endoftext|", "1!a"]
+PARTS += [">", "e\u0301", "\u1100", "\u1161", "\u11a8"]
 
 
 @settings(max_examples=500, deadline=None)
@@ -344,16 +320,6 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
         file.unlink()
     found = on_disk([path], tmp_path / "shards", tokenizer="byte")
     assert_same(found, *in_memory([path], tokenizer="byte"))
-
-
-def test_a_change_between_a_stop_and_the_next_call_is_refused(tmp_path, monkeypatch):
-    path = written(tmp_path / "a.txt", "the cat sat " * 50)
-    half_prepare(monkeypatch, [path], tmp_path / "shards", tokenizer="byte")
-    with pytest.raises(InputError, match=r"\(tokenizer\); choose another directory, or remove it"):
-        on_disk([path], tmp_path / "shards", tokenizer="char")
-    path.write_text("the cat sat " * 51, encoding="utf-8")
-    with pytest.raises(InputError, match=r"\(files\); choose another directory, or remove it"):
-        on_disk([path], tmp_path / "shards", tokenizer="byte")
 
 
 @pytest.mark.parametrize("name", ["plan.json", "progress.json", "tokenizer.json"])

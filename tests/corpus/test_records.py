@@ -55,10 +55,7 @@ def test_the_field_is_the_obvious_one_or_the_users(name, tmp_path):
 @pytest.mark.parametrize("field", ["prompt,response", "Prompt, RESPONSE"])
 @pytest.mark.parametrize(
     ("name", "data"),
-    [
-        ("a.jsonl", '{"prompt": "p", "response": "r"}\n'),
-        ("a.csv", "prompt,response\np,r\n"),
-    ],
+    [("a.jsonl", '{"prompt": "p", "response": "r"}\n'), ("a.csv", "prompt,response\np,r\n")],
 )
 def test_fields_with_a_comma_between_them_are_to_be_joined(tmp_path, name, data, field):
     path = written(tmp_path / name, data)

@@ -1,51 +1,61 @@
-"""Writers of shards that are killed, interrupted, lose power or run out of disk."""
+"""Writers of shards and preparations that are killed, interrupted or run out of power or disk."""
 
 import errno
 import itertools
 import os
-import subprocess
 import sys
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from smallmind.corpus.shards import open_shards
 from smallmind.files import durable
+from smallmind.text import bpe
+from tests.corpus.texts import prepare_texts
 from tests.corpus.writing import contents, prepare, writer
 from tests.faults.disk import Faulty, PowerCut, Quick, Volatile
+from tests.programs import printed_by
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are made by fork")
 
 
-@pytest.fixture
-def expected(tmp_path, monkeypatch):
+def undisturbed(tmp_path, monkeypatch, prepare):
     """The contents of a directory whose writer was never disturbed."""
     monkeypatch.setattr(durable, "files", Quick())
+    monkeypatch.setattr(bpe, "CHUNK", bpe.CHUNK)  # which prepare_texts sets, and is put back
     prepare(tmp_path / "undisturbed")
     return contents(tmp_path / "undisturbed")
 
 
+@pytest.fixture
+def expected(tmp_path, monkeypatch):
+    return undisturbed(tmp_path, monkeypatch, prepare)
+
+
 def kills(directory, moments, what, number):
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.corpus.killed", str(directory), moments, what, str(number)],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return int(result.stdout)
+    words = "-m", "tests.corpus.killed", str(directory), moments, what, str(number)
+    return int(printed_by([sys.executable, *words], OPENBLAS_NUM_THREADS="1"))
 
 
 @needs_fork
-def test_a_writer_killed_at_any_operation_is_continued(tmp_path):
-    assert kills(tmp_path, "operations", "ids", 0) > 100
+@pytest.mark.parametrize(("what", "least"), [("ids", 101), ("texts", 51)])
+def test_a_writer_killed_at_any_operation_is_continued(tmp_path, what, least):
+    assert kills(tmp_path, "operations", what, 0) >= least
 
 
 @needs_fork
-@pytest.mark.parametrize("number", [50, pytest.param(2000, marks=pytest.mark.slow)])
-def test_writers_killed_at_random_moments_end_as_if_unbroken(tmp_path, number):
-    assert kills(tmp_path, "moments", "ids", number) >= number
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("ids", 50),
+        ("texts", 25),
+        pytest.param("ids", 2000, marks=pytest.mark.slow),
+        pytest.param("texts", 1000, marks=pytest.mark.slow),
+    ],
+)
+def test_writers_killed_at_random_moments_end_as_if_unbroken(tmp_path, what, number):
+    assert kills(tmp_path, "moments", what, number) >= number
 
 
 def refuse(number):
@@ -80,6 +90,22 @@ def temporary(directory):
     return [name for name in contents(directory) if name.endswith(".smallmind")]
 
 
+@pytest.mark.parametrize(
+    "lasting", [pytest.param(False, marks=pytest.mark.slow), True], ids=["once", "from then on"]
+)
+def test_a_preparation_on_a_full_disk_is_continued(tmp_path, monkeypatch, lasting):
+    failures, fault = 0, refuse(errno.ENOSPC)
+    expected = undisturbed(tmp_path, monkeypatch, prepare_texts)
+    for directory, raised in each_operation(tmp_path, monkeypatch, prepare_texts, fault, lasting):
+        if isinstance(raised, OSError):
+            failures += 1
+            assert "No space left on device" in str(raised) and str(directory) in str(raised)
+        prepare_texts(directory)
+        assert contents(directory) == expected
+        open_shards(directory).verify()
+    assert failures > 40
+
+
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 def test_a_writer_that_the_disk_refuses_is_continued(
@@ -101,12 +127,14 @@ def test_a_writer_that_the_disk_refuses_is_continued(
     assert failures > 100
 
 
-def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, expected):
-    for directory, raised in each_operation(tmp_path, monkeypatch, prepare, interrupt):
+@pytest.mark.parametrize("write", [prepare, prepare_texts])
+def test_an_interrupted_writer_loses_no_position(tmp_path, monkeypatch, write):
+    expected = undisturbed(tmp_path, monkeypatch, write)
+    for directory, raised in each_operation(tmp_path, monkeypatch, write, interrupt):
         assert isinstance(raised, KeyboardInterrupt)
-        if directory.exists():
+        if directory.exists() and write is prepare:
             assert not temporary(directory)
-        prepare(directory)
+        write(directory)
         assert contents(directory) == expected
 
 

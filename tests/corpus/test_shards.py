@@ -17,16 +17,11 @@ from smallmind import InputError
 from smallmind.console import activity
 from smallmind.corpus.shards import open_shards
 from smallmind.corpus.token_files import open_tokens
-from smallmind.files import durable
 from tests.corpus import writing
 from tests.corpus.writing import DOCUMENTS, contents, part, prepare, writer
-from tests.faults.disk import Quick
 from tests.programs import started
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.corpus.shard_writer import ShardWriter
 from smallmind.corpus.tokens import TokensOnDisk, find_tokens
-from smallmind.files import durable
 from smallmind.runs.source import approximate_characters, is_large, read_source
 from smallmind.settings.config import RunConfig
 from tests.corpus.files import LLAMA3, header, llm_c, plain
 from tests.corpus.reading import documents, written
-from tests.faults.disk import Quick
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 TEXT = "the cat sat on the mat. 🐈 the dog sat on the log.\n" * 20
 
@@ -31,11 +31,6 @@ def bpe():
 @functools.cache
 def encoded():
     return bpe().encode(TEXT)
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 @pytest.fixture

@@ -7,12 +7,7 @@ import pytest
 
 from smallmind import InputError, ModelConfig
 from smallmind.cli.flags import add_training_flags
-from smallmind.exchange.architectures import (
-    ARCHITECTURES,
-    architecture_of,
-    config_of,
-    settings_of,
-)
+from smallmind.exchange.architectures import ARCHITECTURES, architecture_of, config_of, settings_of
 from smallmind.exchange.tensors import tensors_of
 from smallmind.settings.presets import ARCHITECTURES as PRESETS
 from smallmind.settings.sources import MODEL_FIELDS

@@ -240,21 +240,6 @@ def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
             smallmind.export(model, tokenizer, tmp_path / name, "gguf")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"to": "onnx"}, "format 'onnx' must be one of hf, gguf"),
-        ({"type": "q8_0"}, "type='q8_0' must be one of f32, f16, bf16 with 'hf'"),
-        ({"type": "q4"}, "type='q4' must be one of"),
-    ],
-)
-def test_unknown_formats_and_types_are_refused(tmp_path, options, message):
-    tokenizer = tokenizer_of("char")
-    with pytest.raises(InputError, match=message):
-        smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "x", **options)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_tokenizer_of_another_size_is_refused(tmp_path):
     model = model_of("Llama", tokenizer_of("char"))
     with pytest.raises(InputError, match="the tokenizer has 256 tokens, the model vocab_size="):

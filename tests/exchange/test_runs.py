@@ -9,19 +9,17 @@ import pytest
 
 import smallmind
 from smallmind import InputError, Run, Tokenizer
-from smallmind.cli import main
 from tests.exchange.models import TEXT, model_of, tokenizer_of
 from tests.runs.small import FIELDS
 from tests.text import published
 
-LLAMA = {
-    "norm": "rmsnorm",
-    "position": "rope",
-    "mlp": "swiglu",
-    "bias": False,
-    "qk_norm": True,
-    "n_kv_head": 1,
-}
+LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "qk_norm": True}
+
+
+LLAMA["n_kv_head"] = 1
+
+
+TUNED = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +39,9 @@ def weights(path):
 
 
 @pytest.mark.parametrize("source", ["hf", "model.gguf"])
-def test_an_imported_model_is_a_run_with_the_same_weights(root, tmp_path, source, capsys):
+def test_an_imported_model_is_a_run_with_the_same_weights(root, tmp_path, source, cli):
     path = tmp_path / "imported"
-    assert main(["import", str(root / source), "--out", str(path)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("import", root / source, "--out", path).out
     assert "Qwen3" in printed and f"--init-from {path}" in printed.replace("\\\n", "")
     np.testing.assert_array_equal(weights(path), weights(root / "run"))
     run = Run.open(path)
@@ -53,17 +50,11 @@ def test_an_imported_model_is_a_run_with_the_same_weights(root, tmp_path, source
     assert 0 < run.evaluate(root / "text.txt").loss < 6
 
 
-def test_commands_take_models_of_other_programs_as_they_are(root, capsys):
-    printed = []
-    for path in (root / "run", root / "hf", root / "model.gguf"):
-        capsys.readouterr()
-        assert main(["generate", str(path), "--max-tokens", "9", "--prompt", "The"]) == 0
-        printed.append(capsys.readouterr().out)
-    assert len(set(printed)) == 1
-    assert main(["evaluate", str(root / "hf"), str(root / "text.txt")]) == 0
-    assert "the Qwen3 in" in capsys.readouterr().out
-    assert main(["evaluate", str(root / "hf")]) == 2
-    assert "name the text to evaluate" in capsys.readouterr().err
+def test_commands_take_models_of_other_programs_as_they_are(root, cli):
+    paths = root / "run", root / "hf", root / "model.gguf"
+    assert len({cli("generate", path, "--max-tokens 9 --prompt The").out for path in paths}) == 1
+    assert "the Qwen3 in" in cli("evaluate", root / "hf", root / "text.txt").out
+    assert "name the text to evaluate" in cli("evaluate", root / "hf", ends=2).err
 
 
 @pytest.mark.parametrize("source", ["hf", "model.gguf", "imported"])
@@ -71,12 +62,11 @@ def test_training_goes_on_from_it(root, tmp_path, source):
     path = root / source
     if source == "imported":
         path = Run.import_model(root / "hf", tmp_path / "imported").path
-    fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
-    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **TUNED)
     assert run.settings.model == Run.open(root / "run").settings.model
     losses = [record.loss for record in run.train() if hasattr(record, "lr")]
     assert losses[0] < 5.6
-    again = Run.create(text=TEXT, out=tmp_path / "ours", init_from=str(root / "run"), **fields)
+    again = Run.create(text=TEXT, out=tmp_path / "ours", init_from=str(root / "run"), **TUNED)
     assert [record.loss for record in again.train() if hasattr(record, "lr")] == losses
     tuned = Run.open(tmp_path / "tuned")
     tuned.export(tmp_path / "out")
@@ -96,11 +86,11 @@ def test_characters_that_a_published_tokenizer_lacks_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", published.PUBLISHED)
-def test_texts_are_prepared_with_published_tokenizers(tmp_path, name):
+def test_texts_are_prepared_with_published_tokenizers(tmp_path, name, cli):
     (tmp_path / "tokenizer.json").write_text(json.dumps(published.file_of(name)))
     (tmp_path / "text.txt").write_text(published.TEXT, encoding="utf-8")
-    flags = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(tmp_path / "data")]
-    assert main(["prepare", str(tmp_path / "text.txt"), *flags]) == 0
+    flags = "--tokenizer", tmp_path / "tokenizer.json", "--out", tmp_path / "data"
+    cli("prepare", tmp_path / "text.txt", *flags)
     run = Run.create(text=str(tmp_path / "data"), out=tmp_path / "run", **FIELDS)
     tokenizer = Tokenizer.from_json(published.file_of(name))
     assert run.training.tokenizer.state() == tokenizer.state()
@@ -132,23 +122,17 @@ def test_norms_keep_the_epsilon_of_the_file(root, tmp_path):
     (path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-6}))
     assert Run.import_model(path, tmp_path / "run").settings.model.norm_epsilon == 1e-6
     np.testing.assert_array_equal(weights(tmp_path / "run"), weights(root / "run"))
-    fields = {name: x for name, x in FIELDS.items() if not name.startswith(("n_", "block"))}
-    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **fields)
+    run = Run.create(text=TEXT, out=tmp_path / "tuned", init_from=str(path), **TUNED)
     assert run.settings.model.norm_epsilon == 1e-6
 
 
-def test_an_imported_run_has_no_text(root, tmp_path, capsys, monkeypatch):
+def test_an_imported_run_has_no_text(root, tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Run.import_model(root / "hf").path
     assert path.parent.name == "runs" and path.name.endswith("-hf")
-    for words in (["evaluate", path], ["train", "--resume", path], ["verify", path]):
-        assert main(list(map(str, words))) == 2
-        error = capsys.readouterr().err
-        assert (
-            "was imported and has no text of its own: name one" in error and "\n" not in error[:-1]
-        )
-    assert main(["train", "--resume", "auto"]) == 2
-    assert "holds no unfinished run" in capsys.readouterr().err
+    for command in ("evaluate", "train --resume", "verify"):
+        cli.refuses("was imported and has no text of its own: name one", command, path)
+    cli.refuses("holds no unfinished run", "train --resume auto")
     with pytest.raises(InputError, match="was imported and has no text"):
         Run.open(path).train()
 
@@ -161,73 +145,61 @@ def test_an_imported_run_goes_out_again(root, tmp_path):
     assert "| imported from | hf |" in (tmp_path / "again" / "README.md").read_text("utf-8")
 
 
-def test_a_model_goes_from_one_format_to_the_other(root, tmp_path, capsys):
-    words = ["export", str(root / "hf"), "--to", "gguf", str(tmp_path / "model.gguf")]
-    assert main([*words, "--type", "f16"]) == 0
-    assert "as Qwen3 to" in " ".join(capsys.readouterr().out.split())
+def test_a_model_goes_from_one_format_to_the_other(root, tmp_path, cli):
+    file = tmp_path / "model.gguf"
+    assert "as Qwen3 to" in cli("export", root / "hf", "--to gguf", file, "--type f16").flat
     wanted = weights(root / "run").astype(np.float16)
-    found = smallmind.load(tmp_path / "model.gguf", "numpy")[0]
-    matrix = found.parameters["blocks.0.mlp.expansion.weight"]
+    matrix = smallmind.load(file, "numpy")[0].parameters["blocks.0.mlp.expansion.weight"]
     assert np.isin(matrix.ravel(), wanted.astype(np.float32)).all()
 
 
-def test_a_checkpoint_can_be_exported(root, tmp_path, capsys):
-    words = ["export", str(root / "run"), "--to", "hf", str(tmp_path / "three")]
-    assert main([*words, "--checkpoint", "3"]) == 0
-    assert "the checkpoint, step 3, of" in " ".join(capsys.readouterr().out.split())
+def test_a_checkpoint_can_be_exported(root, tmp_path, cli):
+    printed = cli("export", root / "run", "--to hf", tmp_path / "three", "--checkpoint 3").flat
+    assert "the checkpoint, step 3, of" in printed
     wanted = smallmind.load(root / "run", "numpy", checkpoint=3)[0].flat.data
     np.testing.assert_array_equal(weights(tmp_path / "three"), wanted)
     found = json.loads((tmp_path / "three" / "config.json").read_text())
     assert found["eos_token_id"] == smallmind.load(root / "run")[1].special["<|endoftext|>"]
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--to", "onnx", "x"], "format 'onnx' must be one of hf, gguf"),
-        (["--to", "hf", "{root}/run"], "is not an empty directory; choose another"),
-        (["--to", "gguf", "x.bin"], "x.bin must end in .gguf"),
-        (["--to", "hf", "x", "--type", "q8_0"], "must be one of f32, f16, bf16"),
-        (["--to", "hf", "x", "--checkpoint", "7"], "has no checkpoint 7"),
-    ],
-)
-def test_what_cannot_be_exported_is_refused_at_once(
-    root, capsys, monkeypatch, tmp_path, words, reason
-):
+def test_what_cannot_be_exported_is_refused_at_once(root, cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    words = [word.format(root=root) for word in words]
-    assert main(["export", str(root / "run"), *words]) == 2
-    assert reason in capsys.readouterr().err
+    for words, reason in [
+        ("--to onnx x", "format 'onnx' must be one of hf, gguf"),
+        (f"--to hf {root}/run", "is not an empty directory; choose another"),
+        ("--to gguf x.bin", "x.bin must end in .gguf"),
+        ("--to hf x --type q8_0", "type='q8_0' must be one of f32, f16, bf16 with 'hf'"),
+        ("--to hf x --checkpoint 7", "has no checkpoint 7"),
+    ]:
+        cli.refuses(reason, "export", root / "run", words)
+    with pytest.raises(InputError, match="type='q4' must be one of"):
+        Run.open(root / "run").export("x", type="q4")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_of_no_published_architecture_hears_the_flag(tmp_path, capsys):
+def test_a_run_of_no_published_architecture_hears_the_flag(tmp_path, cli):
     fields = {**FIELDS, **LLAMA, "x0_scalars": True}
     Run.create(text=TEXT, out=tmp_path / "run", **fields).train()
-    assert main(["export", str(tmp_path / "run"), "--to", "hf", str(tmp_path / "x")]) == 2
-    error = capsys.readouterr().err
+    error = cli("export", tmp_path / "run", "--to hf", tmp_path / "x", ends=2).err
     assert "no published architecture has x0_scalars=True" in error
     assert error.endswith("train with --no-x0-scalars\n") and not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("missing", "missing does not exist; give a directory of transformers or a GGUF file"),
-        ("text.txt", "is neither a directory of transformers"),
-        ("run", "is neither a directory of transformers"),
-    ],
-)
-def test_what_is_no_model_of_others_is_refused(root, tmp_path, capsys, source, reason):
-    assert main(["import", str(root / source), "--out", str(tmp_path / "x")]) == 2
-    assert reason in capsys.readouterr().err and not (tmp_path / "x").exists()
+def test_what_is_no_model_of_others_is_refused(root, tmp_path, cli):
+    neither = "is neither a directory of transformers"
+    missing = "missing does not exist; give a directory of transformers or a GGUF file"
+    for source, reason in (("missing", missing), ("text.txt", neither), ("run", neither)):
+        cli.refuses(reason, "import", root / source, "--out", tmp_path / "x")
+        assert not (tmp_path / "x").exists()
 
 
-def test_a_directory_in_use_is_not_imported_to(root, tmp_path):
+def test_a_directory_in_use_is_not_imported_to(root):
+    def contents(path):
+        return {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+
     for out in ("run", "hf"):
-        before = {file.name: file.read_bytes() for file in (root / out).iterdir() if file.is_file()}
+        before = contents(root / out)
         with pytest.raises(InputError, match="already holds a run"):
             Run.import_model(root / "hf", root / out)
-        after = {file.name: file.read_bytes() for file in (root / out).iterdir() if file.is_file()}
-        assert after == before
+        assert contents(root / out) == before
     assert Run.open(root / "run").is_finished

@@ -1,10 +1,10 @@
 """Damage to the files of compiled kernels, and a program whose result shows it."""
 
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
+
+from tests.programs import finished
 
 PAGE = 4096
 # Two steps of training use every kernel of float32; the digest is that of all weights.
@@ -24,14 +24,8 @@ print(hashlib.sha256(model.flat.data.tobytes()).hexdigest())
 
 def outcome(cache, program=STEPS):
     """Runs the program with this cache -> exit status, output, and errors but for "Compiling"."""
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        env={**os.environ, "SMALLMIND_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    words = [sys.executable, "-W", "error", "-c", program]
+    result = finished(words, timeout=600, SMALLMIND_CACHE_DIR=str(cache))
     lines = result.stderr.splitlines(keepends=True)
     errors = "".join(line for line in lines if not line.startswith("Compiling "))
     return result.returncode, result.stdout, errors

@@ -5,9 +5,8 @@ import json
 import shlex
 from pathlib import Path
 
-from smallmind.cli import main
 from smallmind.training.checkpoint import newest
-from tests.programs import last_of_each
+from tests.programs import status
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
 STEPS_BETWEEN_SAVES = 5
@@ -22,14 +21,6 @@ def write_text(directory):
     path = Path(directory) / "cats.txt"
     path.write_text(TEXT, encoding="utf-8")
     return str(path)
-
-
-def status(*arguments):
-    """The exit status of the command line, as a shell would see it; later flags replace earlier."""
-    try:
-        return main(last_of_each(*map(str, arguments)))
-    except SystemExit as exit_:
-        return exit_.code
 
 
 def train(directory, *flags, name="run"):

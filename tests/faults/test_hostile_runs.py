@@ -5,7 +5,7 @@ import shlex
 import shutil
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -183,23 +183,11 @@ def test_a_number_that_cannot_be_right_is_shown_or_refused(runs, capfd, place, w
     check_commands(runs, capfd, place, WRONG[wrong])
 
 
-def check_drawn(runs, capfd, drawn, wrong):
-    found = list(places(runs / "good"))
-    check_commands(runs, capfd, found[drawn % len(found)], wrong)
+@pytest.mark.parametrize("examples", [15, pytest.param(5000, marks=pytest.mark.slow)])
+def test_any_number_that_cannot_be_right_is_shown_or_refused(runs, capfd, examples):
+    @hypothesis_settings(max_examples=examples, deadline=None)
+    @given(place=st.sampled_from(list(places(runs / "good"))), wrong=st.sampled_from([*WRONG]))
+    def check(place, wrong):
+        check_commands(runs, capfd, place, WRONG[wrong])
 
-
-drawn = {"drawn": st.integers(0, 2**20), "wrong": st.sampled_from(list(WRONG.values()))}
-FIXTURES = (HealthCheck.function_scoped_fixture,)  # whose files each example makes anew
-
-
-@hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=FIXTURES)
-@given(**drawn)
-def test_any_number_that_cannot_be_right_is_shown_or_refused(runs, capfd, drawn, wrong):
-    check_drawn(runs, capfd, drawn, wrong)
-
-
-@pytest.mark.slow
-@hypothesis_settings(max_examples=5000, deadline=None, suppress_health_check=FIXTURES)
-@given(**drawn)
-def test_many_numbers_that_cannot_be_right_are_shown_or_refused(runs, capfd, drawn, wrong):
-    check_drawn(runs, capfd, drawn, wrong)
+    check()

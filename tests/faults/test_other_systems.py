@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,7 @@ from smallmind.memory import tracker
 from smallmind.parallel import launch
 from tests.faults.runs import write_text
 from tests.faults.systems import Locking, Other
+from tests.programs import printed_by
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="plays the others")
 
@@ -50,16 +50,9 @@ def test_a_run_is_trained_resumed_verified_and_used(tmp_path, system):
         f"watch {out} --once",
     ]
     python = [sys.executable, "-X", "warn_default_encoding", "-W", "error"]
-    shown = subprocess.run(
-        [*python, "-m", "tests.faults.systems", system, *commands],
-        env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    assert "workqueue" in shown.stdout and "checks passed" in shown.stdout
+    words = [*python, "-m", "tests.faults.systems", system, *commands]
+    shown = printed_by(words, NUMBA_THREADING_LAYER="workqueue")
+    assert "workqueue" in shown and "checks passed" in shown
     assert sorted(path.name for path in (out / "checkpoints").iterdir())[1:] == [
         "step-00000002.safetensors",
         "step-00000004.safetensors",

@@ -33,7 +33,8 @@ def outcomes(tmp_path, monkeypatch, layer, seeds):
             return
 
 
-def check(tmp_path, monkeypatch, seeds):
+@pytest.mark.parametrize("seeds", [5, pytest.param(300, marks=pytest.mark.slow)])
+def test_no_saved_checkpoint_is_lost(tmp_path, monkeypatch, seeds):
     moments = 0
     for returned, found in outcomes(tmp_path, monkeypatch, Volatile, seeds):
         moments += 1
@@ -41,15 +42,6 @@ def check(tmp_path, monkeypatch, seeds):
         if found or returned[-1]:
             assert_sound(found, {returned[-1], *started})
     assert moments > 50 * seeds
-
-
-def test_no_saved_checkpoint_is_lost(tmp_path, monkeypatch):
-    check(tmp_path, monkeypatch, seeds=5)
-
-
-@pytest.mark.slow
-def test_no_saved_checkpoint_is_lost_in_many_outcomes(tmp_path, monkeypatch):
-    check(tmp_path, monkeypatch, seeds=300)
 
 
 class WithoutFsync(Volatile):

@@ -9,30 +9,12 @@ import smallmind
 
 SOURCES = sorted(Path(smallmind.__file__).parent.rglob("*.py"))
 MODULES = {
-    "pickle",
-    "_pickle",
-    "marshal",
-    "shelve",
-    "dbm",
-    "dill",
-    "cloudpickle",
-    "joblib",
-    "yaml",
-    "jsonpickle",
-    "torch",
-    "tarfile",
-    "runpy",
-    "code",
+    *("pickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "yaml"),
+    *("jsonpickle", "torch", "tarfile", "runpy", "code"),
 }
 CALLS = {
-    "eval",
-    "exec",
-    "__import__",
-    "np.load",
-    "numpy.load",
-    "os.system",
-    "os.popen",
-    "shutil.unpack_archive",
+    *("eval", "exec", "__import__", "np.load", "numpy.load"),
+    *("os.system", "os.popen", "shutil.unpack_archive"),
 }
 ARGUMENTS = {"allow_pickle", "shell"}
 METHODS = {"extract", "extractall"}  # of archives, whose members may have any name

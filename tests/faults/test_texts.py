@@ -79,26 +79,22 @@ def test_a_text_that_is_not_utf8_is_refused(tmp_path, capsys, content, message):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-def test_pipes_and_devices_are_refused_without_waiting(tmp_path, capsys):
+def test_pipes_and_devices_are_refused_without_waiting(tmp_path, cli):
     os.mkfifo(tmp_path / "pipe")
+    run = tmp_path / "run"
     assert train(tmp_path) == 0
     for path in (tmp_path / "pipe", "/dev/null", "/dev/zero"):
-        for arguments in (
-            ["train", path, "--out", tmp_path / "out"],
-            ["evaluate", tmp_path / "run", path],
-        ):
-            capsys.readouterr()
-            assert status(*arguments) == 2
-            assert f"{path} is not a regular file" in capsys.readouterr().err
-    (tmp_path / "run" / "config.json").unlink()
-    os.mkfifo(tmp_path / "run" / "config.json")
-    for arguments in (["train", "--resume", tmp_path / "run"], ["verify", tmp_path / "run"]):
-        assert status(*arguments) == 2
-        assert "not a regular file" in capsys.readouterr().err
+        message = f"{path} is not a regular file"
+        cli.refuses(message, "train", path, "--out", tmp_path / "out")
+        cli.refuses(message, "evaluate", run, path)
+    (run / "config.json").unlink()
+    os.mkfifo(run / "config.json")
+    for command in ("train --resume", "verify"):
+        cli.refuses("not a regular file", command, run)
 
 
 @pytest.mark.parametrize("change", ["append", "truncate", "remove", "replace"])
-def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypatch, capsys, change):
+def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypatch, cli, change):
     """The run continues with the text it has read; later commands refuse the changed text."""
     assert train(tmp_path, name="whole") == 0
     text, run = tmp_path / "cats.txt", tmp_path / "run"
@@ -117,15 +113,12 @@ def test_a_text_that_changes_during_a_run_does_not_affect_it(tmp_path, monkeypat
         patch.setattr(Training, "evaluate", evaluate)
         assert train(tmp_path) == 0
     assert outcome(run) == outcome(tmp_path / "whole")
-    capsys.readouterr()
-    for arguments in (["train", "--resume", run], ["evaluate", run], ["verify", run]):
-        assert status(*arguments) == 2
-        printed = capsys.readouterr().err
-        words = {"remove": "does not exist", "truncate": "is empty"}.get(change, "has changed")
-        assert words in printed and printed.count("\n") == 1
+    words = {"remove": "does not exist", "truncate": "is empty"}.get(change, "has changed")
+    for command in ("train --resume", "evaluate", "verify"):
+        cli.refuses(words, command, run)
     text.write_text(TEXT, encoding="utf-8")
     assert read_source(text).text == TEXT
-    assert status("train", "--resume", run) == 0
+    cli("train --resume", run)
 
 
 def test_a_text_longer_than_a_chunk_is_encoded_whole():

@@ -160,7 +160,8 @@ def test_anything_but_a_file_in_place_of_the_lock_is_refused(tmp_path):
     os.mkfifo(place)
     with pytest.raises(InputError, match="is not a regular file"):
         RunLock(tmp_path)
-    with pytest.raises(InputError, match=r"cannot lock .*: No such file"):
+    advice = "; use a directory that you can write to, on a disk that"
+    with pytest.raises(InputError, match=rf"cannot lock .*: No such file.*{advice}"):
         RunLock(tmp_path / "missing")
 
 
@@ -212,8 +213,3 @@ def test_a_lock_whose_file_was_removed_by_hand_leaves_that_of_the_next_run(tmp_p
         with pytest.raises(InputError, match="is in use by"):
             RunLock(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_that_cannot_be_locked_says_what_to_use(tmp_path):
-    with pytest.raises(InputError, match="; use a directory that you can write to, on a disk that"):
-        RunLock(tmp_path / "missing")

@@ -14,8 +14,9 @@ from smallmind.files import durable, safetensors
 from smallmind.runs import verification
 from smallmind.training.training import Training
 from tests.faults.disk import Quick
+from tests.programs import CATS
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TEXT = CATS
 FLAGS = shlex.split(
     "--block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --steps 14 "
     "--val-every 4 --val-batches 2 --warmup-steps 5 --log-every 5 --save-every 5 "
@@ -23,11 +24,11 @@ FLAGS = shlex.split(
     "--use-gradient-checkpointing"
 )
 FILES = [
-    "step-00000014.safetensors",
-    "step-00000012.safetensors",
-    "step-00000010.safetensors",
-    "best.safetensors",
+    f"{name}.safetensors" for name in ("step-00000014", "step-00000012", "step-00000010", "best")
 ]
+
+
+SOUND = [f"ok      {name}: sound" for name in FILES]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,7 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture
-def run(finished, tmp_path, capsys):
-    capsys.readouterr()
+def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
@@ -52,13 +52,17 @@ def everything(directory):
     }
 
 
-def verified(capsys, run, *flags, status=0):
+@pytest.fixture
+def verified(cli):
     """Verifies a run -> the printed lines. No byte of the directory may change."""
-    before = everything(run)
-    assert main(["verify", str(run), *flags]) == status
-    assert everything(run) == before
-    printed = capsys.readouterr().out
-    return printed.replace("\n        ", " ").splitlines()  # long lines are joined again
+
+    def verified(run, *flags, ends=0):
+        before = everything(run)
+        printed = cli("verify", run, *flags, ends=ends).out
+        assert everything(run) == before
+        return printed.replace("\n        ", " ").splitlines()  # long lines are joined again
+
+    return verified
 
 
 def change(run, name, edit):
@@ -76,22 +80,19 @@ def flip(path):
     path.write_bytes(data)
 
 
-def test_an_unchanged_run_passes(run, capsys):
-    assert verified(capsys, run) == [
-        *(f"ok      {name}: sound" for name in FILES),
-        "ok      retrained from step 10 to 12: identical",
-        "ok      retrained from step 12 to 14: identical",
-        "All 6 checks passed",
+def test_an_unchanged_run_passes(run, verified):
+    retrained = [
+        f"ok      retrained from step {a} to {b}: identical" for a, b in ((10, 12), (12, 14))
     ]
-    lines = verified(capsys, run, "--digests-only")
-    assert lines == [*(f"ok      {name}: sound" for name in FILES), "All 4 checks passed"]
+    assert verified(run) == [*SOUND, *retrained, "All 6 checks passed"]
+    assert verified(run, "--digests-only") == [*SOUND, "All 4 checks passed"]
 
 
-def test_damage_is_named_and_retraining_skips_over_it(run, capsys):
+def test_damage_is_named_and_retraining_skips_over_it(run, verified):
     flip(run / "checkpoints" / FILES[1])
     flip(run / "checkpoints" / "best.safetensors")
-    for flags in ([], ["--digests-only"]):
-        lines = verified(capsys, run, *flags, status=1)
+    for flags in ("", "--digests-only"):
+        lines = verified(run, flags, ends=1)
         assert [line[:6] for line in lines[:4]] == ["ok    ", "FAILED", "ok    ", "FAILED"]
         assert FILES[1] in lines[1] and "does not match its SHA-256" in lines[1]
         assert lines[4:-1] == ([] if flags else ["ok      retrained from step 10 to 14: identical"])
@@ -129,19 +130,18 @@ def edit_seed(tensors, state):
         (edit_seed, "the checkpoint of step 14 was saved with a different batch size or seed"),
     ],
 )
-def test_changes_with_a_matching_digest_are_found(run, capsys, edit, words):
+def test_changes_with_a_matching_digest_are_found(run, verified, edit, words):
     change(run, FILES[0], edit)
-    assert verified(capsys, run, "--digests-only")[-1] == "All 4 checks passed"
-    lines = verified(capsys, run, status=1)
+    assert verified(run, "--digests-only")[-1] == "All 4 checks passed"
+    lines = verified(run, ends=1)
     assert lines[4] == "ok      retrained from step 10 to 12: identical"
     line = re.sub(r"1 of \d+ hashes", "1 of N hashes", lines[5])
     assert line.startswith(f"FAILED  retrained from step 12 to 14: {words}")
     assert lines[6] == "1 of 6 checks failed"
 
 
-def test_a_run_stopped_during_an_evaluation_passes(tmp_path, capsys, monkeypatch):
+def test_a_run_stopped_during_an_evaluation_passes(text, tmp_path, cli, verified, monkeypatch):
     """Its checkpoint was saved before the evaluation, which retraining includes."""
-    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
     original = Training.evaluate
 
     def stop(training, step, batches):
@@ -152,17 +152,13 @@ def test_a_run_stopped_during_an_evaluation_passes(tmp_path, capsys, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(durable, "files", Quick())
         patch.setattr(Training, "evaluate", stop)
-        flags = [str(tmp_path / "cats.txt"), *FLAGS, "--out", str(tmp_path / "run")]
-        assert main(["train", *flags]) == 130
-    capsys.readouterr()
+        cli("train", text, FLAGS, "--out", tmp_path / "run", ends=130)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert "step-00000012.safetensors" in names
-    lines = verified(capsys, tmp_path / "run")
-    assert "ok      retrained from step 10 to 12: identical" in lines
+    assert "ok      retrained from step 10 to 12: identical" in verified(tmp_path / "run")
 
 
-def test_an_interrupted_verification_changes_nothing(run, capsys, monkeypatch):
-    before = everything(run)
+def test_an_interrupted_verification_changes_nothing(run, verified, monkeypatch):
     calls = []
 
     def interrupt(checkpoint):
@@ -171,24 +167,18 @@ def test_an_interrupted_verification_changes_nothing(run, capsys, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(verification, "fingerprint", interrupt)
-        assert main(["verify", str(run)]) == 130
-    assert calls and everything(run) == before
-    assert verified(capsys, run)[-1] == "All 6 checks passed"
+        verified(run, ends=130)
+    assert calls and verified(run)[-1] == "All 6 checks passed"
 
 
-def test_a_run_that_cannot_be_verified_is_refused(run, tmp_path, capsys):
-    def refused(path, message, *flags):
-        assert main(["verify", str(path), *flags]) == 2
-        printed = capsys.readouterr().err
-        assert message in printed and printed.count("\n") == 1
-
-    refused(tmp_path / "none", "is not a run")
-    refused(tmp_path / "none", "is not a run", "--digests-only")
+def test_a_run_that_cannot_be_verified_is_refused(run, tmp_path, cli, verified):
+    for flags in ("", "--digests-only"):
+        cli.refuses("is not a run", "verify", tmp_path / "none", flags)
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "other.txt").write_text(TEXT + "more", encoding="utf-8")
     config["run"]["text"] = str(tmp_path / "other.txt")
     (run / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    refused(run, "other has changed since the run")
-    assert verified(capsys, run, "--digests-only")[-1] == "All 4 checks passed"
+    cli.refuses("other has changed since the run", "verify", run)
+    assert verified(run, "--digests-only")[-1] == "All 4 checks passed"
     shutil.rmtree(run / "checkpoints")
-    refused(run, "holds no checkpoint yet", "--digests-only")
+    cli.refuses("holds no checkpoint yet", "verify", run, "--digests-only")

@@ -144,61 +144,23 @@ def make(path, config, seed):
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    tied = ModelConfig(vocab_size=65, block_size=17, n_layer=2, n_head=3, n_embd=24)
-    untied = ModelConfig(
-        vocab_size=33, block_size=9, n_layer=2, n_head=2, n_embd=20, tie_weights=False, bias=False
-    )
-    llama = ModelConfig(
-        vocab_size=31,
-        block_size=11,
-        n_layer=3,
-        n_head=4,
-        n_kv_head=2,
-        n_embd=20,
-        norm="rmsnorm",
-        position="rope",
-        mlp="swiglu",
-        mlp_width=37,
-        qk_norm=True,
-        bias=False,
-        tie_weights=False,
-    )
-    everything = ModelConfig(
-        vocab_size=17,
-        block_size=13,
-        n_layer=3,
-        n_head=3,
-        n_kv_head=1,
-        n_embd=15,
-        norm="rmsnorm",
-        position="rope",
-        rope_theta=500.0,
-        mlp="relu2",
-        qk_norm=True,
-        value_residual=True,
-        x0_scalars=True,
-        bigram_rows=1000,
-        logit_softcap=5.0,
-        bias=False,
-    )
-    wide_heads = ModelConfig(
-        vocab_size=19,
-        block_size=10,
-        n_layer=2,
-        n_head=3,
-        head_size=10,
-        n_kv_head=1,
-        n_embd=16,
-        norm="rmsnorm",
-        norm_epsilon=0.02,
-        position="rope",
-        mlp="swiglu",
-        mlp_width=23,
-        qk_norm=True,
-        bias=False,
-    )
-    make(here / "llama.safetensors", llama, seed=3)
-    make(here / "everything.safetensors", everything, seed=4)
-    make(here / "tied.safetensors", tied, seed=1)
-    make(here / "untied.safetensors", untied, seed=2)
-    make(here / "wide_heads.safetensors", wide_heads, seed=5)
+    modern = {"norm": "rmsnorm", "position": "rope", "qk_norm": True, "bias": False}
+    shapes = {
+        "tied": {"vocab_size": 65, "block_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 24},
+        "untied": {"vocab_size": 33, "block_size": 9, "n_layer": 2, "n_head": 2, "n_embd": 20},
+        "llama": {"vocab_size": 31, "block_size": 11, "n_layer": 3, "n_head": 4, "n_embd": 20},
+        "everything": {"vocab_size": 17, "block_size": 13, "n_layer": 3, "n_head": 3, "n_embd": 15},
+        "wide_heads": {"vocab_size": 19, "block_size": 10, "n_layer": 2, "n_head": 3, "n_embd": 16},
+    }
+    swiglu, wide = {"mlp": "swiglu", "mlp_width": 37}, {"mlp": "swiglu", "mlp_width": 23}
+    residuals = {"value_residual": True, "x0_scalars": True, "bigram_rows": 1000}
+    parts = {
+        "tied": {},
+        "untied": {"tie_weights": False, "bias": False},
+        "llama": {**modern, **swiglu, "n_kv_head": 2, "tie_weights": False},
+        "everything": {**modern, **residuals, "mlp": "relu2", "n_kv_head": 1, "rope_theta": 500.0},
+        "wide_heads": {**modern, **wide, "n_kv_head": 1, "head_size": 10, "norm_epsilon": 0.02},
+    }
+    parts["everything"]["logit_softcap"] = 5.0
+    for seed, (name, shape) in enumerate(shapes.items(), 1):
+        make(here / f"{name}.safetensors", ModelConfig(**shape, **parts[name]), seed)

@@ -7,12 +7,9 @@ from smallmind.kernels import compiled, reference
 from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from tests.guards import Guarded
 
+SEED = 0
+
 KEY = 0x123456789ABCDEF
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(0)
 
 
 def bfloat16(random, *shape):

@@ -13,11 +13,7 @@ from smallmind.kernels.bpe.encode import Chain, Memory, Merges, Whole, encode
 from smallmind.kernels.bpe.split import PATTERNS, split
 from smallmind.text.bpe import Special, learn_merges
 
-EXPRESSIONS = {
-    "gpt2": reference.GPT2,
-    "gpt2-digits": reference.GPT2_DIGITS,
-    "gpt4": reference.GPT4,
-}
+EXPRESSIONS = {"gpt2": reference.GPT2, "gpt2-digits": reference.GPT2_DIGITS, "gpt4": reference.GPT4}
 BYTES = np.arange(256, dtype=np.int32)
 # Patterns tell these apart, in characters of one to four bytes.
 TELLING = " \t\n\r\u3000\x85'sStTmMdDlLrRvVeE\u017faB1\u0663\u00bd.,_!\u00df\u0301\u65e5\U0001f600"

@@ -3,7 +3,6 @@
 import os
 import pickle
 import stat
-import subprocess
 import sys
 import time
 
@@ -11,6 +10,7 @@ import pytest
 
 from smallmind.kernels.codegen import cache, cache_directory
 from smallmind.kernels.codegen.cache import CheckedFiles
+from tests.programs import finished
 
 POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions are those of POSIX")
 
@@ -214,13 +214,7 @@ print(sum_of_squares(np.ones(3, np.float32)))
 
 @POSIX
 def test_a_full_disk_costs_a_warning_not_the_run(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", NO_ROOM],
-        env={**os.environ, "SMALLMIND_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = finished([sys.executable, "-c", NO_ROOM], SMALLMIND_CACHE_DIR=str(tmp_path))
     assert (result.returncode, result.stdout) == (0, "3.0\n")
     assert result.stderr.count("cannot keep compiled kernels in") == 1
     assert "File too large" in result.stderr and "Traceback" not in result.stderr

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import smallmind
-from tests.programs import started
+from tests.programs import finished, printed_by, started
 
 PROGRAM = """
 import numpy as np
@@ -27,17 +26,15 @@ print(dx[0, 0], activity.compiled()[0] > 0, cache_directory())
 VALUE = pytest.approx(1.0829641)
 
 
+def printed_in(folder, program, **environment):
+    """The output of a program that imports the package in this folder."""
+    words = [sys.executable, "-W", "error", "-c", program]
+    return printed_by(words, cwd=folder, PYTHONPATH=str(folder), **environment)
+
+
 def run_kernel(package_parent, **environment):
     """Returns gelu'(1), whether a kernel was compiled, and the directory of the cache."""
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROGRAM],
-        env={**os.environ, "PYTHONPATH": str(package_parent), **environment},
-        cwd=package_parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    value, compiled, cache = result.stdout.split()
+    value, compiled, cache = printed_in(package_parent, PROGRAM, **environment).split()
     return float(value), compiled == "True", Path(cache)
 
 
@@ -99,16 +96,10 @@ print(sum_of_squares(one[0]), "numba.np.polynomial.polynomial_core" in sys.modul
 
 def test_loading_cached_kernels_does_not_initialise_the_compiler(package):
     """And a kernel missing from the cache is compiled and added to it."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(package),
-        "SMALLMIND_CACHE_DIR": str(package / "cache"),
-    }
 
     def compiler_loaded():
-        command = [sys.executable, "-W", "error", "-c", FROM_CACHE]
-        output = subprocess.check_output(command, env=environment, cwd=package, text=True)
-        value, loaded = output.split()
+        cache = str(package / "cache")
+        value, loaded = printed_in(package, FROM_CACHE, SMALLMIND_CACHE_DIR=cache).split()
         assert float(value) == 1.0
         return loaded == "True"
 
@@ -203,13 +194,7 @@ print(value)
 
 def test_ctrl_c_while_a_kernel_compiles_is_raised_once_it_is_compiled(package):
     """Python prints and drops an exception in a callback from LLVM, which then finds no code."""
-    result = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        env={**os.environ, "PYTHONPATH": str(package), "SMALLMIND_CACHE_DIR": str(package / "c")},
-        cwd=package,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PYTHONPATH": str(package), "SMALLMIND_CACHE_DIR": str(package / "c")}
+    result = finished([sys.executable, "-c", INTERRUPTED], package, **environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert float(result.stdout) == VALUE

@@ -15,14 +15,11 @@ from smallmind.kernels.description import KERNELS, described
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.guards import Guarded
 
+SEED = 11
+
 SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
 ROWS_AND_CHANNELS = [*itertools.product((1, 3, 64, 129), (1, 5, 16, 63, 65)), (65, 128), (2, 300)]
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(11)
 
 
 def normal(random, *shape):
@@ -413,27 +410,12 @@ def test_adamw_keeps_precision_for_beta2_close_to_1(random, beta2):
     np.testing.assert_allclose(*pairs[3], rtol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
-def test_adamw_matches_the_reference(random, n):
-    p, g, m = (normal(random, n) for _ in range(3))
-    v = np.abs(normal(random, n))
-    coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
-    pairs = run_both("adamw", [p, g, m, v], n // 2, coefficients)
-    assert_close(pairs)
-    assert not pairs[1][0].any()
-
-
 @pytest.mark.parametrize("n", [1, 16, 1000])
 def test_adamw_clips_each_element_of_the_scaled_gradient(random, n):
     p, m = (normal(random, n) for _ in range(2))
     g, v = 100 * normal(random, n), np.abs(normal(random, n))
     settings = (1e-2, 0.0, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.01)
-    pairs = run_both(
-        "adamw",
-        [p, g, m, v],
-        n,
-        AdamWCoefficients(*settings, max_gradient=0.5),
-    )
+    pairs = run_both("adamw", [p, g, m, v], n, AdamWCoefficients(*settings, max_gradient=0.5))
     assert_close(pairs)
     # With beta1 = 0 the first moment is the clipped gradient itself.
     np.testing.assert_allclose(pairs[2][0], np.clip(0.01 * g, -0.5, 0.5), rtol=1e-6)

@@ -12,37 +12,11 @@ from smallmind.kernels.codegen.simd import LANES, share
 from smallmind.kernels.gemm.blocked import is_few, product_region
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B, grid_region
 from smallmind.kernels.gemm.tile import TILE_ROWS
-from tests.programs import output_of
 
 WORKERS = st.integers(1, 70)
 VARIANTS = st.sampled_from([PLAIN, TRANSPOSE_A, TRANSPOSE_B])
 
 # Prints the number of threads, and a digest of the weights after two steps from the same ones.
-STEPS = """
-import hashlib, sys
-import numpy as np
-from smallmind import AdamW, Muon, TransformerModel
-from smallmind.kernels.codegen.threads import set_threads
-
-random = np.random.default_rng(5)
-batches = random.integers(0, 37, (2, 2, 5, 43)).astype(np.int32)
-plain = dict(dropout=0.1)
-modern = dict(position="rope", norm="rmsnorm", mlp="swiglu", bias=False, n_kv_head=1)
-for count in map(int, sys.argv[1].split(",")):
-    set_threads(count)
-    shown = []
-    for parts in (plain, modern):
-        model = TransformerModel(
-            vocab_size=37, block_size=43, n_layer=2, n_head=3, n_embd=54, seed=1, **parts
-        )
-        optimizer = AdamW(model, 0.01)
-        for ids, targets in batches:
-            loss = model.loss_and_gradients(ids, targets)
-            norm = optimizer.step(1.0)
-            shown += [repr(loss), repr(norm)]
-        shown.append(hashlib.sha256(model.flat.data.tobytes()).hexdigest()[:16])
-    print(count, *shown)
-"""
 
 
 def _owners(shares, size):
@@ -130,12 +104,3 @@ def test_imbalance_is_the_work_of_the_busiest_over_the_mean():
     assert imbalance([8, 0, 0, 0]) == 4
     assert imbalance([6, 6], total=10) == 1.2
     assert imbalance([0, 0]) == 1
-
-
-def test_a_training_step_does_not_depend_on_the_number_of_threads():
-    counts = "1,2,3,5,7,8,13,16"
-    output = output_of(STEPS, counts, NUMBA_NUM_THREADS="16")
-    lines = dict(line.split(" ", 1) for line in output.splitlines())
-    assert list(lines) == counts.split(",")
-    for count, digests in lines.items():
-        assert digests == lines["1"], f"on {count} threads"

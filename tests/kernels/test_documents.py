@@ -13,6 +13,8 @@ from tests.gradcheck import assert_gradients
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
 from tests.kernels.test_half import assert_half_close, half
 
+SEED = 23
+
 SIZES = (1, 2, 17, 64, 65, 257)
 PLACES = {  # of the separators in a window of T tokens
     "none": lambda _: [],
@@ -25,11 +27,6 @@ PLACES = {  # of the separators in a window of T tokens
     "vectors": lambda T: range(0, T, 16),
     "everywhere": range,
 }
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(23)
 
 
 def firsts_at(*windows, T):

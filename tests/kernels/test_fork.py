@@ -1,10 +1,11 @@
 """A process that is forked after kernels have run is told so; others are not affected."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.programs import finished, printed_by
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -34,16 +35,8 @@ ADVICE = "RuntimeError kernels cannot run in a process that was forked after the
 
 
 def run(program, **environment):
-    result = subprocess.run(
-        [sys.executable, "-c", START + program],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+    words = [sys.executable, "-c", START + program]
+    return printed_by(words, timeout=120, **environment).splitlines()
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])
@@ -95,14 +88,8 @@ def test_a_setting_of_numba_that_cannot_work_is_named_in_one_line(
     if value == "tbb" and _has_tbb():
         pytest.skip("tbb is installed")
     command = [sys.executable, "-m", "smallmind", "train", "--steps", "1", "--out", "run"]
-    result = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), variable: value},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), variable: value}
+    result = finished(command, tmp_path, **environment)
     assert result.returncode == 2
     assert result.stderr.startswith("smallmind: ") and result.stderr.count("\n") == 1
     assert advice in result.stderr

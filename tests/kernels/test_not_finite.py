@@ -8,13 +8,10 @@ from smallmind.kernels.half import BFLOAT16, round_to, to_float32
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, normal
 
+SEED = 7
+
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 VALUES = [np.nan, np.inf, -np.inf]
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(7)
 
 
 def assert_same_kinds(name, outputs, *inputs, added=()):

@@ -10,57 +10,42 @@ from smallmind.kernels.description import KERNELS
 from smallmind.kernels.reference_optimizers import AdamWCoefficients, MatrixBlocks, MuonCoefficients
 from tests.gradcheck import assert_gradients
 
+SEED = 7
+
 R, C, K = 5, 6, 4
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(7)
 
 
 def nan(*shape):
     return np.full(shape, np.nan)
 
 
-def test_gradients_of_matmul_match_finite_differences(random):
-    x, weight, u = (random.standard_normal(s) for s in ((R, K), (K, C), (R, C)))
-    dx, dweight = nan(R, K), nan(K, C)
+def weighted(u, name, *others):
+    """A function of a kernel's inputs: its output, weighted by u; others are further outputs."""
+
+    def f(*inputs):
+        out = nan(*u.shape)
+        getattr(reference, name)(out, *others, *inputs)
+        return float((out * u).sum())
+
+    return f
+
+
+def test_gradients_of_matmul_and_its_bias_match_finite_differences(random):
+    shapes = (R, K), (K, C), (C,), (R, C)
+    x, weight, bias, u = (random.standard_normal(shape) for shape in shapes)
+    dx, dweight, dbias = nan(R, K), nan(K, C), np.zeros(C)
     reference.matmul_transpose_b(dx, u, weight)
     reference.matmul_transpose_a(dweight, x, u)
-
-    def f(x, weight):
-        out = nan(R, C)
-        reference.matmul(out, x, weight)
-        return float((out * u).sum())
-
-    assert_gradients(f, [dx, dweight], [x, weight])
-
-
-def test_gradient_of_a_bias_matches_finite_differences(random):
-    x, weight, bias, u = (random.standard_normal(s) for s in ((R, K), (K, C), (C,), (R, C)))
-    dbias = np.zeros(C)
     reference.column_sum(dbias, u)
-
-    def f(bias):
-        out = nan(R, C)
-        reference.matmul(out, x, weight, bias)
-        return float((out * u).sum())
-
-    assert_gradients(f, [dbias], [bias])
+    assert_gradients(weighted(u, "matmul"), [dx, dweight], [x, weight])
+    assert_gradients(weighted(u, "matmul"), [dx, dweight, dbias], [x, weight, bias])
 
 
 def test_gradient_of_gelu_matches_finite_differences(random):
     x, u = 3 * random.standard_normal((R, C)), random.standard_normal((R, C))
-    dx, y = nan(R, C), nan(R, C)
+    dx, y, out = nan(R, C), nan(R, C), nan(R, C)
     reference.gelu_backward(dx, y, u, x)
-
-    def f(x):
-        out = nan(R, C)
-        reference.gelu(out, x)
-        return float((out * u).sum())
-
-    assert_gradients(f, [dx], [x])
-    out = nan(R, C)
+    assert_gradients(weighted(u, "gelu"), [dx], [x])
     reference.matmul_gelu(out, nan(R, C), x, np.eye(C))
     np.testing.assert_allclose(y, out, rtol=1e-14)
 
@@ -179,13 +164,8 @@ def test_gradients_of_layernorm_match_finite_differences(random, with_bias):
     dweight, dbias = np.zeros(C), np.zeros(C) if with_bias else None
     reference.layernorm(out, mean, rstd, *arrays)
     reference.layernorm_backward(dx, dweight, dbias, u, x, mean, rstd, weight)
-
-    def f(*arrays):
-        out = nan(R, C)
-        reference.layernorm(out, nan(R), nan(R), *arrays)
-        return float((out * u).sum())
-
-    assert_gradients(f, [dx, dweight] + ([dbias] if with_bias else []), arrays)
+    gradients = [dx, dweight] + ([dbias] if with_bias else [])
+    assert_gradients(weighted(u, "layernorm", nan(R), nan(R)), gradients, arrays)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.4])
@@ -224,38 +204,23 @@ def test_gradients_of_embedding_match_finite_differences(random):
     u = random.standard_normal((B * T, C))
     gradients = [np.zeros((V, C)), np.zeros((T, C))]
     reference.embedding_backward(*gradients, u, ids)
-
-    def f(weight, addend):
-        out = nan(B * T, C)
-        reference.embedding(out, weight, ids, addend, np.array(0))
-        return float((out * u).sum())
-
-    assert_gradients(f, gradients, arrays)
+    f = weighted(u, "embedding")
+    assert_gradients(lambda x, addend: f(x, ids, addend, np.array(0)), gradients, arrays)
 
 
 def test_gradient_of_dropout_matches_finite_differences(random):
     x, u, dx = random.standard_normal((R, C)), random.standard_normal((R, C)), nan(R, C)
     reference.dropout(dx, u, 99, 0.3)
-
-    def f(x):
-        out = nan(R, C)
-        reference.dropout(out, x, 99, 0.3)
-        return float((out * u).sum())
-
-    assert_gradients(f, [dx], [x])
+    f = weighted(u, "dropout")
+    assert_gradients(lambda x: f(x, 99, 0.3), [dx], [x])
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean():
+def test_dropout_drops_its_share_keeps_the_mean_and_other_keys_drop_others():
     x = np.ones((1000, 100))
-    out = nan(1000, 100)
+    out, first, second = nan(1000, 100), nan(1000, 100), nan(1000, 100)
     reference.dropout(out, x, 5, 0.25)
     assert abs((out == 0).mean() - 0.25) < 0.006  # four standard errors
     assert set(np.unique(out)) == {0, 1 / 0.75}
-
-
-def test_dropout_masks_of_neighbouring_keys_are_unrelated():
-    x = np.ones((1000, 100))
-    first, second = nan(1000, 100), nan(1000, 100)
     reference.dropout(first, x, 5, 0.5)
     reference.dropout(second, x, 6, 0.5)
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.013
@@ -279,13 +244,8 @@ def test_gradient_of_cross_entropy_matches_finite_differences(random):
     logits, targets = 3 * random.standard_normal((R, V)), random.integers(0, V, R)
     dlogits = nan(R, V)
     reference.cross_entropy(nan(R), dlogits, logits, targets, 1 / R)
-
-    def f(logits):
-        losses = nan(R)
-        reference.cross_entropy(losses, nan(R, V), logits, targets, 1.0)
-        return float(losses.mean())
-
-    assert_gradients(f, [dlogits], [logits])
+    f = weighted(np.full(R, 1 / R), "cross_entropy", nan(R, V))
+    assert_gradients(lambda logits: f(logits, targets, 1.0), [dlogits], [logits])
 
 
 def test_cross_entropy_of_equal_logits_is_the_logarithm_of_their_number():
@@ -299,12 +259,10 @@ def test_gradients_of_distillation_match_finite_differences(random, alpha, tempe
     V = 7
     logits, teacher_logits = 3 * random.standard_normal((R, V)), 2 * random.standard_normal((R, V))
     targets = random.integers(0, V, R)
+    mean = weighted(np.full(R, 1 / R), "distillation", nan(R, V), nan(R))
 
-    def f(logits, temperature=temperature):
-        losses = nan(R)
-        others = (logits, teacher_logits, targets, alpha, float(temperature), 1.0)
-        reference.distillation(losses, nan(R, V), nan(R), *others)
-        return float(losses.mean())
+    def f(logits, temperature):
+        return mean(logits, teacher_logits, targets, alpha, float(temperature), 1.0)
 
     dlogits, slopes = nan(R, V), nan(R)
     others = (logits, teacher_logits, targets, alpha, temperature, 1 / R)

@@ -6,12 +6,9 @@ import pytest
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 from tests.kernels.test_compiled import KEY, assert_close, normal, run_both
 
+SEED = 5
+
 SIZES = range(1, 131)
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(5)
 
 
 def swept(**others):
@@ -86,6 +83,8 @@ def test_attention_of_every_size_matches_the_reference(random, probability):
 
 def test_adamw_of_every_size_matches_the_reference(random):
     coefficients = AdamWCoefficients(1e-2, 0.9, 0.99, 1e-8, 0.1, 2.0, 3.0, 0.5)
-    for n in SIZES:
+    for n in (*SIZES, 1000):
         p, g, m, v = normal(random, n), normal(random, n), normal(random, n), random.random(n, "f")
-        assert_close(run_both("adamw", [p, g, m, v], n // 2, coefficients))
+        pairs = run_both("adamw", [p, g, m, v], n // 2, coefficients)
+        assert_close(pairs)
+        assert not pairs[1][0].any()  # the gradient is cleared

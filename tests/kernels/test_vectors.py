@@ -12,13 +12,10 @@ from tests.guards import Guarded
 from tests.kernels.test_compiled import normal
 from tests.kernels.test_sweep import SIZES
 
+SEED = 3
+
 DTYPES = (np.float32, FLOAT16, BFLOAT16)
 LARGE = 0, 1023, 4096, 70_001  # no element, and many for every thread
-
-
-@pytest.fixture
-def random():
-    return np.random.default_rng(3)
 
 
 def vectors(random, dtype, n):

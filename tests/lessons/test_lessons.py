@@ -5,16 +5,7 @@ import json
 import nbformat
 import pytest
 
-from smallmind.lessons import (
-    cells,
-    judge,
-    lessons,
-    notebook,
-    pages,
-    short_name,
-    summary,
-    title,
-)
+from smallmind.lessons import cells, judge, lessons, notebook, pages, short_name, summary, title
 from tests.programs import output_of
 
 

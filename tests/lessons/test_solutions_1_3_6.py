@@ -4,41 +4,18 @@ A refusal must help: each wrong solution comes with words that its verdict conta
 """
 
 import math
-import runpy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from smallmind.lessons import judge, lessons
 from smallmind.nn.parameters import ONES, ZEROS, Constant, Role
-
-
-def source_of(number):
-    (path,) = (path for path in lessons() if path.stem.startswith(f"lesson{number}_"))
-    return path.read_text(encoding="utf-8")
-
-
-def run_lesson(number, directory, *shortened):
-    """The names a lesson defines, with pairs of old and new code that make slow parts quick."""
-    source = source_of(number)
-    for old, new in shortened:
-        assert source.count(old) == 1, f"lesson {number} has to have {old!r} once"
-        source = source.replace(old, new)
-    script = directory / f"lesson{number}.py"
-    script.write_text(source, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        # Otherwise both would stay with the tests that follow.
-        patch.setattr("smallmind.runs.threads.set_threads", lambda *_: None)
-        patch.setenv("OPENBLAS_NUM_THREADS", "1")
-        return SimpleNamespace(**runpy.run_path(str(script)))
+from tests.lessons.judging import assert_judged, run_lesson, source_of
 
 
 @pytest.fixture(scope="module")
 def lesson1(tmp_path_factory):
-    return run_lesson(
-        1, tmp_path_factory.mktemp("lesson"), ("STEPS, RATE = 200,", "STEPS, RATE = 5,")
-    )
+    quicker = "STEPS, RATE = 200,", "STEPS, RATE = 5,"
+    return run_lesson(1, tmp_path_factory.mktemp("lesson"), quicker)
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +26,6 @@ def lesson3(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lesson6(tmp_path_factory):
     return run_lesson(6, tmp_path_factory.mktemp("lesson"), ("STEPS = 100", "STEPS = 5"))
-
-
-def assert_refused(check, wrong):
-    """Asserts that each wrong solution is refused, in words that the verdict on it must contain."""
-    for solution, words in wrong:
-        verdict = judge(lambda solution=solution: check(solution))
-        assert verdict.startswith("not right yet") and words in verdict, (solution, verdict)
-
-
-def assert_solved(check, *solutions):
-    for solution in solutions:
-        assert judge(lambda solution=solution: check(solution)) == "solved"
 
 
 # Lesson 1
@@ -96,17 +61,14 @@ def test_pair_loss(lesson1):
         p = pair_counts(tokens, V) / np.bincount(tokens, minlength=V)[:, None].clip(1)
         return -np.log(p[tokens[:-1], tokens[1:]]).mean()
 
-    assert_solved(lesson1.check_pair_loss, pair_loss)
-    assert_refused(
-        lesson1.check_pair_loss,
-        [
-            (lambda *_: None, "returns None"),
-            (lambda tokens, V: pair_loss(tokens, V) / math.log(2), "natural logarithm"),
-            (over_pairs, "not over the different pairs"),
-            (of_all_tokens, "the loss is"),
-            (lambda _, V: math.log(V), "each token decides the next one"),
-        ],
-    )
+    wrong = [
+        (lambda *_: None, "returns None"),
+        (lambda tokens, V: pair_loss(tokens, V) / math.log(2), "natural logarithm"),
+        (over_pairs, "not over the different pairs"),
+        (of_all_tokens, "the loss is"),
+        (lambda _, V: math.log(V), "each token decides the next one"),
+    ]
+    assert_judged(lesson1.check_pair_loss, wrong, pair_loss)
 
 
 def test_tied_gradient(lesson1):
@@ -124,16 +86,15 @@ def test_tied_gradient(lesson1):
         V, C = token.shape
         return dlogits.reshape(-1, V).T @ a.reshape(-1, C)
 
-    assert_solved(lesson1.check_tied_gradient, lambda *given: head(*given) + embedding(*given))
-    assert_refused(
-        lesson1.check_tied_gradient,
-        [
-            (head, "from the embedding is missing"),
-            (embedding, "from the head is missing"),
-            (once, "occurs four times"),
-            (lambda *given: head(*given).T, "the shape is"),
-            (lambda *given: head(*given) - embedding(*given), "not the sum"),
-        ],
+    wrong = [
+        (head, "from the embedding is missing"),
+        (embedding, "from the head is missing"),
+        (once, "occurs four times"),
+        (lambda *given: head(*given).T, "the shape is"),
+        (lambda *given: head(*given) - embedding(*given), "not the sum"),
+    ]
+    assert_judged(
+        lesson1.check_tied_gradient, wrong, lambda *given: head(*given) + embedding(*given)
     )
 
 
@@ -154,17 +115,14 @@ def test_probabilities(lesson1):
     def multiplied(logits, temperature):
         return softmax(logits * temperature) if temperature else probabilities(logits, 0)
 
-    assert_solved(lesson1.check_probabilities, probabilities)
-    assert_refused(
-        lesson1.check_probabilities,
-        [
-            (lambda logits, temperature: softmax(logits / temperature), "do not divide by zero"),
-            (multiplied, "divide"),
-            (overflowing, "exp overflows"),
-            (lambda logits, _: softmax(logits), "favours"),
-            (lambda logits, t: np.exp(probabilities(logits, t)), "the sum is"),
-        ],
-    )
+    wrong = [
+        (lambda logits, temperature: softmax(logits / temperature), "do not divide by zero"),
+        (multiplied, "divide"),
+        (overflowing, "exp overflows"),
+        (lambda logits, _: softmax(logits), "favours"),
+        (lambda logits, t: np.exp(probabilities(logits, t)), "the sum is"),
+    ]
+    assert_judged(lesson1.check_probabilities, wrong, probabilities)
 
 
 # Lesson 3
@@ -174,16 +132,13 @@ def test_llama_block_keeps(lesson3):
     def keeps(C, H, G, W):
         return 2 * (2 * C + 1) + C + 2 * G * (C // H) + C + H + 2 * W
 
-    assert_solved(lesson3.check_llama_block, keeps)
-    assert_refused(
-        lesson3.check_llama_block,
-        [
-            (lambda C, H, _, W: keeps(C, H, H, W), "keys and values have G heads"),
-            (lambda C, H, G, W: keeps(C, H, G, W) - W, "layer by layer"),
-            (lambda C, H, G, W: keeps(C, H, G, W) - H + 4, "each head of queries"),
-            (lambda C, H, *_: 12 * C + H + 4, "not 776"),
-        ],
-    )
+    wrong = [
+        (lambda C, H, _, W: keeps(C, H, H, W), "keys and values have G heads"),
+        (lambda C, H, G, W: keeps(C, H, G, W) - W, "layer by layer"),
+        (lambda C, H, G, W: keeps(C, H, G, W) - H + 4, "each head of queries"),
+        (lambda C, H, *_: 12 * C + H + 4, "not 776"),
+    ]
+    assert_judged(lesson3.check_llama_block, wrong, keeps)
 
 
 def test_best_segment(lesson3):
@@ -193,17 +148,14 @@ def test_best_segment(lesson3):
     def last_of_the_best(N, K, X):
         return min(range(N, 0, -1), key=lambda k: (math.ceil(N / k) - 1) * X + k * K)
 
-    assert_solved(lesson3.check_best_segment, best)
-    assert_refused(
-        lesson3.check_best_segment,
-        [
-            (lambda N, *_: round(math.sqrt(N)), "k=1 only"),
-            (lambda N, K, X: min(N, max(1, round(math.sqrt(N * X / K)))), "only"),
-            (lambda N, K, X: math.sqrt(N * X / K), "must be an int"),
-            (lambda *_: 0, "is not from 1 to"),
-            (last_of_the_best, "and is smaller"),
-        ],
-    )
+    wrong = [
+        (lambda N, *_: round(math.sqrt(N)), "k=1 only"),
+        (lambda N, K, X: min(N, max(1, round(math.sqrt(N * X / K)))), "only"),
+        (lambda N, K, X: math.sqrt(N * X / K), "must be an int"),
+        (lambda *_: 0, "is not from 1 to"),
+        (last_of_the_best, "and is smaller"),
+    ]
+    assert_judged(lesson3.check_best_segment, wrong, best)
 
 
 def new_scale(**changes):
@@ -270,21 +222,18 @@ def test_scale(lesson3):
         self.workspace.rent(*dy.shape)
         return right.backward(self, dy)
 
-    assert_solved(lesson3.check_scale, right, new_scale(backward=in_place))
-    assert_refused(
-        lesson3.check_scale,
-        [
-            (declaring(ZEROS, Role.GAIN), "starts at 1"),
-            (declaring(Constant(1.0), Role.MATRIX), "not gain"),
-            (declaring(ONES, Role.GAIN, size=1), "of shape (C,)"),
-            (new_scale(forward=not_rented), "rent y"),
-            (new_scale(forward=lambda self, x: right.forward(self, -x)), "x * gain"),
-            (new_scale(backward=overwriting), "added to what was there"),
-            (new_scale(backward=careless), "belong to the caller"),
-            (new_scale(backward=greedy), "belong to the caller"),
-            (new_scale(backward=forgetful), "still rented"),
-        ],
-    )
+    wrong = [
+        (declaring(ZEROS, Role.GAIN), "starts at 1"),
+        (declaring(Constant(1.0), Role.MATRIX), "not gain"),
+        (declaring(ONES, Role.GAIN, size=1), "of shape (C,)"),
+        (new_scale(forward=not_rented), "rent y"),
+        (new_scale(forward=lambda self, x: right.forward(self, -x)), "x * gain"),
+        (new_scale(backward=overwriting), "added to what was there"),
+        (new_scale(backward=careless), "belong to the caller"),
+        (new_scale(backward=greedy), "belong to the caller"),
+        (new_scale(backward=forgetful), "still rented"),
+    ]
+    assert_judged(lesson3.check_scale, wrong, right, new_scale(backward=in_place))
 
 
 def test_accumulate(lesson3):
@@ -303,16 +252,13 @@ def test_accumulate(lesson3):
     def by_size(size, sizes):
         return size / sum(sizes)
 
-    assert_solved(lesson3.check_accumulate, accumulating(by_size))
-    assert_refused(
-        lesson3.check_accumulate,
-        [
-            (accumulating(lambda *_: 1.0), "about 2.00 times as large"),
-            (accumulating(lambda _, sizes: 1 / len(sizes)), "a part of b windows"),
-            (accumulating(by_size, lambda *_: None), "None instead of the loss"),
-            (accumulating(by_size, lambda losses, _: sum(losses)), "the loss is"),
-        ],
-    )
+    wrong = [
+        (accumulating(lambda *_: 1.0), "about 2.00 times as large"),
+        (accumulating(lambda _, sizes: 1 / len(sizes)), "a part of b windows"),
+        (accumulating(by_size, lambda *_: None), "None instead of the loss"),
+        (accumulating(by_size, lambda losses, _: sum(losses)), "the loss is"),
+    ]
+    assert_judged(lesson3.check_accumulate, wrong, accumulating(by_size))
 
 
 # Lesson 6
@@ -335,16 +281,13 @@ def test_rate_of(lesson6):
     def from_the_start(step, steps, peak, warmup):
         return rate_of(step, steps, peak, warmup) if step < warmup else peak * (1 - step / steps)
 
-    assert_solved(lesson6.check_rate, rate_of)
-    assert_refused(
-        lesson6.check_rate,
-        [
-            (from_zero, "in the warmup"),
-            (to_the_last_step, "in the decay"),
-            (from_the_start, "in the decay"),
-            (lambda *_: None, "returns None"),
-        ],
-    )
+    wrong = [
+        (from_zero, "in the warmup"),
+        (to_the_last_step, "in the decay"),
+        (from_the_start, "in the decay"),
+        (lambda *_: None, "returns None"),
+    ]
+    assert_judged(lesson6.check_rate, wrong, rate_of)
 
 
 def test_orthogonalise(lesson6):
@@ -373,16 +316,13 @@ def test_orthogonalise(lesson6):
     def by_spectral_norm(G, iterations):
         return iterate(G / np.linalg.norm(G, 2), iterations)
 
-    assert_solved(lesson6.check_orthogonalise, orthogonalise, by_spectral_norm)
-    assert_refused(
-        lesson6.check_orthogonalise,
-        [
-            (iterate, "divide by its norm"),
-            (of_muon, "is off from U Vᵀ"),
-            (transposed, "the shape is"),
-            (by_decomposition, "one iteration"),
-        ],
-    )
+    wrong = [
+        (iterate, "divide by its norm"),
+        (of_muon, "is off from U Vᵀ"),
+        (transposed, "the shape is"),
+        (by_decomposition, "one iteration"),
+    ]
+    assert_judged(lesson6.check_orthogonalise, wrong, orthogonalise, by_spectral_norm)
 
 
 def test_paired_difference(lesson6):
@@ -394,17 +334,11 @@ def test_paired_difference(lesson6):
         error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
         return after.mean() - before.mean(), error
 
-    assert_solved(lesson6.check_paired_difference, paired)
-    assert_refused(
-        lesson6.check_paired_difference,
-        [
-            (unpaired, "the deviation of the differences"),
-            (lambda before, after: paired(after, before), "negative"),
-            (
-                lambda before, after: (paired(before, after)[0], (after - before).std() / 2),
-                "ddof=1",
-            ),
-            (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
-            (lambda before, after: paired(before, after)[0], "return two numbers"),
-        ],
-    )
+    wrong = [
+        (unpaired, "the deviation of the differences"),
+        (lambda before, after: paired(after, before), "negative"),
+        (lambda before, after: (paired(before, after)[0], (after - before).std() / 2), "ddof=1"),
+        (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
+        (lambda before, after: paired(before, after)[0], "return two numbers"),
+    ]
+    assert_judged(lesson6.check_paired_difference, wrong, paired)

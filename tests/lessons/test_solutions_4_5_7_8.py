@@ -2,7 +2,6 @@
 
 import json
 import math
-import runpy
 import struct
 from types import SimpleNamespace
 
@@ -11,7 +10,8 @@ import pytest
 
 import smallmind
 from smallmind.kernels.codegen.threads import set_threads, threads
-from smallmind.lessons import judge, lessons
+from smallmind.lessons import judge
+from tests.lessons.judging import assert_judged, refused, run_lesson
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,48 +21,21 @@ def as_many_threads_as_before():
     set_threads(before)
 
 
-def load(folder, number, leave_out=None, **quicker):
-    """Runs a lesson -> its names. Leaves out the text between two headings, changes constants."""
-    (path,) = (path for path in lessons() if path.stem.startswith(f"lesson{number}_"))
-    text = path.read_text(encoding="utf-8")
-    for before, after in quicker.values():
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    if leave_out:
-        first, last = (text.index(f"# ## {heading}") for heading in leave_out)
-        text = text[:first] + text[last:]
-    copy = folder / path.name
-    copy.write_text(text, encoding="utf-8")
-    return SimpleNamespace(**runpy.run_path(str(copy)))
-
-
-def refused(check, *candidates):
-    """Why the check refuses a solution."""
-    verdict = judge(lambda: check(*candidates))
-    assert verdict.startswith("not right yet: "), verdict
-    return verdict
-
-
-def accepts(check, *candidates):
-    return judge(lambda: check(*candidates)) == "solved"
-
-
 # 4. How fast is fast
 
 
 @pytest.fixture(scope="module")
 def lesson4(tmp_path_factory):
-    return load(
-        tmp_path_factory.mktemp("lesson4"),
-        4,
-        patience=("PATIENCE = 0.05", "PATIENCE = 0.0001"),
-        rounds=("ROUNDS = 1_000_000", "ROUNDS = 1000"),
-        shape=("M, K, N = 96, 1536, 1536", "M, K, N = 12, 128, 128"),
-        levels=("4 * MIB, 16 * MIB, 128 * MIB):", "1 * MIB):"),
-        far=("FAR = bytes_per_second(128 * MIB)", "FAR = bytes_per_second(1 * MIB)"),
-        norm=("random.standard_normal((4096, 1024)", "random.standard_normal((64, 1024)"),
-        weights=("B.nbytes // (32 * KIB) * 32 * KIB", "32 * KIB"),
-    )
+    quicker = [
+        ("PATIENCE = 0.05", "PATIENCE = 0.0001"),
+        ("ROUNDS = 1_000_000", "ROUNDS = 1000"),
+        ("M, K, N = 96, 1536, 1536", "M, K, N = 12, 128, 128"),
+        ("4 * MIB, 16 * MIB, 128 * MIB):", "1 * MIB):"),
+        ("FAR = bytes_per_second(128 * MIB)", "FAR = bytes_per_second(1 * MIB)"),
+        ("random.standard_normal((4096, 1024)", "random.standard_normal((64, 1024)"),
+        ("B.nbytes // (32 * KIB) * 32 * KIB", "32 * KIB"),
+    ]
+    return run_lesson(4, tmp_path_factory.mktemp("lesson4"), *quicker)
 
 
 def test_its_products_are_right(lesson4):
@@ -93,24 +66,18 @@ def test_the_roofline(lesson4):
     def traffic(M, K, N):
         return 4 * (M * K + K * N + M * N)
 
-    check = lesson4.check_least_seconds
-    assert accepts(
-        check, lambda M, K, N, peak, bandwidth: max(M * K * N / peak, traffic(M, K, N) / bandwidth)
-    )
-    assert "not the sum" in refused(
-        check, lambda M, K, N, peak, bandwidth: M * K * N / peak + traffic(M, K, N) / bandwidth
-    )
-    assert "4 bytes" in refused(
-        check,
-        lambda M, K, N, peak, bandwidth: max(M * K * N / peak, traffic(M, K, N) / 4 / bandwidth),
-    )
-    assert "moves 4,008,000 bytes" in refused(
-        check, lambda M, K, N, peak, bandwidth: max(M * K * N / peak, 4 * K * N / bandwidth)
-    )
-    assert "210,000,000 multiply-adds" in refused(
-        check,
-        lambda M, K, N, peak, bandwidth: max(2 * M * K * N / peak, traffic(M, K, N) / bandwidth),
-    )
+    def seconds(factor=1, moved=traffic, combine=max):
+        return lambda M, K, N, peak, bandwidth: combine(
+            (factor * M * K * N / peak, moved(M, K, N) / bandwidth)
+        )
+
+    wrong = [
+        (seconds(combine=sum), "not the sum"),
+        (seconds(moved=lambda *sizes: traffic(*sizes) / 4), "4 bytes"),
+        (seconds(moved=lambda _M, K, N: 4 * K * N), "moves 4,008,000 bytes"),
+        (seconds(2), "210,000,000 multiply-adds"),
+    ]
+    assert_judged(lesson4.check_least_seconds, wrong, seconds())
 
 
 def test_the_best_tile(lesson4):
@@ -123,12 +90,14 @@ def test_the_best_tile(lesson4):
         ]
         return min(fitting, key=lambda tile: sum(tile) / math.prod(tile))
 
-    check = lesson4.check_best_tile
-    assert accepts(check, best_tile)
-    assert "4 * 4 + 4 + 1 = 21 registers, more than 16" in refused(
-        check, lambda registers: (2, 2) if registers == 8 else (4, 4)
-    )
-    assert "another tile that fits" in refused(check, lambda registers: (registers - 2, 1))
+    wrong = [
+        (
+            lambda registers: (2, 2) if registers == 8 else (4, 4),
+            "4 * 4 + 4 + 1 = 21 registers, more than 16",
+        ),
+        (lambda registers: (registers - 2, 1), "another tile that fits"),
+    ]
+    assert_judged(lesson4.check_best_tile, wrong, best_tile)
 
 
 def test_few_misses(lesson4):
@@ -142,14 +111,13 @@ def test_few_misses(lesson4):
             for j in range(j0, j0 + 16)
         )
 
-    check = lesson4.check_few_misses
-    assert accepts(check, blocks_of_all_three)
-    assert "it fetches 9,728 lines" in refused(check, lambda n: lesson4.by_blocks(n, 4))
-    assert "yours has 4,096" in refused(check, lambda _n: lesson4.by_rows(16))
-    assert "twice" in refused(check, lambda n: [(0, 0, 0)] * n**3)
-    assert "out of range" in refused(
-        check, lambda n: ((i + 1, k, j) for i, k, j in lesson4.by_rows(n))
-    )
+    wrong = [
+        (lambda n: lesson4.by_blocks(n, 4), "it fetches 9,728 lines"),
+        (lambda _n: lesson4.by_rows(16), "yours has 4,096"),
+        (lambda n: [(0, 0, 0)] * n**3, "twice"),
+        (lambda n: ((i + 1, k, j) for i, k, j in lesson4.by_rows(n)), "out of range"),
+    ]
+    assert_judged(lesson4.check_few_misses, wrong, blocks_of_all_three)
 
 
 # 5. Half the bits
@@ -157,7 +125,8 @@ def test_few_misses(lesson4):
 
 @pytest.fixture(scope="module")
 def lesson5(tmp_path_factory):
-    return load(tmp_path_factory.mktemp("lesson5"), 5, ("2. Where gradients", "Exercises"))
+    parts = "2. Where gradients", "Exercises"
+    return run_lesson(5, tmp_path_factory.mktemp("lesson5"), leave_out=parts)
 
 
 def bfloat16(values):
@@ -177,15 +146,17 @@ def test_rounding_to_bfloat16(lesson5):
         bits = values.view(np.uint32)
         return (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1)) >> 16).astype(np.uint16)
 
-    check = lesson5.check_to_bfloat16
-    assert accepts(check, bfloat16)
-    assert "the nearest number is the one above it" in refused(check, cut)
-    assert "a tie, and the number below" in refused(check, half_up)
-    assert "the NaN with the bits 7f800001 became inf" in refused(check, without_nan)
-    assert "return uint16, not uint32" in refused(check, lambda values: values.view(np.uint32))
-    assert "differ from round_to" in refused(
-        check, lambda values: bfloat16(values) if len(values) == 1 else cut(values)
-    )
+    wrong = [
+        (cut, "the nearest number is the one above it"),
+        (half_up, "a tie, and the number below"),
+        (without_nan, "the NaN with the bits 7f800001 became inf"),
+        (lambda values: values.view(np.uint32), "return uint16, not uint32"),
+        (
+            lambda values: bfloat16(values) if len(values) == 1 else cut(values),
+            "differ from round_to",
+        ),
+    ]
+    assert_judged(lesson5.check_to_bfloat16, wrong, bfloat16)
 
 
 def test_a_step_with_loss_scaling(lesson5):
@@ -218,16 +189,15 @@ def test_a_step_with_loss_scaling(lesson5):
         scaler.update(overflowed=not np.isfinite(gradient).all())
         return weights - learning_rate * gradient
 
-    check = lesson5.check_scaled_step
-    assert accepts(check, make())
-    assert "divide it by the scale before you clip it" in refused(
-        check, clipped_in_place_of_scaling
-    )
-    assert "must lead to [-0.5, 0]" in refused(check, make(unscale_first=False))
-    assert "must be scaled down to norm 10" in refused(check, unclipped)
-    assert "must leave the weights as they are" in refused(check, make(skip=False))
-    assert "must be halved, once; it is 64" in refused(check, make(update=False))
-    assert "steps without an overflow too" in refused(check, make(tell=False))
+    wrong = [
+        (clipped_in_place_of_scaling, "divide it by the scale before you clip it"),
+        (make(unscale_first=False), "must lead to [-0.5, 0]"),
+        (unclipped, "must be scaled down to norm 10"),
+        (make(skip=False), "must leave the weights as they are"),
+        (make(update=False), "must be halved, once; it is 64"),
+        (make(tell=False), "steps without an overflow too"),
+    ]
+    assert_judged(lesson5.check_scaled_step, wrong, make())
 
 
 def test_random_rounding(lesson5):
@@ -235,12 +205,13 @@ def test_random_rounding(lesson5):
         noise = random.integers(0, spread, values.shape, dtype=np.uint32)
         return (values.view(np.uint32) + noise & np.uint32(0xFFFF0000)).view(np.float32)
 
-    check = lesson5.check_round_at_random
-    assert accepts(check, rounded)
-    assert "rounded up 0% of the time" in refused(check, lambda v, r: rounded(v, r, 1))
-    assert "must stay as it is" in refused(check, lambda v, r: rounded(v, r, 2**18))
-    assert "last 16 bits must be 0" in refused(check, lambda values, _random: values)
-    assert "return float32" in refused(check, lambda v, r: rounded(v, r).astype(np.float64))
+    wrong = [
+        (lambda v, r: rounded(v, r, 1), "rounded up 0% of the time"),
+        (lambda v, r: rounded(v, r, 2**18), "must stay as it is"),
+        (lambda values, _random: values, "last 16 bits must be 0"),
+        (lambda v, r: rounded(v, r).astype(np.float64), "return float32"),
+    ]
+    assert_judged(lesson5.check_round_at_random, wrong, rounded)
 
 
 # 7. Runs that survive
@@ -248,7 +219,8 @@ def test_random_rounding(lesson5):
 
 @pytest.fixture(scope="module")
 def lesson7(tmp_path_factory):
-    return load(tmp_path_factory.mktemp("lesson7"), 7, ("6. The proof", "Exercises"))
+    parts = "6. The proof", "Exercises"
+    return run_lesson(7, tmp_path_factory.mktemp("lesson7"), leave_out=parts)
 
 
 def test_an_atomic_write(lesson7):
@@ -276,21 +248,17 @@ def test_an_atomic_write(lesson7):
         while True:
             disk.sync_directory()
 
-    check = lesson7.check_save
-    assert accepts(check, make("create", "write", "sync", "rename", "directory"))
-    assert "after create state, the file may hold b''" in refused(check, in_place)
-    assert "rename new to state, the file may hold b''" in refused(
-        check, make("create", "write", "rename", "directory")
-    )
-    assert "rename new to state, the file may hold b''" in refused(
-        check, make("create", "write", "rename", "sync name", "directory")
-    )
-    for order in (
-        ("create", "write", "sync", "rename"),
-        ("create", "write", "sync", "directory", "rename"),
-    ):
-        assert "bring back the old file" in refused(check, make(*order))
-    assert "six are enough" in refused(check, forever)
+    torn, old = "rename new to state, the file may hold b''", "bring back the old file"
+    wrong = [
+        (in_place, "after create state, the file may hold b''"),
+        (make("create", "write", "rename", "directory"), torn),
+        (make("create", "write", "rename", "sync name", "directory"), torn),
+        (make("create", "write", "sync", "rename"), old),
+        (make("create", "write", "sync", "directory", "rename"), old),
+        (forever, "six are enough"),
+    ]
+    right = make("create", "write", "sync", "rename", "directory")
+    assert_judged(lesson7.check_save, wrong, right)
 
 
 def test_a_sum_on_any_number_of_threads(lesson7):
@@ -311,14 +279,15 @@ def test_a_sum_on_any_number_of_threads(lesson7):
             sums[i % threads] += add(i % threads, chunk)
         return sums.sum()
 
-    check = lesson7.check_parallel_sum
-    assert accepts(check, of_chunks)
-    assert "depend on the number of threads" in refused(check, of_shares)
-    assert "depend on the number of threads" in refused(check, by_thread)
-    assert "divide them evenly" in refused(check, lambda x, _threads, add: add(0, x))
-    assert "there is no thread 1 of 1" in refused(check, lambda x, threads, add: add(threads, x))
-    assert "added up 0 of 20,011 numbers" in refused(check, lambda x, _threads, _add: x.sum())
-    assert "the sum is" in refused(check, lambda x, _threads, add: 2 * add(0, x))
+    wrong = [
+        (of_shares, "depend on the number of threads"),
+        (by_thread, "depend on the number of threads"),
+        (lambda x, _threads, add: add(0, x), "divide them evenly"),
+        (lambda x, threads, add: add(threads, x), "there is no thread 1 of 1"),
+        (lambda x, _threads, _add: x.sum(), "added up 0 of 20,011 numbers"),
+        (lambda x, _threads, add: 2 * add(0, x), "the sum is"),
+    ]
+    assert_judged(lesson7.check_parallel_sum, wrong, of_chunks)
 
 
 ARRAYS = "weights", "velocity", "order"
@@ -349,7 +318,7 @@ def loading(lesson7, as_array=np.array):
 
 def test_a_checkpoint(lesson7):
     check, load_state = lesson7.check_state, loading(lesson7)
-    assert accepts(check, saving(), load_state)
+    assert judge(lambda: check(saving(), load_state)) == "solved"
     for name in (*ARRAYS, *NUMBERS):
         message = refused(check, saving(name), load_state)
         assert f"it has another {name}" in message
@@ -365,12 +334,8 @@ def test_a_checkpoint(lesson7):
 
 @pytest.fixture(scope="module")
 def lesson8(tmp_path_factory):
-    return load(
-        tmp_path_factory.mktemp("lesson8"),
-        8,
-        ("7. Fewer bits", "Exercises"),
-        steps=("steps=300", "steps=3"),
-    )
+    quicker, parts = ("steps=300", "steps=3"), ("7. Fewer bits", "Exercises")
+    return run_lesson(8, tmp_path_factory.mktemp("lesson8"), quicker, leave_out=parts)
 
 
 def test_writing_safetensors(lesson8):
@@ -403,19 +368,23 @@ def test_writing_safetensors(lesson8):
         make()(path, tensors)
         path.write_bytes(path.read_bytes()[:8] + b" no JSON" + path.read_bytes()[8:])
 
-    check = lesson8.check_write_safetensors
-    assert accepts(check, make())
-    assert accepts(
-        check, lambda path, tensors: smallmind.files.safetensors.write(path, tensors, {})
-    )
-    assert "they count from the end of the header" in refused(check, make(start=8))
-    assert "'a.T' is read with other values" in refused(check, make(in_memory=True))
-    assert "are they little-endian?" in refused(check, make(endian="big"))
-    assert "the dtype of 'a' is 'f32'" in refused(check, make(upper=False))
-    assert "the tensors have 220" in refused(check, without_tensors)
-    assert "are not JSON" in refused(check, without_length)
-    assert "the header has no 'ü'" in refused(
-        check, lambda path, tensors: make()(path, {n: t for n, t in tensors.items() if n != "ü"})
+    wrong = [
+        (make(start=8), "they count from the end of the header"),
+        (make(in_memory=True), "'a.T' is read with other values"),
+        (make(endian="big"), "are they little-endian?"),
+        (make(upper=False), "the dtype of 'a' is 'f32'"),
+        (without_tensors, "the tensors have 220"),
+        (without_length, "are not JSON"),
+        (
+            lambda path, tensors: make()(path, {n: t for n, t in tensors.items() if n != "ü"}),
+            "the header has no 'ü'",
+        ),
+    ]
+    assert_judged(
+        lesson8.check_write_safetensors,
+        wrong,
+        make(),
+        lambda path, tensors: smallmind.files.safetensors.write(path, tensors, {}),
     )
 
 
@@ -428,15 +397,14 @@ def test_neighbours(lesson8):
         pairs = rows.reshape(H, -1, 2, rows.shape[-1])
         return pairs.swapaxes(1, 2).reshape(rows.shape)
 
-    check = lesson8.check_as_neighbours
-    assert accepts(check, as_neighbours)
-    assert "belong together, so they come first" in refused(check, backwards)
-    assert "a row has left its head" in refused(check, lambda rows, _H: as_neighbours(rows, 1))
-    assert "in which they came" in refused(check, lambda rows, _H: rows)
-    assert "missing or doubled" in refused(
-        check, lambda rows, _H: np.concatenate([rows[: len(rows) // 2]] * 2)
-    )
-    assert "the shape must stay (12, 3)" in refused(check, lambda rows, _H: rows.T)
+    wrong = [
+        (backwards, "belong together, so they come first"),
+        (lambda rows, _H: as_neighbours(rows, 1), "a row has left its head"),
+        (lambda rows, _H: rows, "in which they came"),
+        (lambda rows, _H: np.concatenate([rows[: len(rows) // 2]] * 2), "missing or doubled"),
+        (lambda rows, _H: rows.T, "the shape must stay (12, 3)"),
+    ]
+    assert_judged(lesson8.check_as_neighbours, wrong, as_neighbours)
 
 
 def test_reading_q8_0(lesson8):
@@ -450,12 +418,11 @@ def test_reading_q8_0(lesson8):
         (d,) = struct.unpack("<e", data[:2])
         return np.float32(d) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
-    check = lesson8.check_read_q8_0
-    assert accepts(check, read_q8_0)
-    assert "they are signed" in refused(check, lambda data: read_q8_0(data, integer=np.uint8))
-    assert "make 0.5, not" in refused(check, lambda data: read_q8_0(data, scale=">f2"))
-    assert "a scale of its own" in refused(check, one_scale)
-    assert "return float32, not float64" in refused(
-        check, lambda data: read_q8_0(data).astype(np.float64)
-    )
-    assert "the shape is (32,), not (1, 32)" in refused(check, lambda d: read_q8_0(d).ravel())
+    wrong = [
+        (lambda data: read_q8_0(data, integer=np.uint8), "they are signed"),
+        (lambda data: read_q8_0(data, scale=">f2"), "make 0.5, not"),
+        (one_scale, "a scale of its own"),
+        (lambda data: read_q8_0(data).astype(np.float64), "return float32, not float64"),
+        (lambda d: read_q8_0(d).ravel(), "the shape is (32,), not (1, 32)"),
+    ]
+    assert_judged(lesson8.check_read_q8_0, wrong, read_q8_0)

@@ -9,15 +9,10 @@ from smallmind import CheckpointManager, InputError, Precision, TransformerModel
 from smallmind.kernels import reference
 from smallmind.kernels.reference import split_heads
 from smallmind.settings.presets import ARCHITECTURES
-from tests.nn.test_parts import EVERYTHING, LLAMA, PARTS, T, V, batch, make
+from tests.nn.test_parts import DOCUMENTS, EVERYTHING, LLAMA, PARTS, T, V, batch, make
 
 IDS, TARGETS = batch()
-DOCUMENTS = {"document_token": int(IDS[0, 3])}
 ARCHS = {
-    "gpt2": {},
-    "no biases": {"bias": False, "tie_weights": False},
-    "documents": DOCUMENTS,
-    "everything in documents": EVERYTHING | DOCUMENTS,
     "modern": ARCHITECTURES["modern"],
     **PARTS,
 }

@@ -14,20 +14,15 @@ from smallmind import (
 from smallmind.settings.presets import ARCHITECTURES
 
 LLAMA = {"norm": "rmsnorm", "position": "rope", "mlp": "swiglu", "bias": False, "n_kv_head": 2}
-EVERYTHING = {
-    "norm": "rmsnorm",
-    "position": "rope",
-    "mlp": "relu2",
-    "bias": False,
-    "qk_norm": True,
-    "n_kv_head": 1,
-    "head_size": 7,
-    "value_residual": True,
-    "x0_scalars": True,
-    "bigram_rows": 2**16,
-    "logit_softcap": 3.0,
-}
+EVERYTHING = {"norm": "rmsnorm", "position": "rope", "mlp": "relu2", "bias": False, "qk_norm": True}
+EVERYTHING |= {"n_kv_head": 1, "head_size": 7, "value_residual": True, "x0_scalars": True}
+EVERYTHING |= {"bigram_rows": 2**16, "logit_softcap": 3.0}
+DOCUMENTS = {"document_token": 3}
 PARTS = {
+    "none": {},
+    "untied": {"tie_weights": False},
+    "no biases": {"bias": False},
+    "neither": {"bias": False, "tie_weights": False},
     "rmsnorm": {"norm": "rmsnorm"},
     "epsilon": {"norm_epsilon": 0.1},
     "epsilon of rmsnorm": {"norm_epsilon": 0.1, "norm": "rmsnorm", "qk_norm": True},
@@ -49,6 +44,10 @@ PARTS = {
     "soft cap": {"logit_softcap": 2.0},
     "llama": LLAMA,
     "everything": EVERYTHING,
+    "documents": DOCUMENTS,
+    "documents without positions": {"position": "none", **DOCUMENTS},
+    "llama in documents": LLAMA | DOCUMENTS,
+    "everything in documents": EVERYTHING | DOCUMENTS,
 }
 V, T = 11, 6
 
@@ -64,6 +63,7 @@ def make(n_embd=12, n_layer=3, noise=0.3, **settings):
 
 def batch(B=3):
     ids = np.random.default_rng(2).integers(0, V, (B, T + 1)).astype(np.int32)
+    ids[0, 2:4] = ids[-1, 3] = DOCUMENTS["document_token"]
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -94,7 +94,7 @@ def test_compiled_kernels_match_plain_numpy(part, n_embd):
     assert fast.loss(*batch()) == pytest.approx(plain.loss(*batch()), rel=1e-5)
 
 
-@pytest.mark.parametrize("part", ["llama", "everything"])
+@pytest.mark.parametrize("part", ["llama", "everything", "everything in documents"])
 @pytest.mark.parametrize("interval", [1, 2, 3])
 def test_recompute_gives_the_same_bits(part, interval):
     model = make(dropout=0.2, **PARTS[part])
@@ -146,13 +146,16 @@ def test_a_saved_model_loads_with_all_its_parts(part, tmp_path):
     np.testing.assert_array_equal(loaded.forward(batch()[0]), model.forward(batch()[0]))
 
 
-def test_later_tokens_change_no_earlier_logits():
-    model = make(**EVERYTHING)
+@pytest.mark.parametrize("part", ["none", "everything"])
+def test_later_tokens_change_no_earlier_logits(part):
+    model = make(**PARTS[part])
     ids = batch()[0]
     before = model.forward(ids)
     ids = ids.copy()
     ids[:, -1] = (ids[:, -1] + 1) % V
-    np.testing.assert_array_equal(model.forward(ids)[:, :-1], before[:, :-1])
+    after = model.forward(ids)
+    np.testing.assert_array_equal(after[:, :-1], before[:, :-1])
+    assert (after[:, -1] != before[:, -1]).any()
 
 
 def test_pairs_start_without_effect_and_projections_at_zero():

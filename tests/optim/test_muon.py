@@ -19,7 +19,7 @@ from smallmind import (
     TransformerModel,
 )
 from smallmind.files import safetensors
-from smallmind.kernels import reference
+from smallmind.kernels import compiled, reference
 from smallmind.kernels.half import BFLOAT16, round_to
 from smallmind.kernels.reference_optimizers import MatrixBlocks, MuonCoefficients, newton_schulz
 from smallmind.nn.parameters import Role
@@ -80,25 +80,17 @@ def test_a_hundred_steps_match_pytorch(monkeypatch, backend, dtype, tolerance):
     model = TransformerModel(make_muon.CONFIG, backend=backend, dtype=dtype)
     for name, value in model.parameters.items():
         value[...] = tensors[f"parameters/{name}"]
-    optimizer = Muon(
-        model,
-        make_muon.LEARNING_RATE,
-        make_muon.MATRIX_LEARNING_RATE,
-        momentum_warmup_steps=40,
-        betas=make_muon.BETAS,
-        weight_decay=make_muon.WEIGHT_DECAY,
-    )
+    rates = make_muon.LEARNING_RATE, make_muon.MATRIX_LEARNING_RATE
+    settings = {"betas": make_muon.BETAS, "weight_decay": make_muon.WEIGHT_DECAY}
+    optimizer = Muon(model, *rates, momentum_warmup_steps=40, **settings)
     for step in range(make_muon.STEPS):
         for name, gradient in model.gradients.items():
             gradient[...] = make_muon.gradient_of(step, tensors[f"gradients/{name}"])
         optimizer.learning_rate = make_muon.LEARNING_RATE * make_muon.share_of_peak(step)
         optimizer.step()
-        if step + 1 in make_muon.KEPT:
-            for name, value in model.parameters.items():
-                expected = tensors[f"{step + 1}/{name}"]
-                np.testing.assert_allclose(
-                    value, expected, rtol=0, atol=tolerance, err_msg=f"{name}, step {step + 1}"
-                )
+        for name, value in model.parameters.items() if step + 1 in make_muon.KEPT else ():
+            expected, where = tensors[f"{step + 1}/{name}"], f"{name}, step {step + 1}"
+            np.testing.assert_allclose(value, expected, rtol=0, atol=tolerance, err_msg=where)
 
 
 # The kernel.
@@ -111,8 +103,6 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_matches_the_reference(shape):
-    from smallmind.kernels import compiled
-
     blocks, size = blocks_of(shape, (5, 4), shape, gap=3)
     random = np.random.default_rng(1)
     starts = [random.standard_normal(size).astype(np.float32) for _ in range(3)]
@@ -134,8 +124,6 @@ def test_the_kernel_matches_the_reference(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_matches_the_reference_in_bfloat16(shape):
     """On a matrix unit the update itself is computed in bfloat16."""
-    from smallmind.kernels import compiled
-
     blocks, size = blocks_of(shape, (5, 4), shape, gap=3)
     random = np.random.default_rng(1)
     gradients = random.standard_normal(size).astype(np.float32)
@@ -168,8 +156,6 @@ def conditioned(kind, rows, columns):
 @pytest.mark.parametrize("kind", ["ill-conditioned", "of rank 3", "tiny", "huge", "zero"])
 @pytest.mark.parametrize("shape", [(96, 96), (40, 160), (160, 40)], ids=str)
 def test_the_kernel_is_accurate_for_matrices_of_every_kind(kind, shape):
-    from smallmind.kernels import compiled
-
     blocks, size = blocks_of(shape)
     gradient = conditioned(kind, *shape).reshape(-1).astype(np.float32)
     coefficients = MuonCoefficients(1.0, 0.0, 0.0, 1.0)
@@ -371,14 +357,9 @@ def test_a_run_cannot_resume_with_another_optimizer():
 
 
 def test_ordinary_updates_are_not_reported_and_a_wrong_rate_is():
+    settings = {"warmup_steps": 10, "check_gradient_health": True, "diagnostic_interval": 5}
     for rate, expected in ((0.02, set()), (1.0, {"large update"})):
-        _, records = run(
-            20,
-            matrix_learning_rate=rate,
-            warmup_steps=10,
-            check_gradient_health=True,
-            diagnostic_interval=5,
-        )
+        _, records = run(20, matrix_learning_rate=rate, **settings)
         found = [x for r in records if isinstance(r, HealthRecord) for x in r.findings]
         assert {finding.problem for finding in found} == expected
         assert all("lower the matrix learning rate" in str(finding) for finding in found)

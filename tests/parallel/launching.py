@@ -121,10 +121,4 @@ def run(words, **environment):
 
 def train_words(*flags, fault=()):
     """The command line of Python that trains, with a fault of tests.parallel.disturbed."""
-    return [
-        "-m",
-        "tests.parallel.disturbed",
-        *fault,
-        "--",
-        *last_of_each("train", *flags),
-    ]
+    return ["-m", "tests.parallel.disturbed", *fault, "--", *last_of_each("train", *flags)]

@@ -2,25 +2,18 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
-from tests.parallel.launching import ROOT, needs_mpi
+from tests.parallel.launching import needs_mpi
+from tests.programs import printed_by
 
 pytestmark = [needs_mpi, pytest.mark.skipif(os.name == "nt", reason="no SIGKILL on Windows")]
 
 
 @pytest.mark.slow
 def test_runs_whose_ranks_are_killed_end_as_if_undisturbed(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.parallel.killing", str(tmp_path), "100"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    found = re.search(r"(\d+) ranks were killed$", result.stdout)
+    printed = printed_by([sys.executable, "-m", "tests.parallel.killing", str(tmp_path), "100"])
+    found = re.search(r"(\d+) ranks were killed$", printed)
     assert found and int(found[1]) >= 100

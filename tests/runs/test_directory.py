@@ -5,19 +5,14 @@ import json
 import math
 import os
 import socket
-import sys
-from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
 
 import numpy as np
 import pytest
 
 import smallmind
 from smallmind import InputError, Run, Tokenizer, Training, TransformerModel
-from smallmind.cli import main
 from smallmind.files import durable
-from smallmind.files.lock import RunLock
 from smallmind.runs.directory import RunDirectory
 from smallmind.runs.files import MODEL
 from smallmind.runs.metrics import read_metrics
@@ -26,34 +21,12 @@ from smallmind.training.records import FileWarningRecord, StepRecord
 from smallmind.training.state import RunState
 from tests.faults.disk import Quick
 from tests.faults.disk import checkpoint as made_up
-from tests.programs import started
+from tests.runs import small
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 20
-FIELDS = {
-    "block_size": 8,
-    "n_embd": 8,
-    "n_layer": 1,
-    "n_head": 1,
-    "batch_size": 2,
-    "steps": 6,
-    "val_every": 0,
-    "save_every": 2,
-    "warmup_steps": 1,
-    "log_every": 1,
-    "backend": "numpy",
-}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "cats.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return str(path)
+FIELDS = {**small.FIELDS, "n_head": 1, "val_every": 0, "save_every": 2, "warmup_steps": 1}
 
 
 def create(path, **fields):
@@ -74,7 +47,7 @@ def files(directory):
 
 
 @pytest.mark.parametrize("what", ["checkpoints", "checkpoint", "model", "sample", "metrics"])
-def test_a_directory_with_any_part_of_another_run_is_refused(tmp_path, text, capsys, what):
+def test_a_directory_with_any_part_of_another_run_is_refused(tmp_path, text, cli, what):
     """Such as checkpoints of train_optimized, or of a run whose config was removed."""
     out = tmp_path / "out"
     out.mkdir()
@@ -85,8 +58,8 @@ def test_a_directory_with_any_part_of_another_run_is_refused(tmp_path, text, cap
         names = {"model": "model.safetensors", "sample": "samples.txt", "metrics": "metrics.jsonl"}
         (out / names[what]).write_text("precious")
     before = files(out)
-    assert main(["train", text, "--out", str(out), "--steps", "5", "--backend", "numpy"]) == 2
-    assert f"{out} already holds a run or part of one" in " ".join(capsys.readouterr().err.split())
+    message = f"{out} already holds a run or part of one"
+    cli.refuses(message, "train", text, "--steps 5 --backend numpy --out", out)
     assert files(out) == before
 
 
@@ -105,23 +78,22 @@ def leave_a_start(path, tokenizer=True):
         Tokenizer("another text").save(path / "tokenizer.json")
 
 
-def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text, capsys):
+def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text, cli):
     out = tmp_path / "runs" / "run"
     out.parent.mkdir()
     leave_a_start(out)
     (out / ".lock").write_text("999999999 " + socket.gethostname())
-    assert main(["runs", str(out.parent)]) == 0
-    assert f"{out.parent} holds no run yet" in " ".join(capsys.readouterr().out.split())
-    assert main(["train", "--resume", str(out)]) == 2
-    message = " ".join(capsys.readouterr().err.split())
-    assert f"{out} is not a run: cannot read its config.json; its start was cut" in message
-    assert f"start it again with --out {out}" in message
+    assert f"{out.parent} holds no run yet" in cli("runs", out.parent).flat
+    for message in (
+        f"{out} is not a run: cannot read its config.json; its start was cut",
+        f"start it again with --out {out}",
+    ):
+        cli.refuses(message, "train --resume", out)
     with pytest.raises(InputError, match="holds no unfinished run"):
         Run.unfinished(out.parent)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
-    assert main(["train", text, "--out", str(out), *flags]) == 0
+    cli("train", text, "--out", out, flags)
     assert Run.open(out).is_finished
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize(
@@ -244,38 +216,30 @@ def test_leftovers_of_a_killed_run_are_removed_when_it_is_locked_again(tmp_path)
 # Which run to resume
 
 
-def test_a_second_resume_looks_at_the_lock_first(tmp_path, monkeypatch, capsys):
+def test_a_second_resume_looks_at_the_lock_first(tmp_path, monkeypatch, cli):
     run = create(tmp_path / "run")
     monkeypatch.setattr(checkpoint, "newest", None)
-    assert main(["train", "--resume", str(run.path)]) == 2
-    assert f"{run.path} is in use by process {os.getpid()}" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    cli.refuses(f"{run.path} is in use by process {os.getpid()}", "train --resume", run.path)
 
 
-def test_auto_passes_over_runs_that_are_going_or_have_failed(tmp_path, capsys, monkeypatch):
+def test_auto_passes_over_runs_that_are_going_or_have_failed(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     runs = {name: create(Path("runs") / name) for name in ("open", "failed", "going")}
     for name in ("open", "failed"):
         runs[name].unlock()
-    monkeypatch.setattr(Training, "steps", diverge)
-    with pytest.raises(FloatingPointError):
-        runs["failed"].resume()
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "steps", diverge)
+        with pytest.raises(FloatingPointError):
+            runs["failed"].resume()
     for time, name in enumerate(("open", "failed", "going")):
         os.utime(Path("runs") / name / "config.json", (time, time))
     found = Run.unfinished()
     assert found.path == Path("runs/open")
-    assert [reason[:18] for reason in found.passed_over] == [
-        "runs/going is in u",
-        "runs/failed has fa",
-    ]
+    reasons = ["runs/going is in u", "runs/failed has fa"]
+    assert [reason[:18] for reason in found.passed_over] == reasons
     found.unlock()
-    capsys.readouterr()
-    assert main(["train", "--resume", "auto"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = cli("train --resume auto").flat
     assert "Passing over a newer run: runs/failed has failed: the loss is not finite" in printed
     assert runs["open"].is_finished
     with pytest.raises(InputError, match=r"runs holds no unfinished run.*runs/going is in use"):
@@ -444,7 +408,7 @@ PARTS = {"the model": "save_model", "the evaluation": "flush", "the sample": "sa
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_run_killed_before_an_end_is_complete_gets_the_rest_on_resume(
-    tmp_path, monkeypatch, capsys, part
+    tmp_path, monkeypatch, cli, part
 ):
     whole = create(tmp_path / "whole")
     whole.train()
@@ -456,8 +420,7 @@ def test_a_run_killed_before_an_end_is_complete_gets_the_rest_on_resume(
         with pytest.raises(KeyboardInterrupt):
             Run.open(run.path).resume()
     assert run.newest().step == 6
-    assert main(["train", "--resume", str(run.path)]) == 0
-    printed = capsys.readouterr().out
+    printed = cli("train --resume", run.path).out
     assert "Whole held-out text: " in printed and "Sample:" in printed
     for name in ("model.safetensors", "samples.txt"):
         assert (run.path / name).read_bytes() == (whole.path / name).read_bytes()
@@ -465,8 +428,7 @@ def test_a_run_killed_before_an_end_is_complete_gets_the_rest_on_resume(
     assert last[0]["final_loss"] == last[1]["final_loss"] == whole.final.loss
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert sum("final_loss" in line for line in lines) == 1
-    assert main(["train", "--resume", str(run.path)]) == 0
-    assert "The run is finished: 6 steps" in capsys.readouterr().out
+    assert "The run is finished: 6 steps" in cli("train --resume", run.path).out
 
 
 def die(*_):
@@ -510,40 +472,6 @@ def test_a_tokenizer_of_any_size_is_in_the_model_and_in_each_checkpoint(tmp_path
 
 def test_a_run_whose_names_do_not_fit_is_refused_before_it_is_saved():
     nothing = np.zeros(0, np.float32)
-    state = RunState(
-        3, {f"model.blocks.{i}.attention_norm.weight": nothing for i in range(2**15)}, {}
-    )
+    names = (f"model.blocks.{i}.attention_norm.weight" for i in range(2**15))
     with pytest.raises(InputError, match=r"could not be saved: names .* Use fewer layers"):
-        checkpoint.check_size(state)
-
-
-def test_only_one_of_many_processes_that_start_at_once_gets_the_directory(tmp_path):
-    code = (
-        "import sys, pathlib; from smallmind.runs.directory import RunDirectory\n"
-        "sys.stdin.readline()\n"
-        "d = RunDirectory.create(pathlib.Path(sys.argv[1])); print('won', flush=True)\n"
-        "sys.stdin.read()"
-    )
-    out = tmp_path / "a" / "run"
-    with ExitStack() as stack:
-        words, pipes = [sys.executable, "-c", code, str(out)], {"stdin": PIPE, "stderr": PIPE}
-        starts = [stack.enter_context(started(words, **pipes)) for _ in range(3)]
-        for process in starts:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        winners = [process.stdout.readline() for process in starts]
-        assert sorted(winners) == ["", "", "won\n"]
-        with pytest.raises(InputError, match="is in use by process"):
-            RunLock(out)
-        for process in starts:
-            process.communicate()
-    assert (out / "metrics.jsonl").exists()
-
-
-def test_a_run_that_stops_before_its_first_step_is_discarded(tmp_path, monkeypatch):
-    run = create(tmp_path / "a" / "run")
-    monkeypatch.setattr(Training, "steps", diverge)
-    with pytest.raises(FloatingPointError):
-        run.train()
-    run.discard_untrained()
-    assert not list(tmp_path.iterdir())
+        checkpoint.check_size(RunState(3, dict.fromkeys(names, nothing), {}))

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Run, Tokenizer, TransformerModel
-from smallmind.cli import main
 from smallmind.files import safetensors
 from smallmind.settings.sources import read_settings
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.training.distillation import model_digest
 from smallmind.training.records import StepRecord
-from tests.programs import last_of_each
 from tests.runs.small import FIELDS, TEXT, create
 
 DOCUMENTS = ["the cat sat.", "a dog saw the cat on the mat.", "no cat. the dog ate the hat."] * 30
-FLAGS = ["--n-layer", "1", "--n-embd", "8", "--n-head", "2", "--block-size", "16", "--steps", "6"]
-BPE = ["--tokenizer", "bpe", "--vocab-size", "270", "--save-every", "3", "--warmup-steps", "0"]
+FLAGS = "--n-layer 1 --n-embd 8 --n-head 2 --block-size 16 --steps 6"
+BPE = "--tokenizer bpe --vocab-size 270 --save-every 3 --warmup-steps 0"
 
 
 def token_of(run):
@@ -58,10 +56,10 @@ def texts(tmp_path):
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "llama", "modern"])
-def test_the_command_line_trains_saves_and_resumes_bit_for_bit(texts, tmp_path, capsys, arch):
-    flags = [*FLAGS, *BPE, "--arch", arch, "--dropout", "0.1", "--mask-documents"]
-    assert main(["train", texts, *flags, "--out", str(tmp_path / "unbroken")]) == 0
-    assert "documents masked" in " ".join(capsys.readouterr().out.split())
+def test_the_command_line_trains_saves_and_resumes_bit_for_bit(texts, tmp_path, cli, arch):
+    flags = FLAGS, BPE, "--dropout 0.1 --mask-documents --arch", arch
+    printed = cli("train", texts, *flags, "--out", tmp_path / "unbroken").flat
+    assert "documents masked" in printed
     unbroken = Run.open(tmp_path / "unbroken")
     _, tokenizer = unbroken.load(backend="numpy")
     assert token_of(unbroken) == tokenizer.special["<|endoftext|>"] == tokenizer.vocab_size - 1
@@ -71,19 +69,18 @@ def test_the_command_line_trains_saves_and_resumes_bit_for_bit(texts, tmp_path, 
     for record in broken.steps():
         if isinstance(record, StepRecord) and record.step == 4:
             break
-    assert main(["train", "--resume", str(broken.path), "--threads", "1"]) == 0
+    cli("train --resume", broken.path, "--threads 1")
     np.testing.assert_array_equal(weights(Run.open(broken.path)), weights(unbroken))
-    assert main(["verify", str(broken.path)]) == 0
-    assert main(["evaluate", str(broken.path)]) == 0
-    assert main(["generate", str(broken.path), "--max-tokens", "5"]) == 0
+    cli("verify", broken.path)
+    cli("evaluate", broken.path)
+    cli("generate", broken.path, "--max-tokens 5")
 
 
-def test_the_checks_and_the_estimate_take_the_flag(texts, capsys):
-    flags = last_of_each(*FLAGS, *BPE, "--steps", "100", "--mask-documents")
-    assert main(["check", texts, *flags]) == 0
-    assert main(["estimate", texts, *FLAGS, *BPE, "--mask-documents"]) == 0
-    assert main(["estimate", *FLAGS, "--vocab-size", "70", "--mask-documents"]) == 0
-    assert "All 6 checks passed" in capsys.readouterr().out
+def test_the_checks_and_the_estimate_take_the_flag(texts, cli):
+    printed = cli("check", texts, FLAGS, BPE, "--steps 100 --mask-documents").out
+    assert "All 6 checks passed" in printed
+    cli("estimate", texts, FLAGS, BPE, "--mask-documents")
+    cli("estimate", FLAGS, "--vocab-size 70 --mask-documents")
 
 
 def test_masked_documents_are_learned_otherwise(masked, whole):
@@ -97,19 +94,15 @@ def test_a_line_break_begins_a_document_of_bytes(tmp_path):
 
 
 def test_a_text_without_line_breaks_is_refused(tmp_path):
+    fields = {**FIELDS, "text": "the cat sat. " * 90, "mask_documents": True}
     with pytest.raises(InputError) as error:
-        Run.create(
-            text="the cat sat. " * 90,
-            out=tmp_path / "run",
-            **{**FIELDS, "mask_documents": True},
-        )
+        Run.create(out=tmp_path / "run", **fields)
     assert "mask_documents=True needs a token between documents" in str(error.value)
     assert "choose --tokenizer bpe" in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
     # The advice works.
-    text = "the cat sat. " * 90
-    fields = {**FIELDS, "mask_documents": True, "tokenizer": "bpe", "bpe_vocab_size": 260}
-    assert token_of(Run.create(text=text, out=tmp_path / "run", **fields)) is not None
+    fields |= {"tokenizer": "bpe", "bpe_vocab_size": 260}
+    assert token_of(Run.create(out=tmp_path / "run", **fields)) is not None
 
 
 def test_the_token_of_each_tokenizer():
@@ -123,17 +116,11 @@ def test_the_token_of_each_tokenizer():
 
 
 def test_a_run_from_the_weights_of_another_masks_documents_as_that_one_did(masked, whole, tmp_path):
-    for name, fields in (("silent", {}), ("said", {"mask_documents": True})):
-        tuned = Run.create(
-            text="\n".join([TEXT, "the dog."]),
-            init_from=str(masked.path),
-            out=tmp_path / name,
-            backend="numpy",
-            steps=2,
-            **fields,
-        )
+    fields = {"text": TEXT + "\nthe dog.", "backend": "numpy", "steps": 2}
+    for name, said in (("silent", {}), ("said", {"mask_documents": True})):
+        tuned = Run.create(init_from=str(masked.path), out=tmp_path / name, **fields, **said)
         assert token_of(tuned) == 0 and tuned.settings.run.mask_documents
-    fields = {"text": TEXT, "init_from": str(whole.path), "backend": "numpy", "steps": 2}
+    fields |= {"text": TEXT, "init_from": str(whole.path)}
     assert token_of(Run.create(out=tmp_path / "whole", **fields)) is None
     message = r"mask_documents=True contradicts .*run, whose weights have mask_documents=False"
     with pytest.raises(InputError, match=message):
@@ -148,14 +135,12 @@ def test_the_settings_of_a_run_find_the_token_of_another_text(masked, tmp_path):
     assert token_of(run) == 10
 
 
-def test_the_token_is_not_chosen(tmp_path, capsys):
+def test_the_token_is_not_chosen(tmp_path, cli):
     file = tmp_path / "run.toml"
     file.write_text("[model]\ndocument_token = 4", encoding="utf-8")
     with pytest.raises(InputError, match="document_token=4 follows from the text; leave it out"):
         read_settings(file)
-    with pytest.raises(SystemExit):
-        main(["train", "--document-token", "4"])
-    assert "unknown flag --document-token" in capsys.readouterr().err
+    assert "unknown flag --document-token" in cli("train --document-token 4", ends=2).err
 
 
 def test_files_without_the_setting_have_no_documents(tmp_path, whole):

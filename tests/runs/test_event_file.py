@@ -7,12 +7,10 @@ from dataclasses import asdict
 
 import pytest
 
-from smallmind.cli import main
 from smallmind.files import durable
 from smallmind.runs.event_file import EventFile, crc32c, frame, scalars_of
 from smallmind.training.records import EarlyStopRecord, FinalRecord, HealthRecord, OverflowRecord
-from tests.cli.test_cli import SMALL, TEXT
-from tests.programs import last_of_each
+from tests.cli.test_cli import SMALL
 from tests.runs.small import create
 from tests.views.written import evaluation, rollback, step
 
@@ -197,11 +195,8 @@ def test_the_numbers_of_every_kind_of_record_have_tags():
     assert next(scalars_of(asdict(health))) == ("update_ratio/head.weight", 0.5)
     assert list(scalars_of(asdict(OverflowRecord(1, 2.0)))) == [("training/loss_scale", 2.0)]
     tags = [tag for tag, _ in scalars_of(asdict(FinalRecord(1, 1.0, 2.0, 3.0, 4.0, 5.0)))]
-    assert tags == ["final/" + name for name in ("loss", "perplexity")] + [
-        "final/bits_per_character",
-        "final/bits_per_byte",
-        "final/accuracy",
-    ]
+    names = ("loss", "perplexity", "bits_per_character", "bits_per_byte", "accuracy")
+    assert tags == [f"final/{name}" for name in names]
     assert list(scalars_of(asdict(EarlyStopRecord(1, 2, 3.0)))) == []
 
 
@@ -262,17 +257,14 @@ def test_a_run_that_could_not_start_leaves_no_event_file(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_the_flag_can_be_given_when_a_run_resumes(tmp_path, capsys):
-    (tmp_path / "cats.txt").write_text(TEXT, encoding="utf-8")
-    text, out = str(tmp_path / "cats.txt"), tmp_path / "runs" / "run"
-    flags = last_of_each(*SMALL, "--steps", "3", "--tensorboard", "--out", str(out))
-    assert main(["train", text, *flags]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+def test_the_flag_can_be_given_when_a_run_resumes(text, tmp_path, cli):
+    out = tmp_path / "runs" / "run"
+    printed = cli("train", text, SMALL, "--steps 3 --tensorboard --out", out).flat
     assert f"Watch it with: tensorboard --logdir {tmp_path / 'runs'}" in printed.replace("\\ ", "")
-    assert main(["train", "--resume", str(out), "--steps", "6"]) == 0
+    cli("train --resume", out, "--steps 6")
     assert len(event_files(out)) == 2
-    again = ["train", "--resume", str(out), "--steps", "9", "--no-tensorboard"]
-    assert main(again) == 0 and len(event_files(out)) == 2
+    cli("train --resume", out, "--steps 9 --no-tensorboard")
+    assert len(event_files(out)) == 2
     assert set(standing(out)["training/loss"]) >= {1, 6}
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from smallmind import InputError, Run
-from smallmind.cli import main
 from smallmind.optim.schedule import schedule
 from smallmind.training.records import EarlyStopRecord, StepRecord
 from tests.runs.small import TEXT, create
@@ -72,13 +71,8 @@ def test_a_killed_longer_run_is_not_finished_and_its_newest_checkpoint_counts(pa
 
 
 def test_early_stopping_starts_anew_in_a_longer_run(tmp_path):
-    run = create(
-        tmp_path / "run",
-        val_every=1,
-        early_stopping_patience=2,
-        early_stopping_min_delta=9.0,
-        steps=20,
-    )
+    stopping = {"early_stopping_patience": 2, "early_stopping_min_delta": 9.0}
+    run = create(tmp_path / "run", val_every=1, steps=20, **stopping)
     assert isinstance(run.train()[-1], EarlyStopRecord)
     stopped = Run.open(run.path)
     step = stopped.newest().step
@@ -112,12 +106,10 @@ def test_epochs_are_made_longer_in_epochs(tmp_path):
     assert longer.settings.training.steps == longer.newest().step == 2 * per_epoch
 
 
-def test_the_command_line_makes_a_run_longer(path, capsys):
-    assert main(["train", "--resume", str(path)]) == 0
-    printed = capsys.readouterr().out
+def test_the_command_line_makes_a_run_longer(path, cli):
+    printed = cli("train --resume", path).out
     assert "To train longer: smallmind train" in printed and "--steps 12" in printed
-    assert main(["train", "--resume", str(path), "--steps", "9"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = cli("train --resume", path, "--steps 9").flat
     assert "Resuming after step 6, with the learning rate of a run of 9" in printed
     assert "step 9/9" in printed
     assert Run.open(path).is_finished
@@ -125,20 +117,11 @@ def test_the_command_line_makes_a_run_longer(path, capsys):
 
 def test_a_run_starts_from_the_weights_of_another(path, tmp_path):
     source = weights(Run.open(path))
-    for init in (
-        path,
-        path / "model.safetensors",
-        path / "checkpoints" / "step-00000006.safetensors",
-    ):
-        run = Run.create(
-            text="the cat.\n" * 90,
-            init_from=init and str(init),
-            out=tmp_path / f"tuned-{init.name}",
-            steps=2,
-            backend="numpy",
-            val_every=0,
-            save_every=0,
-        )
+    checkpoint = path / "checkpoints" / "step-00000006.safetensors"
+    for init in (path, path / "model.safetensors", checkpoint):
+        fields = {"steps": 2, "backend": "numpy", "val_every": 0, "save_every": 0}
+        out = tmp_path / f"tuned-{init.name}"
+        run = Run.create(text="the cat.\n" * 90, init_from=str(init), out=out, **fields)
         assert run.settings.model.n_embd == 8 and run.settings.model.n_layer == 1
         assert run.data.tokenizer.state() == Run.open(path).load(backend="numpy")[1].state()
         assert (run.training.model.flat.data == source).all()
@@ -164,16 +147,11 @@ def test_a_tuned_run_starts_over_and_resumes_bit_for_bit(path, tmp_path):
 
 
 def test_what_does_not_fit_the_weights_is_refused(path, tmp_path):
+    unknown = r"does not know \(2\): 'é', 'Ω'; remove them from the text, or train from scratch"
     for fields, message in [
-        (
-            {"n_layer": 3},
-            r"n_layer=3 contradicts .*run, whose weights have n_layer=1; leave it out",
-        ),
+        ({"n_layer": 3}, r"n_layer=3 contradicts .*run, whose weights have n_layer=1; leave it"),
         ({"tokenizer": "byte"}, r"tokenizer='byte' contradicts .* have tokenizer='char'"),
-        (
-            {"text": TEXT + "Ωmega é"},
-            r"does not know \(2\): 'é', 'Ω'; remove them from the text, or train from scratch",
-        ),
+        ({"text": TEXT + "Ωmega é"}, unknown),
         ({"init_from": str(tmp_path / "none")}, "does not exist; give a run, a checkpoint"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -181,13 +159,12 @@ def test_what_does_not_fit_the_weights_is_refused(path, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_command_line_starts_from_a_run(path, tmp_path, capsys):
+def test_the_command_line_starts_from_a_run(path, tmp_path, cli):
     (tmp_path / "new.txt").write_text("the dog sat. " * 90, encoding="utf-8")
     out = tmp_path / "tuned"
-    flags = [str(tmp_path / "new.txt"), "--init-from", str(path), "--backend", "numpy"]
-    assert main(["check", *flags]) == 0
-    assert "loss at the start" not in capsys.readouterr().out
-    assert main(["train", *flags, "--steps", "2", "--out", str(out)]) == 0
+    flags = tmp_path / "new.txt", "--init-from", path, "--backend numpy"
+    assert "loss at the start" not in cli("check", *flags).out
+    cli("train", *flags, "--steps 2 --out", out)
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     assert config["run"]["init_from"] == str(path) and config["model"]["n_embd"] == 8
     assert np.isfinite(weights(Run.open(out))).all()

@@ -9,26 +9,17 @@ from contextlib import contextmanager
 import pytest
 
 from smallmind import InputError, Run, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.cli import main
 from smallmind.kernels import compiled
 from smallmind.kernels.codegen import isa, threads
 from smallmind.training import checkpoint
 from smallmind.training.records import InstructionSetRecord, StepRecord
 from smallmind.training.state import RunState
+from tests.programs import CATS
+from tests.runs import small
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-FIELDS = {
-    "block_size": 16,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "batch_size": 4,
-    "steps": 6,
-    "val_every": 0,
-    "warmup_steps": 2,
-    "save_every": 3,
-    "log_every": 1,
-}
+TEXT = CATS
+FIELDS = {**small.FIELDS, "block_size": 16, "n_embd": 16, "batch_size": 4, "val_every": 0}
+FIELDS["backend"] = "numba"
 AUTO = TrainingConfig(steps=4, val_every=0, warmup_steps=1, precision="auto")
 OTHER = "AVX-1024"
 
@@ -98,18 +89,16 @@ def test_on_the_same_cpu_nothing_is_said(tmp_path):
     assert not any(isinstance(record, InstructionSetRecord) for record in records)
 
 
-def test_the_command_line_says_in_a_line_that_bits_will_differ(tmp_path, capsys):
+def test_the_command_line_says_in_a_line_that_bits_will_differ(tmp_path, cli):
     with another_cpu():
         run = half_trained(tmp_path / "run")
     shutil.copytree(run.path, tmp_path / "same")
-    assert main(["train", "--resume", str(run.path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = cli("train --resume", run.path).flat
     here = Run.open(run.path).training.model.instruction_set
     line = f"The checkpoint was saved with {OTHER}, and this CPU computes with {here}: the results"
     assert printed.count(line) == 1
     with another_cpu():
-        assert main(["train", "--resume", str(tmp_path / "same")]) == 0
-    assert "The checkpoint was saved" not in capsys.readouterr().out
+        assert "The checkpoint was saved" not in cli("train --resume", tmp_path / "same").out
 
 
 def test_verify_names_the_cpu_of_a_checkpoint_that_cannot_be_reproduced(tmp_path, monkeypatch):
@@ -162,16 +151,14 @@ def test_a_checkpoint_without_these_fields_resumes(precision):
     assert resumed.model.flat.data.tobytes() == unbroken.model.flat.data.tobytes()
 
 
-def test_a_run_resumes_on_fewer_cores_without_a_flag(tmp_path, capsys):
+def test_a_run_resumes_on_fewer_cores_without_a_flag(tmp_path, cli):
     run = half_trained(tmp_path / "run")
     file = run.path / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     config["run"]["threads"] = 4096  # those of a larger machine
     file.write_text(json.dumps(config), encoding="utf-8")
-    assert main(["train", "--resume", str(run.path), "--threads", "4096"]) == 2
-    assert "threads=4096 must be at most" in capsys.readouterr().err
-    assert main(["train", "--resume", str(run.path)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    cli.refuses("threads=4096 must be at most", "train --resume", run.path, "--threads 4096")
+    rows = [line.split() for line in cli("train --resume", run.path).out.splitlines()]
     shown = [row[-2] for row in rows if row[1:2] == ["threads"]]
     assert shown == [str(threads.max_threads())]
     assert Run.open(run.path).is_finished

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -18,17 +17,27 @@ from smallmind import (
     TrainingConfig,
     TransformerModel,
 )
-from smallmind.cli import main
 from smallmind.cli.timing import about
 from smallmind.runs import pace
 from smallmind.runs.pace import Pace, fit_steps, measure, rough_pace
 from smallmind.training import rehearsal
 from smallmind.training.rehearsal import rehearse
-from tests.programs import last_of_each
+from tests.programs import CATS, finished
 from tests.training.test_distillation import new_teacher, new_training, sharp
 from tests.training.test_resume import digest
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TEXT = CATS
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """From now on steps and evaluations take these seconds, however they are timed."""
+
+    def take(*seconds, **more):
+        monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(*seconds, **more))
+        monkeypatch.setattr(pace, "measure", lambda *_: Pace(*seconds))
+
+    return take
 
 
 def small_training():
@@ -68,9 +77,8 @@ def test_at_most_so_many_steps_fit():
 
 
 def test_too_little_time_is_refused_with_the_time_needed():
-    with pytest.raises(
-        InputError, match=r"1\.0 seconds are left, and a run of 10 steps takes 14\.5: give"
-    ):
+    message = r"1\.0 seconds are left, and a run of 10 steps takes 14\.5: give"
+    with pytest.raises(InputError, match=message):
         fit_steps(TrainingConfig(val_every=0, save_every=0), Pace(1.0, 0, 0.2, 4.0), 1.0)
 
 
@@ -93,16 +101,9 @@ def test_measuring_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_rough_pace_changes_nothing(precision):
-    config = TrainingConfig(
-        steps=6,
-        val_every=3,
-        val_batches=2,
-        precision=precision,
-        grad_accum_steps=2,
-        micro_batch_size=2,
-        use_gradient_checkpointing=True,
-    )
-    plain, timed = small_training(), small_training()
+    settings = {"steps": 6, "val_every": 3, "val_batches": 2, "use_gradient_checkpointing": True}
+    settings |= {"precision": precision, "grad_accum_steps": 2, "micro_batch_size": 2}
+    config, plain, timed = TrainingConfig(**settings), small_training(), small_training()
     before = timed.model.flat.data.tobytes()
     pace = rough_pace(timed, config)
     assert timed.model.flat.data.tobytes() == before and not timed.model.flat.grad.any()
@@ -114,31 +115,28 @@ def test_a_rough_pace_changes_nothing(precision):
     assert digest(timed) == digest(plain)
 
 
-def test_a_run_that_is_timed_before_it_starts_learns_the_same(tmp_path, monkeypatch, capsys):
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    flags += ["--val-every", "0", "--steps", "4", "--warmup-steps", "1", "--dropout", "0.1"]
-    models = []
-    rehearsed = []
+SHAPE = "--block-size 16 --n-embd 16 --n-layer 1 --n-head 2 --val-every 0"
+
+
+def test_a_run_that_is_timed_before_it_starts_learns_the_same(text, tmp_path, monkeypatch, cli):
+    flags = f"{SHAPE} --steps 4 --warmup-steps 1 --dropout 0.1"
+    models, rehearsed = [], []
     for name in ("untimed", "timed"):
-        assert main(["train", str(text), *flags, "--out", str(tmp_path / name)]) == 0
+        shown = cli("train", text, flags, "--out", tmp_path / name).out
+        assert time_in(shown).startswith("about ")
         models.append((tmp_path / name / "model.safetensors").read_bytes())
         # conftest.py replaces both.
         monkeypatch.setattr(pace, "rough_pace", rough_pace)
         monkeypatch.setattr(rehearsal, "rehearse", lambda *run: rehearsed.append(rehearse(*run)))
     assert rehearsed and models[0] == models[1]
-    shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    assert sum(line.startswith("time ") and "about " in line for line in shown) == 2
 
 
 def test_a_large_batch_is_extrapolated_from_some_of_its_windows(monkeypatch):
     """By a clock that counts windows: a second each in training, a third of one in evaluations."""
-    training, now = small_training(), [0.0]
+    training, now, seen = small_training(), [0.0], []
     training.data.batch_size = 40
     model = training.model
     original = model.loss_and_gradients, model.losses
-    seen = []
 
     def loss_and_gradients(ids, *arguments):
         now[0] += len(ids)
@@ -156,9 +154,8 @@ def test_a_large_batch_is_extrapolated_from_some_of_its_windows(monkeypatch):
     monkeypatch.setattr(pace, "MAX_OPERATIONS", 7 * operations)
     result = rough_pace(training, TrainingConfig(grad_accum_steps=3, val_batches=5))
     assert set(seen) == {7}
-    assert result.step == pytest.approx(3 * 40) and result.evaluation == pytest.approx(
-        2 * 5 * 40 / 3
-    )
+    assert result.step == pytest.approx(3 * 40)
+    assert result.evaluation == pytest.approx(2 * 5 * 40 / 3)
 
 
 def clocked(monkeypatch, training, seconds):
@@ -203,23 +200,18 @@ def test_evaluations_are_measured_too(monkeypatch, val_every):
 @pytest.mark.parametrize("stopped_in", ["loss_and_gradients", "losses"])
 def test_a_measurement_that_is_stopped_counts_for_nothing(monkeypatch, stopped_in):
     training = small_training()
-    before = digest(training)
-    stop_in_second(monkeypatch, training.model, stopped_in, training.stop)
-    assert measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2) is None
-    assert digest(training) == before
-
-
-def stop_in_second(monkeypatch, model, name, stop):
-    """Calls stop within the second call of a method of the model."""
-    original, counts = getattr(model, name), collections.Counter()
+    before, counts = digest(training), collections.Counter()
+    original = getattr(training.model, stopped_in)
 
     def method(*arguments):
-        counts[name] += 1
-        if counts[name] == 2:
-            stop()
+        counts[stopped_in] += 1
+        if counts[stopped_in] == 2:
+            training.stop()
         return original(*arguments)
 
-    monkeypatch.setattr(model, name, method)
+    monkeypatch.setattr(training.model, stopped_in, method)
+    assert measure(training, TrainingConfig(val_every=3, val_batches=2), 0.2) is None
+    assert digest(training) == before
 
 
 def test_tries_that_differ_give_a_range(monkeypatch):
@@ -280,21 +272,15 @@ def test_a_time_in_words(seconds, words):
     assert about(seconds) == words
 
 
-def test_the_time_is_shown_before_the_run_and_by_estimate(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    flags += ["--val-every", "0", "--steps", "20", "--warmup-steps", "2"]
-    assert main(["estimate", str(text), *flags]) == 0
-    assert "Time on this machine: about 2 min, 20 steps of 6,000 ms." in capsys.readouterr().out
-    assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 0
-    rows = [line.strip("│ ").split("│") for line in capsys.readouterr().out.splitlines()]
-    assert ["time", "about 2 min"] in [[cell.strip() for cell in row] for row in rows]
+def test_the_time_is_shown_before_the_run_and_by_estimate(text, tmp_path, take, cli):
+    take(6.0, 0.0, 0.0, 0.0)
+    flags = f"{SHAPE} --steps 20 --warmup-steps 2"
+    printed = cli("estimate", text, flags).out
+    assert "Time on this machine: about 2 min, 20 steps of 6,000 ms." in printed
+    assert time_in(cli("train", text, flags, "--out", tmp_path / "run").out) == "about 2 min"
 
 
-FLAGS = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-FLAGS += ["--batch-size", "4", "--val-every", "0", "--save-every", "10", "--warmup-steps", "2"]
+FLAGS = f"{SHAPE} --batch-size 4 --save-every 10 --warmup-steps 2"
 
 
 def time_in(printed):
@@ -303,68 +289,50 @@ def time_in(printed):
     return next(row[1].strip() for row in rows if row[0].strip() == "time")
 
 
-@pytest.fixture
-def cats(tmp_path):
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    return str(text)
+def test_a_resumed_run_shows_what_is_left(text, tmp_path, take, cli):
+    take(6.0, 0.0, 0.0, 7.0)
+    out = tmp_path / "run"
+    printed = cli("train", text, FLAGS, "--steps 20 --out", out).out
+    assert time_in(printed) == "about 2 min"  # 127 seconds
+    (out / "samples.txt").unlink()
+    assert time_in(cli("train --resume", out).out) == "about 7 s"  # only the end
+    assert "time" not in cli("train --resume", out).out  # finished
+    assert time_in(cli("train --resume", out, "--steps 28").out) == "about 55 s"
 
 
-def test_a_resumed_run_shows_what_is_left(cats, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 0.0, 0.0, 7.0))
-    out = str(tmp_path / "run")
-    assert main(["train", cats, *FLAGS, "--steps", "20", "--out", out]) == 0
-    assert time_in(capsys.readouterr().out) == "about 2 min"  # 127 seconds
-    (tmp_path / "run" / "samples.txt").unlink()
-    assert main(["train", "--resume", out]) == 0
-    assert time_in(capsys.readouterr().out) == "about 7 s"  # only the end
-    assert main(["train", "--resume", out]) == 0  # finished
-    assert "time" not in capsys.readouterr().out
-    assert main(["train", "--resume", out, "--steps", "28"]) == 0
-    assert time_in(capsys.readouterr().out) == "about 55 s"
+def test_no_steps_take_the_time_of_the_end(text, tmp_path, take, cli):
+    take(6.0, 5.0, 0.0, 7.0)
+    printed = cli("train", text, FLAGS, "--steps 0 --val-every 4 --out", tmp_path / "r").out
+    assert time_in(printed) == "about 7 s"
 
 
-def test_no_steps_take_the_time_of_the_end(cats, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 5.0, 0.0, 7.0))
-    flags = ["--steps", "0", "--val-every", "4"]
-    assert main(["train", cats, *last_of_each(*FLAGS, *flags), "--out", str(tmp_path / "r")]) == 0
-    assert time_in(capsys.readouterr().out) == "about 7 s"
-
-
-def test_a_run_that_has_ended_early_shows_only_its_end(cats, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(6.0, 0.0, 0.0, 7.0))
-    out = str(tmp_path / "run")
-    flags = last_of_each(*FLAGS, "--val-every", "2", "--target-loss", "9", "--steps", "20")
-    assert main(["train", cats, *flags, "--out", out]) == 0
-    assert time_in(capsys.readouterr().out) == "at most about 2 min"
-    assert not (tmp_path / "run" / "checkpoints" / "step-20.safetensors").exists()
-    (tmp_path / "run" / "samples.txt").unlink()
-    assert main(["train", "--resume", out]) == 0
-    assert time_in(capsys.readouterr().out) == "about 7 s"
+def test_a_run_that_has_ended_early_shows_only_its_end(text, tmp_path, take, cli):
+    take(6.0, 0.0, 0.0, 7.0)
+    out = tmp_path / "run"
+    flags = "--val-every 2 --target-loss 9 --steps 20 --out"
+    assert time_in(cli("train", text, FLAGS, flags, out).out) == "at most about 2 min"
+    assert not (out / "checkpoints" / "step-20.safetensors").exists()
+    (out / "samples.txt").unlink()
+    assert time_in(cli("train --resume", out).out) == "about 7 s"
 
 
 def test_minutes_that_would_memorise_the_text_are_not_all_taken(
-    cats, tmp_path, monkeypatch, capsys
+    text, tmp_path, monkeypatch, take, cli
 ):
     """One pass over 2592 tokens, 64 of them per step: 40 steps."""
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(0.02, 0.0, 0.0, 5.0, spread=9.0))
-    monkeypatch.setattr(pace, "measure", lambda *_: Pace(0.02, 0.0, 0.0, 5.0))
+    take(0.02, 0.0, 0.0, 5.0, spread=9.0)
     monkeypatch.setattr(pace, "MAX_PASSES", 1)
-    flags = ["--minutes", "10"]
-    assert main(["estimate", cats, *FLAGS, *flags]) == 0
-    assert "Time on this machine: about 6 to 55 s." in capsys.readouterr().out
-    assert main(["train", cats, *FLAGS, *flags, "--out", str(tmp_path / "run")]) == 0
-    assert time_in(capsys.readouterr().out) == "about 6 s"
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(20.0, 0.0, 0.0, 5.0, spread=9.0))
-    assert main(["estimate", cats, *FLAGS, *flags]) == 0
-    assert "Time on this machine: about 10 min." in capsys.readouterr().out
+    command = text, FLAGS, "--minutes 10"
+    assert "Time on this machine: about 6 to 55 s." in cli("estimate", *command).out
+    assert time_in(cli("train", *command, "--out", tmp_path / "run").out) == "about 6 s"
+    take(20.0, 0.0, 0.0, 5.0, spread=9.0)
+    assert "Time on this machine: about 10 min." in cli("estimate", *command).out
 
 
-def test_an_estimate_says_that_a_run_may_end_early(cats, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "rough_pace", lambda *_: Pace(10.0, 0.0, 0.0, 0.0))
-    flags = last_of_each(*FLAGS, "--val-every", "50", "--steps", "30", "--target-loss", "1.5")
-    assert main(["estimate", cats, *flags]) == 0
-    assert "Time on this machine: at most about 6 min, 30 steps" in capsys.readouterr().out
+def test_an_estimate_says_that_a_run_may_end_early(text, take, cli):
+    take(10.0, 0.0, 0.0, 0.0)
+    printed = cli("estimate", text, FLAGS, "--val-every 50 --steps 30 --target-loss 1.5").out
+    assert "Time on this machine: at most about 6 min, 30 steps" in printed
 
 
 def test_measuring_does_not_change_the_temperature(tmp_path):
@@ -376,15 +344,10 @@ def test_measuring_does_not_change_the_temperature(tmp_path):
     assert distillation.temperature_parameter.state()["updates"] == 1
 
 
-def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    out = tmp_path / "run"
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    flags += ["--val-every", "0", "--log-every", "1", "--out", str(out)]
-    assert main(["train", str(text), *flags, "--minutes", "3"]) == 0
-    printed = capsys.readouterr().out
+def test_the_number_of_steps_is_shown_and_saved(text, tmp_path, monkeypatch, take, cli):
+    take(6.0, 0.0, 0.0, 0.0)
+    out, again = tmp_path / "run", tmp_path / "again"
+    printed = cli("train", text, SHAPE, "--log-every 1 --minutes 3 --out", out).out
     config = json.loads((out / "config.json").read_text())
     steps = config["training"]["steps"]
     assert config["training"]["warmup_steps"] == steps // 10
@@ -394,15 +357,10 @@ def test_the_number_of_steps_is_shown_and_saved(tmp_path, monkeypatch, capsys):
     assert f"step {steps}/{steps}" in printed
     monkeypatch.setattr(pace, "measure", None)  # a resumed run times nothing
     (out / "model.safetensors").unlink()
-    assert main(["train", "--resume", str(out)]) == 0
-    assert main(["train", "--resume", str(out)]) == 0
-    assert f"is finished: {steps} steps" in capsys.readouterr().out
-    again = str(tmp_path / "again")  # with the same number of steps
-    assert main(["train", "--config", str(out / "config.json"), "--out", again]) == 0
-    assert (
-        json.loads((tmp_path / "again" / "config.json").read_text())["training"]
-        == (config["training"])
-    )
+    cli("train --resume", out)
+    assert f"is finished: {steps} steps" in cli("train --resume", out).out
+    cli("train --config", out / "config.json", "--out", again)  # with the same number of steps
+    assert json.loads((again / "config.json").read_text())["training"] == config["training"]
 
 
 KILLED = """
@@ -414,44 +372,29 @@ main(sys.argv[1:])
 """
 
 
-def test_a_run_that_was_killed_while_timed_still_ends_after_its_minutes(
-    tmp_path, monkeypatch, capsys
-):
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
+def test_a_run_that_was_killed_while_timed_still_ends_after_its_minutes(text, tmp_path, take, cli):
     out = tmp_path / "run"
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    flags += ["--val-every", "0", "--minutes", "1", "--out", str(out)]
-    command = [sys.executable, "-c", KILLED, "train", str(text), *flags]
-    assert subprocess.run(command, check=False).returncode == -9
+    words = ["train", text, *SHAPE.split(), "--minutes", "1", "--out", str(out)]
+    assert finished([sys.executable, "-c", KILLED, *words]).returncode == -9
     assert list(out.glob(".timing-*"))
-    monkeypatch.setattr(pace, "measure", lambda *_: Pace(6.0, 0.0, 0.0, 0.0))
-    assert main(["train", "--resume", str(out)]) == 0
-    printed = capsys.readouterr().out
+    take(6.0, 0.0, 0.0, 0.0)
+    printed = cli("train --resume", out).out
     assert "steps of 6000.0 ms" in printed and "Starting over: no checkpoint yet" in printed
     steps = json.loads((out / "config.json").read_text())["training"]["steps"]
     assert steps < 10 and f"step {steps}/{steps}" in printed
     assert not list(out.glob(".timing-*"))
 
 
-def test_too_few_minutes_leave_nothing_behind(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pace, "measure", lambda *_: Pace(600.0, 0.0, 0.0, 0.0))
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    flags += ["--minutes", "1", "--out", str(tmp_path / "run")]
-    assert main(["train", str(text), *flags]) == 2
-    assert "give more minutes" in capsys.readouterr().err
+def test_too_few_minutes_leave_nothing_behind(text, tmp_path, take, cli):
+    take(600.0, 0.0, 0.0, 0.0)
+    cli.refuses("give more minutes", "train", text, SHAPE, "--minutes 1 --out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_an_interrupt_while_passes_are_timed_leaves_nothing(tmp_path, monkeypatch):
+def test_an_interrupt_while_passes_are_timed_leaves_nothing(text, tmp_path, monkeypatch, cli):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pace, "rough_pace", interrupted)
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 130
+    cli("train", text, SHAPE, "--out", tmp_path / "run", ends=130)
     assert not (tmp_path / "run").exists()

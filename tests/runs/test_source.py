@@ -7,7 +7,6 @@ import json
 import pytest
 
 from smallmind import InputError, Run
-from smallmind.cli import main
 from smallmind.corpus.survey import DocumentStarts
 from smallmind.settings.sources import read_settings
 
@@ -75,18 +74,16 @@ def test_a_run_on_many_files_is_resumed_and_evaluated(folder, tmp_path):
         Run.open(tmp_path / "run").check_text()
 
 
-def test_a_text_that_has_moved_is_found_where_it_is_said_to_be(folder, tmp_path, capsys):
-    out = str(tmp_path / "run")
+def test_a_text_that_has_moved_is_found_where_it_is_said_to_be(folder, tmp_path, cli):
+    out = tmp_path / "run"
     Run.create(text=folder, out=out, **FIELDS).train()
     moved = folder.rename(tmp_path / "moved")
-    assert main(["train", "--resume", out, "--steps", "3"]) == 2
-    advice = capsys.readouterr().err
-    assert f"smallmind train --resume {out} PATH" in " ".join(advice.split())
+    cli.refuses(f"smallmind train --resume {out} PATH", "train --resume", out, "--steps 3")
     other = tmp_path / "other.txt"
     other.write_text("something else " * 40, encoding="utf-8")
-    assert main(["train", "--resume", out, str(other), "--steps", "3"]) == 2
-    assert main(["train", "--resume", out, str(moved), "--steps", "3"]) == 0
-    assert main(["train", "--resume", out, "--steps", "4"]) == 0  # it is remembered
+    cli("train --resume", out, other, "--steps 3", ends=2)
+    cli("train --resume", out, moved, "--steps 3")
+    cli("train --resume", out, "--steps 4")  # it is remembered
 
 
 @pytest.mark.parametrize("is_list", [False, True])
@@ -120,24 +117,21 @@ def test_a_list_of_lists_is_no_text(tmp_path):
             read_settings(toml)
 
 
-def test_settings_may_name_several_texts(folder, tmp_path, capsys):
+def test_settings_may_name_several_texts(folder, tmp_path, cli):
     toml = tmp_path / "run.toml"
     paths = json.dumps([str(folder / "a.jsonl"), str(folder / "c31.txt")])
     toml.write_text(f'[run]\ntext = {paths}\ntext_field = "story"\n', encoding="utf-8")
-    small = ["--n-layer", "1", "--n-embd", "16", "--block-size", "16", "--steps", "2"]
-    out = str(tmp_path / "run")
-    assert main(["train", "--config", str(toml), *small, "--out", out]) == 0
-    assert "31" in capsys.readouterr().out
+    small = "--n-layer 1 --n-embd 16 --block-size 16 --steps 2"
+    assert "31" in cli("train --config", toml, small, "--out", tmp_path / "run").out
     for command in ("check", "estimate"):
-        assert main([command, str(folder), *small]) == 0
+        cli(command, folder, small)
     latin = tmp_path / "latin.txt"
     latin.write_bytes(("straße " * 40).encode("latin-1"))
-    encoding = ["--encoding", "latin-1", "--out", str(tmp_path / "latin")]
-    assert main(["train", str(latin), *small, *encoding]) == 0
+    cli("train", latin, small, "--encoding latin-1 --out", tmp_path / "latin")
     assert "straße" in Run.open(tmp_path / "latin").text
 
 
-def test_documents_may_be_separated_by_another_character(folder, tmp_path, capsys):
+def test_documents_may_be_separated_by_another_character(folder, tmp_path, cli):
     fields = {**FIELDS, "text_separator": "\f", "mask_documents": True}
     run = Run.create(text=folder, out=tmp_path / "run", **fields)
     assert run.text.count("\f") == 39 and run.text.endswith(STORIES[-1] + "\n")
@@ -147,12 +141,10 @@ def test_documents_may_be_separated_by_another_character(folder, tmp_path, capsy
     again = Run.open(tmp_path / "run")
     assert again.text == run.text and again.evaluate() == again.evaluate(folder)
     prepared = str(tmp_path / "prepared")
-    assert main(["prepare", str(folder), "--separator", "\f", "--out", prepared]) == 0
+    cli("prepare", folder, "--separator", ["\f"], "--out", prepared)
     on_disk = Run.create(text=prepared, out=tmp_path / "disk", **{**FIELDS, "mask_documents": True})
     assert on_disk.settings.model.document_token == token
     assert list(on_disk.data.train[:]) == list(run.data.train)
-    for command in (["train", str(folder)], ["prepare", str(folder), "--out", str(tmp_path / "x")]):
-        assert main([*command, "--separator", "ab"]) == 2
-        assert "must be one character" in capsys.readouterr().err
-        assert main([*command, "--separator", "\f", "--tokenizer", "bpe"]) == 2
-        assert "--separator has no effect" in capsys.readouterr().err
+    for command in (["train", folder], ["prepare", folder, "--out", tmp_path / "x"]):
+        cli.refuses("must be one character", command, "--separator ab")
+        cli.refuses("--separator has no effect", command, ["--separator", "\f"], "--tokenizer bpe")

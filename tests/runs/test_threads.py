@@ -1,7 +1,6 @@
 """Choosing the number of threads from Python, each on a core of its own."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import smallmind
 from smallmind.runs.threads import choose_threads, useful_threads
 from smallmind.settings.config import ModelConfig, RunConfig, TrainingConfig
 from smallmind.settings.settings import Settings
+from tests.programs import printed_by
 
 PIN = """
 import os
@@ -26,16 +26,11 @@ except smallmind.InputError as error:
 """
 
 
-def test_threads_are_pinned_before_the_first_kernel_runs_only():
-    unset = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
-    result = subprocess.run(
-        [sys.executable, "-c", PIN],
-        env={**unset, "NUMBA_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    first, second, refusal = result.stdout.splitlines()
+def test_threads_are_pinned_before_the_first_kernel_runs_only(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("OMP_")]:
+        monkeypatch.delenv(name)
+    printed = printed_by([sys.executable, "-c", PIN], NUMBA_NUM_THREADS="2")
+    first, second, refusal = printed.splitlines()
     assert first == "2 spread cores" and second == "1"
     assert refusal.startswith("the threads are running already: call set_threads(..., pin=True)")
 

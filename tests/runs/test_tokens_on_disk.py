@@ -11,7 +11,6 @@ from smallmind import InputError, Run, Tokenizer
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import prepare
 from smallmind.corpus.tokens import find_tokens
-from smallmind.files import durable
 from smallmind.runs import assembly, source
 from smallmind.runs.source import TextSource, TokenSource
 from smallmind.settings.settings import Settings
@@ -19,9 +18,10 @@ from smallmind.text import samplers
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw, make_sampler
 from smallmind.training.checkpoint import newest
-from tests.faults.disk import Quick
 from tests.faults.runs import outcome
 from tests.runs.small import FIELDS
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 STORIES = [f"story {i}: the cat 🐈 sat on mat {i}.\r\nthe dog ran to hill {i}" for i in range(30)]
 KINDS = {
@@ -30,11 +30,6 @@ KINDS = {
     "bpe": {"tokenizer": "bpe", "bpe_vocab_size": 300},
 }
 LENGTHS = {"steps": {"steps": 9}, "epochs": {"epochs": 2, "batch_size": 20}}
-
-
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ from smallmind.text.samplers import RandomWindows, draw
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 
 
-def small_training(**settings):
+def small_training(seed=1337, **settings):
     tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 32, 2, 2, **settings)
-    return Training(model, tokenizer, TEXT, batch_size=4)
+    shape = {"block_size": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = TransformerModel(tokenizer.vocab_size, **{**shape, **settings})
+    return Training(model, tokenizer, TEXT, batch_size=4, seed=seed)
 
 
 def small_model(**settings):

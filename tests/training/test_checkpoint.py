@@ -1,5 +1,4 @@
 import errno
-import subprocess
 import sys
 import threading
 import tracemalloc
@@ -8,16 +7,18 @@ import numpy as np
 import pytest
 
 from smallmind import InputError
-from smallmind.files import durable, safetensors
+from smallmind.files import safetensors
 from smallmind.training import checkpoint as module
 from smallmind.training.checkpoint import BackgroundSaver, load, newest, save, verify
 from smallmind.training.state import RunState, Snapshot
-from tests.faults.disk import Quick, assert_sound, checkpoint, names
+from tests.faults.disk import assert_sound, checkpoint, names
+from tests.programs import finished
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(durable, "files", Quick())
+def step_file(step):
+    return f"step-{step:08}.safetensors"
 
 
 def test_a_saved_checkpoint_is_found(tmp_path):
@@ -30,13 +31,8 @@ def test_a_saved_checkpoint_is_found(tmp_path):
 
 
 def test_state_is_restored_bit_for_bit(tmp_path):
-    state = {
-        "loss": 0.1 + 0.2,
-        "tiny": 5e-324,
-        "big": 2**127 - 1,
-        "none": None,
-        "text": "ä\0\U0001f600",
-    }
+    state = {"loss": 0.1 + 0.2, "tiny": 5e-324, "big": 2**127 - 1, "none": None}
+    state["text"] = "ä\0\U0001f600"
     save(tmp_path, RunState(0, {}, state))
     assert newest(tmp_path)[0].state == state
     for bad in (float("nan"), float("inf")):
@@ -47,45 +43,30 @@ def test_state_is_restored_bit_for_bit(tmp_path):
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 8):
         save(tmp_path, checkpoint(step), keep=3, best=step in (2, 4))
-    assert names(tmp_path) == {
-        "step-00000005.safetensors",
-        "step-00000006.safetensors",
-        "step-00000007.safetensors",
-        "best.safetensors",
-    }
+    kept = [*map(step_file, (7, 6, 5)), "best.safetensors"]
+    assert names(tmp_path) == set(kept)
     assert_sound(load(tmp_path / "checkpoints" / "best.safetensors"), {4})
-    assert [(path.name, fault) for path, fault in verify(tmp_path)] == [
-        ("step-00000007.safetensors", None),
-        ("step-00000006.safetensors", None),
-        ("step-00000005.safetensors", None),
-        ("best.safetensors", None),
-    ]
+    assert [(path.name, fault) for path, fault in verify(tmp_path)] == [(x, None) for x in kept]
     save(tmp_path, checkpoint(8), keep=1)
-    assert names(tmp_path) == {"step-00000008.safetensors", "best.safetensors"}
+    assert names(tmp_path) == {step_file(8), "best.safetensors"}
 
 
 def test_a_run_resumed_from_an_earlier_step_removes_later_ones(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, checkpoint(step))
-    damaged = tmp_path / "checkpoints" / "step-00000030.safetensors"
-    damaged.write_bytes(b"damaged")
+    (tmp_path / "checkpoints" / step_file(30)).write_bytes(b"damaged")
     assert_sound(newest(tmp_path)[0], {20})
     save(tmp_path, checkpoint(25), keep=1)
-    assert names(tmp_path) == {"step-00000025.safetensors"}
+    assert names(tmp_path) == {step_file(25)}
 
 
 def test_other_files_are_left_alone(tmp_path):
     save(tmp_path, checkpoint(1))
-    others = {
-        "step-1.safetensors",
-        "step-000000001.safetensors",
-        "note.txt",
-        "xstep-00000001.safetensors",
-    }
+    others = {"step-1.safetensors", "step-000000001.safetensors", "note.txt", f"x{step_file(1)}"}
     for name in others:
         (tmp_path / "checkpoints" / name).write_text("mine")
     save(tmp_path, checkpoint(2), keep=1)
-    assert names(tmp_path) == others | {"step-00000002.safetensors"}
+    assert names(tmp_path) == others | {step_file(2)}
     assert newest(tmp_path)[1] == []
 
 
@@ -148,10 +129,8 @@ def test_one_save_at_a_time_and_the_next_one_waits(tmp_path, monkeypatch):
     assert order[:2] == [("begins", 1), ("ends", 1)]
     saver.close()
     assert order == [("begins", 1), ("ends", 1), ("begins", 2), ("ends", 2)]
-    assert [path.name for path, fault in verify(tmp_path) if not fault] == [
-        "step-00000002.safetensors",
-        "step-00000001.safetensors",
-    ]
+    sound = [path.name for path, fault in verify(tmp_path) if not fault]
+    assert sound == [step_file(2), step_file(1)]
 
 
 def test_a_save_allocates_nothing_after_the_first(tmp_path):
@@ -230,13 +209,7 @@ if sys.argv[2] == "interrupt":
 
 @pytest.mark.parametrize("end", ["plain", "interrupt"])
 def test_the_interpreter_ends_after_the_save(tmp_path, end):
-    subprocess.run(
-        [sys.executable, "-c", EXIT, str(tmp_path), end],
-        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    finished([sys.executable, "-c", EXIT, str(tmp_path), end], timeout=60)
     assert_sound(newest(tmp_path)[0], {2})
 
 

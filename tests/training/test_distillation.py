@@ -155,17 +155,9 @@ def test_the_same_bits_on_any_number_of_threads():
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision, cached):
-    config = TrainingConfig(
-        steps=12,
-        precision=precision,
-        grad_accum_steps=2,
-        val_every=5,
-        val_batches=1,
-        save_every=5,
-        log_every=1,
-        warmup_steps=2,
-        learning_rate=1e-2,
-    )
+    settings = {"steps": 12, "grad_accum_steps": 2, "warmup_steps": 2, "learning_rate": 1e-2}
+    settings |= {"val_every": 5, "val_batches": 1, "save_every": 5, "log_every": 1}
+    config = TrainingConfig(precision=precision, **settings)
 
     def build():
         cache = tmp_path / "cache" if cached else None
@@ -254,14 +246,10 @@ def test_accumulated_batches_teach_the_temperature_their_mean():
 @pytest.mark.parametrize("cached", [False, True])
 def test_an_epoch_teaches_the_same_in_batches_of_any_size(tmp_path, cached):
     states, losses = [], []
+    settings = {"learn_temperature": True, "top_k": V}
+    settings["cache"] = tmp_path / "cache" if cached else None
     for batch_size, accumulated in ((6, 1), (2, 3)):
-        distillation = Distillation(
-            sharp(new_teacher()),
-            3.0,
-            learn_temperature=True,
-            top_k=V,
-            cache=tmp_path / "cache" if cached else None,
-        )
+        distillation = Distillation(sharp(new_teacher()), 3.0, **settings)
         training = new_training(distillation, 0.0, batch_size, TEXT[: 16 * 24])
         config = training.with_step_count(
             TrainingConfig(epochs=1, grad_accum_steps=accumulated, val_every=0, log_every=1)

@@ -47,17 +47,8 @@ def train(name):
     tokenizer = Tokenizer(TEXT)
 
     def build(n_layer, seed, **more):
-        return TransformerModel(
-            tokenizer.vocab_size,
-            12,
-            12,
-            n_layer,
-            3,
-            seed=seed,
-            backend="numpy",
-            dtype=np.float64,
-            **more,
-        )
+        more |= {"seed": seed, "backend": "numpy", "dtype": np.float64}
+        return TransformerModel(tokenizer.vocab_size, 12, 12, n_layer, 3, **more)
 
     model, distillation = build(2, 5, **model_settings), None
     if name == "teacher":

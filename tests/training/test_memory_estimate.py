@@ -113,6 +113,8 @@ RUNS = [
     (ModelConfig(65, 24, 4, 4, 48, document_token=3), 5, 2, 900, {"steps": 2}),
     (ModelConfig(65, 24, 3, 4, 50, head_size=21, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 3, 4, 48, head_size=5, **EVERYTHING), 5, 3, 900, {"steps": 2}),
+    (ModelConfig(65, 32, 3, 3, 48), 4, None, 900, {"steps": 2, "optimizer": "muon"}),
+    (ModelConfig(11, 24, 2, 4, 48, **EVERYTHING), 4, 3, 900, {"steps": 2, "optimizer": "muon"}),
 ]
 
 
@@ -141,27 +143,11 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
         assert getattr(expected, name) == getattr(trained, name), name
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "model",
-    [
-        ModelConfig(65, 32, 3, 3, 48),
-        ModelConfig(11, 17, 1, 3, 33, bias=False, tie_weights=False),
-        ModelConfig(11, 24, 2, 4, 48, **LLAMA),
-        ModelConfig(11, 24, 2, 4, 48, **EVERYTHING),
-    ],
-)
-def test_the_estimate_is_exact_with_muon(model, precision):
-    config = TrainingConfig(optimizer="muon", precision=precision, steps=2, val_batches=1)
-    expected = estimate(model, config, 4, text=TextSize(900, 900))
-    run = SmallRun(model, config, 4, 900)
-    assert expected.activations == run.held_by_pool
-    for name in VECTORS:
-        assert getattr(expected, name) == getattr(run, name), name
-    # Wide, as products of small matrices have more scratch than Muon on some CPUs.
-    wide = dataclasses.replace(model, n_embd=16 * model.n_embd)
-    adamw = dataclasses.replace(config, optimizer="adamw")
-    with_muon, with_adamw = (estimate(wide, each, 4) for each in (config, adamw))
+def test_muon_has_fewer_moments_and_more_scratch():
+    config = TrainingConfig(optimizer="muon", steps=2, val_batches=1)
+    model = ModelConfig(11, 24, 2, 4, 48, **LLAMA)
+    with_muon = estimate(model, config, 4)
+    with_adamw = estimate(model, dataclasses.replace(config, optimizer="adamw"), 4)
     assert with_muon.moments < with_adamw.moments
     assert with_muon.scratch > with_adamw.scratch
 

@@ -5,18 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.cli import main
+from smallmind import InputError, TrainingConfig, TransformerModel
 from smallmind.settings.config import Precision
 from smallmind.training.records import OverflowRecord, StepRecord
-
-TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
-
-
-def small_training(seed=5):
-    tokenizer = Tokenizer(TEXT)
-    model = TransformerModel(tokenizer.vocab_size, 16, 32, 2, 2)
-    return Training(model, tokenizer, TEXT, batch_size=4, seed=seed)
+from tests.training.small import small_training
 
 
 def spoil(monkeypatch, training, at_passes, name="blocks.1.mlp.expansion.weight"):
@@ -45,7 +37,7 @@ def state(training):
 def test_the_loss_falls_as_in_float32(precision):
     losses = {}
     for each in ("float32", precision):
-        records = small_training().train(60, log_every=1, val_every=0, precision=each)
+        records = small_training(seed=5).train(60, log_every=1, val_every=0, precision=each)
         losses[each] = np.array([record.loss for record in records])
     assert losses["float32"][-1] < 0.8 * losses["float32"][0]
     np.testing.assert_allclose(losses[precision], losses["float32"], rtol=0.02)
@@ -53,7 +45,7 @@ def test_the_loss_falls_as_in_float32(precision):
 
 
 def test_an_overflow_changes_only_the_loss_scale(monkeypatch):
-    training = small_training()
+    training = small_training(seed=5)
     spoil(monkeypatch, training, at_passes={4})
     before = None
     for record in training.steps(
@@ -75,7 +67,7 @@ def test_an_overflow_changes_only_the_loss_scale(monkeypatch):
 
 
 def test_accumulation_sees_an_overflow_in_any_of_its_batches(monkeypatch):
-    training = small_training()
+    training = small_training(seed=5)
     spoil(monkeypatch, training, at_passes={5})  # the second batch of the second step
     records = training.train(
         4, log_every=1, val_every=0, use_mixed_precision=True, grad_accum_steps=3
@@ -84,7 +76,7 @@ def test_accumulation_sees_an_overflow_in_any_of_its_batches(monkeypatch):
 
 
 def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
-    training = small_training()
+    training = small_training(seed=5)
     spoil(monkeypatch, training, at_passes=range(3, 99))
     start = None
     message = "10 gradients in a row overflowed float16.*scale of 64; blocks.1.mlp.expansion.weight"
@@ -98,7 +90,7 @@ def test_ten_overflows_in_a_row_end_the_run_and_name_the_first(monkeypatch):
 
 
 def test_finite_gradients_whose_squares_overflow_float32_do_not_end_the_run(monkeypatch):
-    training = small_training()
+    training = small_training(seed=5)
     original = training.model.loss_and_gradients
 
     def loss_and_gradients(*arguments):
@@ -114,7 +106,7 @@ def test_finite_gradients_whose_squares_overflow_float32_do_not_end_the_run(monk
 
 def test_a_real_overflow_finds_its_scale():
     """Weights so large that gradients times 65536 overflow float16, and at a lower scale do not."""
-    training = small_training()
+    training = small_training(seed=5)
     training.model.parameters["final_norm.weight"][...] = 60
     records = training.train(12, log_every=1, val_every=0, precision="float16", learning_rate=1e-5)
     overflows = [isinstance(record, OverflowRecord) for record in records]
@@ -123,7 +115,7 @@ def test_a_real_overflow_finds_its_scale():
 
 
 def test_bfloat16_has_no_scaler():
-    training = small_training()
+    training = small_training(seed=5)
     training.train(2, precision="bfloat16", val_every=0)
     assert training.scaler is None
 
@@ -142,9 +134,7 @@ def test_use_mixed_precision_and_precision_are_combined():
         TrainingConfig(precision="float8")
 
 
-def test_the_command_line_says_that_a_step_was_skipped(tmp_path, monkeypatch, capsys):
-    text = tmp_path / "cats.txt"
-    text.write_text(TEXT, encoding="utf-8")
+def test_the_command_line_says_that_a_step_was_skipped(text, tmp_path, monkeypatch, cli):
     original = TransformerModel.loss_and_gradients
     calls = 0
 
@@ -157,10 +147,8 @@ def test_the_command_line_says_that_a_step_was_skipped(tmp_path, monkeypatch, ca
         return loss
 
     monkeypatch.setattr(TransformerModel, "loss_and_gradients", loss_and_gradients)
-    flags = ["--block-size", "16", "--n-embd", "16", "--n-layer", "1", "--n-head", "2"]
-    flags += ["--steps", "4", "--val-every", "0", "--use-mixed-precision"]
-    assert main(["train", str(text), *flags, "--out", str(tmp_path / "run")]) == 0
-    printed = capsys.readouterr().out
+    shape = "--block-size 16 --n-embd 16 --n-layer 1 --n-head 2 --steps 4 --val-every 0"
+    printed = cli("train", text, shape, "--use-mixed-precision --out", tmp_path / "run").out
     assert "Step 2: Gradient overflow detected, skipping update. Loss scale: 32768" in printed
     assert "float16" in printed
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -10,7 +10,6 @@ import pytest
 
 import smallmind
 from smallmind import InputError, TrainingConfig
-from smallmind.cli import main
 from smallmind.console import activity
 from smallmind.corpus.token_files import open_tokens
 from smallmind.memory.tensor_pool import TensorPool
@@ -355,42 +354,30 @@ def test_a_token_file_that_is_truncated_ends_the_run_at_that_batch(ahead, tmp_pa
     assert shown(records) == shown(expected)[: len(records)] and len(records) == 3
 
 
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "cats.txt"
-    path.write_text("the cat sat on the mat. the dog sat on the log.\n" * 60, encoding="utf-8")
-    return str(path)
-
-
-def test_the_command_line_sets_it_and_a_resumed_run_may_change_it(tmp_path, text, capsys):
+def test_the_command_line_sets_it_and_a_resumed_run_may_change_it(tmp_path, text, cli):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    arguments = ["train", text, *SMALL, "--steps", "20"]
-    assert main([*arguments, "--out", str(whole)]) == 0
-    assert main([*arguments, "--out", str(out), "--prefetch", "3"]) == 0
+    arguments = "train", text, SMALL, "--steps 20"
+    cli(*arguments, "--out", whole)
+    cli(*arguments, "--prefetch 3 --out", out)
     assert smallmind.Run.open(whole).settings.training.prefetch is None
     assert smallmind.Run.open(out).settings.training.prefetch == 3
     assert tensors_of(out) == tensors_of(whole) and losses(out) == losses(whole)
-    for flags, ahead in ((["--prefetch", "0"], 0), ([], 3)):
-        again = tmp_path / f"again{ahead}"
+    for flags in ("--prefetch 0", ""):
+        again = tmp_path / f"again{flags[-1:]}"
         shutil.copytree(out, again)
         for name in ("step-00000020.safetensors", "best.safetensors"):
             os.remove(again / "checkpoints" / name)
-        assert main(["train", "--resume", str(again), *flags]) == 0
-        assert "Resuming after step 10" in capsys.readouterr().out
+        assert "Resuming after step 10" in cli("train --resume", again, flags).out
         assert tensors_of(again) == tensors_of(whole) and losses(again) == losses(whole)
-    assert main([*arguments, "--prefetch", "-1"]) == 2
-    assert "prefetch=-1 must be at least 0" in capsys.readouterr().err
+    cli.refuses("prefetch=-1 must be at least 0", *arguments, "--prefetch -1")
 
 
-def test_a_failed_read_is_one_line_and_the_run_resumes(tmp_path, text, capsys, monkeypatch):
+def test_a_failed_read_is_one_line_and_the_run_resumes(tmp_path, text, cli, monkeypatch):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    arguments = ["train", text, *SMALL, "--steps", "20", "--prefetch", "2"]
-    assert main([*arguments, "--out", str(whole)]) == 0
-    capsys.readouterr()
+    arguments = "train", text, SMALL, "--steps 20 --prefetch 2 --out"
+    cli(*arguments, whole)
     with monkeypatch.context() as patch:
         Drawn(patch, failing(ERRORS[0], at=16))
-        assert main([*arguments, "--out", str(out)]) == 2
-    assert capsys.readouterr().err == f"smallmind: {ERRORS[0]}\n"
-    assert main(["train", "--resume", str(out)]) == 0
-    assert "Resuming after step 16" in capsys.readouterr().out
+        assert cli(*arguments, out, ends=2).err == f"smallmind: {ERRORS[0]}\n"
+    assert "Resuming after step 16" in cli("train --resume", out).out
     assert tensors_of(out) == tensors_of(whole) and losses(out) == losses(whole)

@@ -2,17 +2,14 @@
 
 import hashlib
 import json
-import os
+import shlex
 import shutil
 import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
-from smallmind.cli import main
 from smallmind.files import safetensors
 from smallmind.kernels.codegen.threads import set_threads
 from smallmind.training import checkpoint as checkpoints
@@ -24,22 +21,13 @@ from smallmind.training.records import (
     StepRecord,
     TargetRecord,
 )
-from tests.programs import last_of_each, started
+from tests.programs import CATS, finished, last_of_each, started
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-EVERYTHING = {
-    "grad_accum_steps": 2,
-    "schedule": "plateau",
-    "plateau_patience": 1,
-    "val_every": 7,
-    "val_batches": 1,
-    "early_stopping_patience": 50,
-    "use_gradient_checkpointing": True,
-    "checkpoint_strategy": "every_layer",
-    "log_every": 1,
-    "save_every": 5,
-    "warmup_steps": 3,
-}
+TEXT = CATS
+EVERYTHING = {"grad_accum_steps": 2, "schedule": "plateau", "plateau_patience": 1, "val_every": 7}
+EVERYTHING |= {"val_batches": 1, "early_stopping_patience": 50, "log_every": 1, "save_every": 5}
+EVERYTHING |= {"use_gradient_checkpointing": True, "checkpoint_strategy": "every_layer"}
+EVERYTHING["warmup_steps"] = 3
 
 
 def new_training(dropout=0.1, seed=5, n_embd=24):
@@ -109,15 +97,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, precision):
 
 def resume_on_other_threads(directory):
     """Trains with one thread, and resumes with three from its saves. Prints their number."""
+    settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3, "steps": 60}
+    settings |= {"learning_rate": 0.1, "early_stopping_min_delta": 0.05}
     for precision in ("float32", "float16", "bfloat16"):
-        settings = {**EVERYTHING, "val_every": 4, "early_stopping_patience": 3}
-        config = TrainingConfig(
-            steps=60,
-            precision=precision,
-            learning_rate=0.1,
-            early_stopping_min_delta=0.05,
-            **settings,
-        )
+        config = TrainingConfig(precision=precision, **settings)
         set_threads(1)
         unbroken = new_training()
         saves = Saves(unbroken)
@@ -138,14 +121,7 @@ def resume_on_other_threads(directory):
 def test_a_run_with_one_thread_is_resumed_with_three(tmp_path):
     name = "resume_on_other_threads"
     code = f"import sys, pathlib; from {__name__} import {name}; {name}(pathlib.Path(sys.argv[1]))"
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "NUMBA_NUM_THREADS": "3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = finished([sys.executable, "-c", code, str(tmp_path)], NUMBA_NUM_THREADS="3")
     assert result.returncode == 0, result.stderr
     assert [int(line.split()[1]) > 3 for line in result.stdout.splitlines()] == [True] * 3
 
@@ -210,8 +186,15 @@ def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
     config = TrainingConfig(
         steps=50, val_every=2, early_stopping_patience=3, early_stopping_min_delta=0.1, save_every=0
     )
-    losses = iter([3.0, 2.5, 2.45, 2.6, 2.44, 9.0])
-    training = new_training()
+    training, saves, records = ended_by(config, [3.0, 2.5, 2.45, 2.6, 2.44, 9.0], monkeypatch)
+    stops = [r for r in records if isinstance(r, EarlyStopRecord)]
+    assert stops == [EarlyStopRecord(step=10, best_step=10, best_loss=2.44)]
+    assert training.progress.step == 10 and saves.saved[-1] == (10, True)
+
+
+def ended_by(config, losses, monkeypatch):
+    """A run whose evaluations find these losses has ended, and is not continued."""
+    losses, training = iter(losses), new_training()
 
     def evaluate(step, _):
         return EvaluationRecord(step, 1.0, next(losses), 1.0, 1.0, 1.0, 0.5)
@@ -219,26 +202,15 @@ def test_early_stopping_ends_the_run_and_stays_ended(monkeypatch):
     monkeypatch.setattr(training, "evaluate", evaluate)
     saves = Saves(training)
     records = list(training.steps(config, saver=saves))
-    assert [r for r in records if isinstance(r, EarlyStopRecord)] == [
-        EarlyStopRecord(step=10, best_step=10, best_loss=2.44)
-    ]
-    assert training.progress.step == 10 and saves.saved[-1] == (10, True)
     assert list(new_training().steps(config, training.state())) == []
+    return training, saves, records
 
 
 def test_a_run_ends_at_the_first_evaluation_that_reaches_the_target(monkeypatch):
     config = TrainingConfig(steps=50, val_every=2, target_loss=2.5, save_every=0)
-    losses = iter([3.0, 2.6, 2.5, 2.0])
-    training = new_training()
-    monkeypatch.setattr(
-        training,
-        "evaluate",
-        lambda step, _: EvaluationRecord(step, 1.0, next(losses), 1, 1, 1, 0.5),
-    )
-    records = list(training.steps(config))
+    training, _, records = ended_by(config, [3.0, 2.6, 2.5, 2.0], monkeypatch)
     assert records[-1] == TargetRecord(step=6, look_loss=2.5, target=2.5)
     assert training.progress.step == 6 and training.progress.ended
-    assert list(new_training().steps(config, training.state())) == []
 
 
 @pytest.mark.parametrize(
@@ -357,18 +329,10 @@ def test_preserved_restores_model_and_run():
     assert not model.flat.grad.any()
 
 
-FLAGS = """
+SMALL = shlex.split("""
     --block-size 16 --n-embd 16 --n-layer 2 --n-head 2 --batch-size 4 --val-every 20 --val-batches 2
     --warmup-steps 5 --log-every 1 --save-every 10 --dropout 0.1
-"""
-SMALL = FLAGS.split()
-
-
-@pytest.fixture
-def text(tmp_path):
-    path = tmp_path / "cats.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return str(path)
+""")
 
 
 def losses(out):
@@ -384,15 +348,36 @@ def tensors_of(out):
     }
 
 
-def smallmind(*arguments, **environment):
-    words = [sys.executable, "-m", "smallmind", *last_of_each(*arguments)]
-    return started(words, env={**os.environ, **environment})
+def smallmind(*arguments):
+    return started([sys.executable, "-m", "smallmind", *last_of_each(*arguments)])
+
+
+@pytest.fixture
+def trained(tmp_path, text, cli):
+    """Trains a run, and copies it without some of its files -> the whole run, and the copy."""
+
+    def trained(steps, *missing):
+        whole, out = tmp_path / "whole", tmp_path / "run"
+        cli("train", text, SMALL, "--steps", str(steps), "--out", whole)
+        shutil.copytree(whole, out)
+        for name in missing:
+            (out / name).unlink()
+        return whole, out
+
+    return trained
+
+
+def step_file(step):
+    return f"checkpoints/step-{step:08}.safetensors"
+
+
+BEST = "checkpoints/best.safetensors"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, capsys):
+def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, cli):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(["train", text, *SMALL, "--steps", "60", "--out", str(whole)]) == 0
+    cli("train", text, SMALL, "--steps 60 --out", whole)
     arguments = ["train", text, *SMALL, "--steps", "60", "--out", str(broken), "--threads", "1"]
     with smallmind(*arguments) as process:
         for line in process.stdout:
@@ -406,10 +391,7 @@ def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, capsys):
             file.write('{"step": 59, "loss"')  # a truncated line
     else:
         assert process.returncode == 128 + number
-    capsys.readouterr()
-    assert main(["train", "--resume", str(broken)]) == 0
-    printed = capsys.readouterr().out
-    assert "Resuming after step" in printed
+    assert "Resuming after step" in cli("train --resume", broken).out
     learnt = losses(broken)
     if number == signal.SIGKILL:
         [warning] = [line for line in learnt if "warning" in line]
@@ -417,107 +399,81 @@ def test_a_run_that_was_interrupted_is_resumed(tmp_path, text, number, capsys):
         learnt.remove(warning)
     assert learnt == losses(whole)
     assert tensors_of(broken) == tensors_of(whole)
-    assert main(["train", "--resume", str(broken)]) == 0
-    assert "is finished: 60 steps" in capsys.readouterr().out
+    assert "is finished: 60 steps" in cli("train --resume", broken).out
 
 
-def test_resume_skips_damaged_files_and_says_so(tmp_path, text, capsys):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert main(["train", text, *SMALL, "--steps", "40", "--out", str(whole)]) == 0
-    shutil.copytree(whole, out)
-    for name in ("step-00000040.safetensors", "best.safetensors"):
-        path = out / "checkpoints" / name
-        data = bytearray(path.read_bytes())
+def test_resume_skips_damaged_files_and_says_so(trained, cli):
+    whole, out = trained(40)
+    for name in (step_file(40), BEST):
+        data = bytearray((out / name).read_bytes())
         data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    capsys.readouterr()
-    assert main(["train", "--resume", str(out)]) == 0
-    printed = capsys.readouterr().out
+        (out / name).write_bytes(data)
+    printed = cli("train --resume", out).out
     assert "Skipping step-00000040.safetensors:" in printed
     assert "Resuming after step 30" in printed
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_diagnostics_can_be_turned_on_when_resuming(tmp_path, text, capsys):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert main(["train", text, *SMALL, "--steps", "20", "--out", str(whole)]) == 0
-    shutil.copytree(whole, out)
-    for name in ("step-00000020.safetensors", "best.safetensors"):
-        (out / "checkpoints" / name).unlink()
-    watching = ["--detect-anomaly", "--check-gradient-health", "--profile"]
-    capsys.readouterr()
-    assert main(["train", "--resume", str(out), *watching, "--diagnostic-interval", "15"]) == 0
-    printed = capsys.readouterr().out
+def test_diagnostics_can_be_turned_on_when_resuming(trained, cli):
+    whole, out = trained(20, step_file(20), BEST)
+    watching = "--detect-anomaly --check-gradient-health --profile --diagnostic-interval 15"
+    printed = cli("train --resume", out, watching).out
     assert "Resuming after step 10" in printed and "PERFORMANCE REPORT" in printed
     learnt = losses(out)
     learnt.remove({"step": 15})  # the rest of its health record
     assert learnt == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_before_the_first_checkpoint_starts_over(tmp_path, text, capsys):
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert main(["train", text, *SMALL, "--steps", "12", "--out", str(whole)]) == 0
-    shutil.copytree(whole, out)
+def test_resume_before_the_first_checkpoint_starts_over(trained, cli):
+    whole, out = trained(12, "model.safetensors")
     shutil.rmtree(out / "checkpoints")
-    (out / "model.safetensors").unlink()
-    capsys.readouterr()
-    assert main(["train", "--resume", str(out)]) == 0
-    assert "Starting over: no checkpoint yet" in capsys.readouterr().out
+    assert "Starting over: no checkpoint yet" in cli("train --resume", out).out
     assert losses(out) == losses(whole) and tensors_of(out) == tensors_of(whole)
 
 
-def test_resume_auto_takes_the_newest_unfinished_run(tmp_path, text, capsys, monkeypatch):
+def test_resume_auto_takes_the_newest_unfinished_run(tmp_path, text, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("older", "newer"):
-        assert main(["train", text, *SMALL, "--steps", "20", "--out", f"runs/{name}"]) == 0
-    assert main(["train", "--resume", "auto"]) == 2
-    assert "runs holds no unfinished run" in capsys.readouterr().err
-    (tmp_path / "runs" / "older" / "checkpoints" / "step-00000020.safetensors").unlink()
-    (tmp_path / "runs" / "older" / "checkpoints" / "best.safetensors").unlink()
-    assert main(["train", "--resume", "auto"]) == 0
-    printed = capsys.readouterr().out
+        cli("train", text, SMALL, "--steps 20 --out", f"runs/{name}")
+    cli.refuses("runs holds no unfinished run", "train --resume auto")
+    for name in (step_file(20), BEST):
+        (tmp_path / "runs" / "older" / name).unlink()
+    printed = cli("train --resume auto").out
     assert "Resuming after step 10" in printed and "The run is in runs/older" in printed
 
 
-def test_resume_refuses_other_flags_and_changed_texts(tmp_path, text, capsys):
+def test_resume_refuses_other_flags_and_changed_texts(tmp_path, text, cli):
     out = tmp_path / "run"
-    assert main(["train", text, *SMALL, "--steps", "2", "--out", str(out)]) == 0
+    cli("train", text, SMALL, "--steps 2 --out", out)
     for arguments, message in (
-        (["--resume", str(out), "--steps", "2"], "has trained 2 steps already; give more"),
-        (["--resume", str(out), "--epochs", "5"], "is counted in steps: give steps"),
-        (["--resume", str(out), "--learning-rate", "1"], "takes all settings from the run"),
-        (["--resume", str(out), "--size", "nano"], "takes all settings from the run"),
-        (["--resume", str(out), "--dry-run"], "takes all settings from the run"),
-        (["--resume", str(tmp_path)], "is not a run: cannot read its config.json"),
+        (f"{out} --steps 2", "has trained 2 steps already; give more"),
+        (f"{out} --epochs 5", "is counted in steps: give steps"),
+        (f"{out} --learning-rate 1", "takes all settings from the run"),
+        (f"{out} --size nano", "takes all settings from the run"),
+        (f"{out} --dry-run", "takes all settings from the run"),
+        (f"{tmp_path}", "is not a run: cannot read its config.json"),
     ):
-        assert main(["train", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        cli.refuses(message, "train --resume", arguments)
     with open(text, "a", encoding="utf-8") as file:
         file.write("more")
-    assert main(["train", "--resume", str(out)]) == 2
-    assert "has changed since the run" in capsys.readouterr().err
+    cli.refuses("has changed since the run", "train --resume", out)
 
 
-def test_a_resumed_run_that_fails_before_its_first_step_loses_nothing(
-    tmp_path, text, capsys, monkeypatch
-):
-    out = tmp_path / "run"
-    assert main(["train", text, *SMALL, "--steps", "12", "--out", str(out)]) == 0
-    (out / "model.safetensors").unlink()
+def test_a_resumed_run_that_fails_before_its_first_step_loses_nothing(trained, cli, monkeypatch):
+    _, out = trained(12, "model.safetensors")
     for path in (out / "checkpoints").iterdir():
         path.unlink()  # as if it had been killed before its first save
-    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    before = (out / "config.json").read_bytes()
 
     def fail(*_):
         raise MemoryError("no")
 
     with monkeypatch.context() as patch:
         patch.setattr(TransformerModel, "loss_and_gradients", fail)
-        assert main(["train", "--resume", str(out)]) == 1
-    assert (out / "config.json").read_bytes() == before["config.json"]
+        cli("train --resume", out, ends=1)
+    assert (out / "config.json").read_bytes() == before
     assert (out / "metrics.jsonl").exists()
-    assert main(["train", "--resume", str(out)]) == 0
-    capsys.readouterr()
+    cli("train --resume", out)
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path, text):
@@ -526,12 +482,7 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path, text):
         for line in process.stdout:
             if line.startswith("step"):
                 break
-        second = subprocess.run(
-            [sys.executable, "-m", "smallmind", "train", "--resume", str(out)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        second = finished([sys.executable, "-m", "smallmind", "train", "--resume", str(out)])
         kept = {name: (out / name).exists() for name in ("config.json", "metrics.jsonl")}
         process.kill()
         process.stdout.read()

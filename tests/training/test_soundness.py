@@ -22,11 +22,13 @@ import hashlib, sys
 import numpy as np
 from smallmind import Tokenizer, Training, TransformerModel
 from smallmind.kernels.codegen.threads import set_threads
+from smallmind.settings.presets import ARCHITECTURES
 
 text = {TEXT!r}
 for count in map(int, sys.argv[1].split(",")):
     set_threads(count)
-    model = TransformerModel(len(set(text)), 40, 72, 2, 3, dropout=0.1)
+    parts = {{"dropout": 0.1}} if sys.argv[4] == "gpt2" else ARCHITECTURES[sys.argv[4]]
+    model = TransformerModel(len(set(text)), 40, 72, 2, 3, **parts)
     training = Training(model, Tokenizer(text), text, batch_size=5)
     precision, steps = sys.argv[2], int(sys.argv[3])
     records = training.train(steps, val_every=steps // 2, val_batches=2, precision=precision)
@@ -45,12 +47,19 @@ def small_training(backend="numba", dropout=0.1, batch_size=4, **parts):
 
 
 @pytest.mark.parametrize(
-    ("precision", "steps"), [("float32", 60), ("float16", 20), ("bfloat16", 20)]
+    ("precision", "steps", "arch", "counts"),
+    [
+        ("float32", 30, "gpt2", "1,2,3,5,7,8,13,16"),
+        ("float32", 4, "llama", "1,2,3,5,7,8,13,16"),
+        ("float16", 20, "gpt2", "1,2,3,4"),
+        ("bfloat16", 20, "gpt2", "1,2,3,4"),
+    ],
 )
-def test_a_run_has_the_same_bits_on_any_number_of_threads(precision, steps):
-    lines = output_of(DIGESTS, "1,2,3,4", precision, str(steps), NUMBA_NUM_THREADS="4").splitlines()
+def test_a_run_has_the_same_bits_on_any_number_of_threads(precision, steps, arch, counts):
+    arguments = counts, precision, str(steps), arch
+    lines = output_of(DIGESTS, *arguments, NUMBA_NUM_THREADS="16").splitlines()
     digests = dict(line.split() for line in lines)
-    assert list(digests) == ["1", "2", "3", "4"]
+    assert list(digests) == counts.split(",")
     assert len(set(digests.values())) == 1
 
 

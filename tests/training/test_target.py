@@ -9,7 +9,7 @@ import pytest
 from smallmind import TrainingConfig
 from smallmind.training import target as targets
 from smallmind.training.checkpoint import newest
-from smallmind.training.records import EvaluationRecord, LookRecord, RunProgress, TargetRecord
+from smallmind.training.records import LookRecord, RunProgress, TargetRecord
 from smallmind.training.spikes import DECAY
 from smallmind.training.target import Estimate, Target
 from tests.training.test_resume import Saves, digest, new_training, shown
@@ -128,11 +128,3 @@ def test_a_run_stopped_within_a_look_takes_it_when_it_resumes():
     assert training.progress.step == stops[0] and not training.progress.looks
     rest, resumed = trained(training.state())
     assert shown(first + rest) == shown(records) and digest(resumed) == digest(whole)
-
-
-def test_an_evaluation_below_the_target_ends_the_run(monkeypatch):
-    training = new_training()
-    record = EvaluationRecord(4, 1.0, 1.9, 1.0, 1.0, 1.0, 0.5)
-    monkeypatch.setattr(training, "evaluate", lambda *_: record)
-    config = TrainingConfig(steps=50, val_every=4, target_loss=2.0, save_every=0)
-    assert list(training.steps(config))[-1] == TargetRecord(4, 1.9, 2.0)

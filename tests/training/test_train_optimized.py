@@ -8,8 +8,9 @@ import pytest
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.training import checkpoint as checkpoints
 from smallmind.training.records import EvaluationRecord, StepRecord
+from tests.programs import CATS
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
+TEXT = CATS
 SCRIPT = """
 from smallmind import CheckpointStrategy, Tokenizer, Training, TrainingConfig, TransformerModel
 
@@ -39,17 +40,8 @@ def small_training():
 
 
 def test_arguments_override_the_config(tmp_path):
-    given = {
-        "steps": 6,
-        "learning_rate": 2e-3,
-        "log_every": 2,
-        "save_every": 3,
-        "grad_accum_steps": 2,
-        "warmup_steps": 1,
-        "val_every": 4,
-        "val_batches": 1,
-        "min_lr": 1e-5,
-    }
+    given = {"steps": 6, "learning_rate": 2e-3, "log_every": 2, "save_every": 3, "val_batches": 1}
+    given |= {"grad_accum_steps": 2, "warmup_steps": 1, "val_every": 4, "min_lr": 1e-5}
     training, reported = small_training(), []
     config = TrainingConfig(steps=99, beta1=0.8, min_lr=1e-4)
     records = training.train_optimized(
@@ -110,18 +102,9 @@ def test_a_run_interrupted_before_its_first_checkpoint_does_not_resume_from_its_
 def test_positional_arguments_have_the_order_of_the_guide():
     training = small_training()
     training.train_optimized(2, 6e-4, 1, 0, None, TrainingConfig(val_every=0), 2, 1)
-    assert (
-        training.config
-        == TrainingConfig(
-            steps=2,
-            learning_rate=6e-4,
-            log_every=1,
-            save_every=0,
-            val_every=0,
-            grad_accum_steps=2,
-            warmup_steps=1,
-        ).with_min_lr()
-    )
+    given = {"steps": 2, "learning_rate": 6e-4, "log_every": 1, "save_every": 0, "val_every": 0}
+    expected = TrainingConfig(**given, grad_accum_steps=2, warmup_steps=1)
+    assert training.config == expected.with_min_lr()
 
 
 @pytest.mark.parametrize(
@@ -147,35 +130,30 @@ def test_checkpoints_of_another_run_are_left_alone(tmp_path):
 
 def test_a_script_with_every_switch_on(tmp_path, monkeypatch, capsys):
     """As written, except that it stops after two updates."""
-    code = SCRIPT
     (tmp_path / "data.txt").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    original = Training.steps
+    original, names = Training.steps, {}
 
-    def steps(self, *arguments, **named):
-        return original(self, *arguments, until=2, **named)
+    def run_script(steps):
+        monkeypatch.setattr(Training, "steps", steps)
+        exec(compile(SCRIPT, "script", "exec"), names)
+        return names["training"], capsys.readouterr().out
 
-    monkeypatch.setattr(Training, "steps", steps)
-    names = {}
-    exec(compile(code, "script", "exec"), names)
-    training = names["training"]
+    training, printed = run_script(
+        lambda self, *arguments, **named: original(self, *arguments, until=2, **named)
+    )
     config = training.config
     assert (config.steps, config.grad_accum_steps, config.val_batches) == (2000, 4, 10)
     assert config.use_mixed_precision and config.checkpoint_strategy == "sqrt_layers"
     assert training.progress.step == 2
     assert os.listdir("checkpoints/checkpoints") == ["step-00000002.safetensors"]
-    printed = capsys.readouterr().out
     assert "StepRecord(step=1, " in printed and "HealthRecord(step=1, " in printed
     assert "TRAINING PERFORMANCE REPORT" in printed
-    monkeypatch.setattr(
-        Training,
-        "steps",
-        lambda self, config, state=None, **named: original(
-            self, dataclasses.replace(config, steps=3), state, **named
-        ),
-    )
+
+    def of_three(self, config, state=None, **named):
+        return original(self, dataclasses.replace(config, steps=3), state, **named)
+
     for trained in ([3], []):  # the second time it continues, the third time it is finished
-        exec(compile(code, "script", "exec"), names)
-        assert names["training"].progress.step == 3
-        printed = capsys.readouterr().out
+        training, printed = run_script(of_three)
+        assert training.progress.step == 3
         assert ("StepRecord(step=3, " in printed) == bool(trained)

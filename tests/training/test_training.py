@@ -2,7 +2,6 @@ import dataclasses
 import itertools
 import math
 import traceback
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.evaluation import evaluate
 from smallmind.training.records import EvaluationRecord, StepRecord
-from smallmind.training.step import accumulate_gradients, make_objective
 
 TEXT = "the cat sat on the mat. the dog sat on the log. " * 40
 SHAKESPEARE = Path(__file__).parents[3] / "shared" / "data" / "tinyshakespeare.txt"
@@ -64,24 +62,6 @@ def test_evaluations_do_not_change_what_is_learnt():
     assert weights[0] == weights[1]
 
 
-def test_accumulated_batches_equal_one_large_batch():
-    tokenizer = Tokenizer(TEXT)
-    one, four = (
-        TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2, backend="numpy", dtype=np.float64)
-        for _ in range(2)
-    )
-    training = Training(four, tokenizer, TEXT, batch_size=4)
-    sampler = RandomWindows(training.data, batches=4)
-    loss, weight = accumulate_gradients(
-        four, sampler, 3, make_objective(four, None), partial(draw, sampler)
-    )
-    batches = [draw(sampler, number) for number in range(8, 12)]
-    ids, targets = (np.concatenate(parts) for parts in list(zip(*batches, strict=True))[:2])
-    assert loss == pytest.approx(one.loss_and_gradients(ids, targets), rel=1e-12)
-    assert weight == len(ids)
-    np.testing.assert_allclose(four.flat.grad, one.flat.grad, atol=1e-14)
-
-
 def test_few_frames_lie_between_a_batch_and_the_layers(monkeypatch):
     seen, forward = [], Network.forward
 
@@ -117,22 +97,18 @@ def test_a_non_finite_loss_stops_the_run_before_the_weights_change():
 def test_data_that_does_not_fit_the_model_is_refused():
     tokenizer = Tokenizer(TEXT)
     model = TransformerModel(tokenizer.vocab_size, 16, 32, 1, 2)
-    with pytest.raises(InputError, match="block_size=17 must be at most the model's, 16"):
-        Training(model, tokenizer, TEXT, block_size=17)
-    with pytest.raises(InputError, match="a text needs at least 20 tokens; this one has 7"):
-        Training(model, tokenizer, "the cat")
-    with pytest.raises(InputError, match="never seen the character 'X'"):
-        Training(model, tokenizer, TEXT + "X")
-    with pytest.raises(InputError, match="batch_size=0 must be at least 1"):
-        Training(model, tokenizer, TEXT, batch_size=0)
-    with pytest.raises(InputError, match="seed=-1 must be at least 0"):
-        Training(model, tokenizer, TEXT, seed=-1)
-    with pytest.raises(InputError, match=r"the tokenizer has 256 tokens, the model only"):
-        Training(model, Tokenizer(kind="byte"), TEXT)
-    with pytest.raises(InputError, match="give a tokenizer and a text, or data"):
-        Training(model, tokenizer)
-    with pytest.raises(InputError, match="the data has no tokenizer"):
-        Training(model, data=Dataset(tokenizer.encode(TEXT), 16, 4, 1))
+    for arguments, settings, message in (
+        ((tokenizer, TEXT), {"block_size": 17}, "block_size=17 must be at most the model's, 16"),
+        ((tokenizer, "the cat"), {}, "a text needs at least 20 tokens; this one has 7"),
+        ((tokenizer, TEXT + "X"), {}, "never seen the character 'X'"),
+        ((tokenizer, TEXT), {"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ((tokenizer, TEXT), {"seed": -1}, "seed=-1 must be at least 0"),
+        ((Tokenizer(kind="byte"), TEXT), {}, "the tokenizer has 256 tokens, the model only"),
+        ((tokenizer,), {}, "give a tokenizer and a text, or data"),
+        ((), {"data": Dataset(tokenizer.encode(TEXT), 16, 4, 1)}, "the data has no tokenizer"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Training(model, *arguments, **settings)
 
 
 def test_training_on_a_dataset_equals_training_on_its_text():
@@ -239,20 +215,10 @@ def test_every_setting_reaches_the_optimizer(monkeypatch):
         training.model, "loss_and_gradients", lambda *a: passes.append(a[3].number) or compute(*a)
     )
     training.model.gradients["final_norm.weight"][...] = 1e6  # left over: must not count
-    config = TrainingConfig(
-        steps=3,
-        grad_accum_steps=4,
-        learning_rate=2e-3,
-        min_lr=1e-3,
-        warmup_steps=1,
-        beta1=0.8,
-        beta2=0.7,
-        weight_decay=0.3,
-        max_grad_norm=0.5,
-        max_grad_value=0.1,
-        val_every=0,
-        log_every=1,
-    )
+    settings = {"steps": 3, "grad_accum_steps": 4, "warmup_steps": 1, "val_every": 0}
+    rates = {"learning_rate": 2e-3, "min_lr": 1e-3, "beta1": 0.8, "beta2": 0.7, "weight_decay": 0.3}
+    limited = {"max_grad_norm": 0.5, "max_grad_value": 0.1, "log_every": 1}
+    config = TrainingConfig(**settings, **rates, **limited)
     records = [record for record in training.steps(config) if isinstance(record, StepRecord)]
     assert made[-1].betas == (0.8, 0.7) and made[-1].weight_decay == 0.3
     assert [count for _, _, count in steps] == [4, 8, 12] and passes == list(range(12))

@@ -14,26 +14,18 @@ from smallmind.charts import svg
 from smallmind.charts.axis import format_tick, ticks
 from smallmind.charts.curve import Curve
 from smallmind.charts.figure import Figure, Line, Panel
-from smallmind.cli import main
 from smallmind.views.report import report
+from tests.programs import CATS
+from tests.runs import small
 
-TEXT = "the cat sat on the mat. the dog sat on the log.\n" * 60
-FIELDS = {
-    "block_size": 16,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "batch_size": 4,
-    "steps": 30,
-    "val_every": 10,
-    "val_batches": 2,
-    "sample_every": 10,
-    "warmup_steps": 5,
-    "log_every": 1,
-    "enable_diagnostics": True,
-    "check_gradient_health": True,
-    "diagnostic_interval": 10,
-}
+TEXT = CATS
+FIELDS = {**small.FIELDS, "block_size": 16, "n_embd": 16, "batch_size": 4, "backend": "numba"}
+
+
+FIELDS |= {"steps": 30, "val_every": 10, "val_batches": 2, "sample_every": 10, "warmup_steps": 5}
+
+
+FIELDS |= {"enable_diagnostics": True, "check_gradient_health": True, "diagnostic_interval": 10}
 VOID = {"meta", "br", "wbr"}
 
 
@@ -157,14 +149,13 @@ def test_a_directory_that_is_no_run_is_refused(copy, broken):
         report(copy / "checkpoints")
 
 
-def test_the_command_writes_the_page_and_leaves_the_run_alone(copy, tmp_path, monkeypatch, capsys):
+def test_the_command_writes_the_page_and_leaves_the_run_alone(copy, tmp_path, monkeypatch, cli):
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
     monkeypatch.chdir(tmp_path)
-    assert main(["report", str(copy)]) == 0
+    assert "to copy.html" in cli("report", copy).out
     assert (tmp_path / "copy.html").read_text(encoding="utf-8") == report(copy)
-    assert "to copy.html" in capsys.readouterr().out
-    assert main(["report", str(copy), "--out", "other.txt"]) == 2
-    assert main(["report", str(copy), "--out", "missing/page.html"]) == 2
+    cli("report", copy, "--out other.txt", ends=2)
+    cli("report", copy, "--out missing/page.html", ends=2)
     assert before == {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
 
 
