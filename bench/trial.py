@@ -92,7 +92,7 @@ def _held(training: smallmind.Training) -> dict[str, int]:
     assert optimizer
     return {
         "weights": flat.data.nbytes,
-        "working_weights": 0 if flat.working is None else flat.working.nbytes,
+        "working_weights": flat.copied_bytes,
         "gradients": flat.grad.nbytes,
         "moments": sum(tensor.nbytes for tensor in optimizer.tensors().values()),
         "snapshot": training.spikes.held_bytes,

@@ -43,6 +43,7 @@ FLAGS = {  # that are not named after their fields
 }
 METAVARS = {
     "init_from": "RUN_OR_MODEL",
+    "freeze": "PARTS",
     "teacher": "RUN_OR_MODEL",
     "teacher_cache": "FILE",
     "tokenizer": "KIND",

@@ -5,7 +5,7 @@ import numpy as np
 from smallmind.nn.documents import Documents
 from smallmind.nn.dropout import Dropout
 from smallmind.nn.layer import Branch, Scope
-from smallmind.nn.linear import Linear
+from smallmind.nn.layers import build_linear
 from smallmind.nn.position import Position
 from smallmind.nn.projection import Projection
 from smallmind.nn.residuals import Carried, ValueResidual
@@ -36,7 +36,8 @@ class Attention(Branch):
         self.documents = documents
         self.dropout = Dropout(scope)
         widths = H * D, G * D, G * D
-        self.qkv_linear = Linear(scope.inner("qkv"), (config.n_embd, sum(widths)), widths=widths)
+        shape = config.n_embd, sum(widths)
+        self.qkv_linear = build_linear(scope.inner("qkv"), shape, widths=widths)
         self.value_residual = None
         if first_values:
             inner, first = scope.inner("value_residual"), (H + G) * D

@@ -18,7 +18,9 @@ class Model(Protocol):
     """The interface of a model that a cache needs."""
 
     config: ModelConfig
-    parameters: Mapping[str, np.ndarray]
+
+    @property
+    def parameters(self) -> Mapping[str, np.ndarray]: ...
 
 
 def _recorded_step() -> RecordedPasses:

@@ -31,7 +31,7 @@ class Differentiable(NamedTuple):
 def of_model(
     model: TransformerModel, inputs: tuple[Any, ...], random: np.random.Generator
 ) -> Differentiable:
-    """The loss of a batch as a function of all parameters."""
+    """The loss of a batch as a function of all parameters that are trained."""
     if model.precision != Precision.FLOAT32:
         raise InputError(TOO_COARSE)
     if len(inputs) not in (0, 2):
@@ -55,13 +55,14 @@ def of_model(
             model.loss_and_gradients(ids, targets, at=at)
             return {name: value.copy() for name, value in model.gradients.items()}, {}
 
-    return Differentiable(exact.parameters, evaluate, differentiate, model.workspace.dtype)
+    arrays = {name: exact.parameters[name] for name in model.gradients}
+    return Differentiable(arrays, evaluate, differentiate, model.workspace.dtype)
 
 
 def _float64_copy(model: TransformerModel) -> TransformerModel:
     """A model of the same config with the same weights, exact enough for finite differences."""
     copy = TransformerModel(model.config, seed=model.seed, backend="numpy", dtype=np.float64)
-    copy.flat.data[:] = model.flat.data
+    copy.flat.write(model.parameters)
     copy.micro_batch_size = model.micro_batch_size
     return copy
 

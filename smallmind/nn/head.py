@@ -1,4 +1,4 @@
-"""The residual stream -> logits, with a separate matrix or the token embedding."""
+"""The residual stream -> logits, with the token embedding as matrix."""
 
 import math
 
@@ -6,8 +6,7 @@ import numpy as np
 
 from smallmind.nn.embedding import Embedding
 from smallmind.nn.layer import Layer, Scope
-from smallmind.nn.linear import INITIAL_DEVIATION, Linear
-from smallmind.nn.parameters import Role
+from smallmind.nn.linear import INITIAL_DEVIATION
 from smallmind.settings.config import ModelConfig
 
 
@@ -20,33 +19,24 @@ class TiedHead(Layer):
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """x (R, C) -> logits (R, V), never rounded to 16 bits; keeps x."""
-        self.x, token = x, self.token.compute
-        logits = self.workspace.rent_full_precision(len(x), len(token))
-        self.kernels.matmul_transpose_b(logits, x, token)
+        self.x, token = x, self.token.matrix
+        logits = self.workspace.rent_full_precision(len(x), len(token.values))
+        token.multiply_transposed(self.kernels, logits, x)
         return logits
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, V) -> dx (R, C); adds to the gradient of the token embedding."""
         # forward: logits = x token_embedding^T
-        dx, kernels, token = self.workspace.rent(*self.x.shape), self.kernels, self.token
-        kernels.matmul(dx, dy, token.compute)
-        kernels.matmul_transpose_a(token.grad, dy, self.x, token.grad)
+        dx = self.workspace.rent(*self.x.shape)
+        self.token.matrix.multiply(self.kernels, dx, dy)
+        self.backward_weight(self.x, dy)
         return dx
 
-
-class UntiedHead(Linear):
-    """logits = x weight; no bias even if the model has biases."""
-
-    def __init__(self, scope: Scope) -> None:
-        shape = scope.config.n_embd, scope.config.vocab_size
-        super().__init__(scope, shape, role=Role.HEAD, bias=False)
-
-    def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
-        """x (R, C) -> logits (R, V) [+ addend], never rounded to 16 bits; keeps x."""
-        return self.multiply(self.workspace.rent_full_precision(len(x), self.shape[1]), x, addend)
-
-
-Head = TiedHead | UntiedHead
+    def backward_weight(self, x: np.ndarray, dy: np.ndarray) -> None:
+        """x (R, C), as in forward, dy (R, V) -> adds to the gradient of the token embedding."""
+        # forward: logits = x token_embedding^T
+        if (gradient := self.token.grad) is not None:
+            self.kernels.matmul_transpose_a(gradient, dy, x, gradient)
 
 
 def initial_gain(config: ModelConfig) -> float:

@@ -78,6 +78,17 @@ class Layer(ABC):
         """The kernels. Tells whoever watches them that this layer is running."""
         return self.workspace.kernels_for(self.name)
 
+    def gradient(self, parameter: Parameter) -> np.ndarray:
+        """The array to which a kernel that computes more than that adds a parameter's gradient.
+
+        Of one that is not trained it is thrown away at the end of the pass.
+        """
+        if parameter.grad is not None:
+            return parameter.grad
+        unused = self.workspace.rent_full_precision(*parameter.compute.shape)
+        self.kernels.clear(unused)
+        return unused
+
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """The parameters of this layer and of those within it, by the names of their attributes."""
         for attribute, value in vars(self).items():

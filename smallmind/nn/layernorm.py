@@ -31,6 +31,6 @@ class LayerNorm(Norm):
         # forward: y = (x - mean) rstd weight + bias
         dx, weight, bias = self.gradient_of(self.x, addend), self.weight, self.bias
         given = dy, self.x, self.mean, self.rstd, weight.compute, addend
-        self.kernels.layernorm_backward(dx, weight.grad, bias.grad, *given)
+        self.kernels.layernorm_backward(dx, self.gradient(weight), bias.grad, *given)
         self.workspace.release(self.mean, self.rstd)
         return dx

@@ -3,10 +3,14 @@
 Each function takes the scope of the layer.
 """
 
+from typing import Any
+
 from smallmind import parts
 from smallmind.nn.embedding import Embedding
-from smallmind.nn.head import Head, TiedHead, UntiedHead
+from smallmind.nn.head import TiedHead
 from smallmind.nn.layer import Branch, Norm, Scope
+from smallmind.nn.linear import Linear
+from smallmind.nn.parameters import Role
 
 
 def build_norm(scope: Scope, gain: float = 1.0) -> Norm:
@@ -21,6 +25,14 @@ def build_mlp(scope: Scope) -> Branch:
     return mlp
 
 
-def build_head(scope: Scope, embedding: Embedding) -> Head:
-    """The residual stream -> logits."""
-    return TiedHead(scope, embedding) if scope.config.tie_weights else UntiedHead(scope)
+def build_linear(scope: Scope, shape: tuple[int, int], **options: Any) -> Linear:
+    """Builds each matrix of the model, with its bias. Options are those of `Linear`."""
+    return Linear(scope, shape, **options)
+
+
+def build_head(scope: Scope, embedding: Embedding) -> TiedHead | Linear:
+    """The residual stream -> logits. A head has no bias, even if the model has biases."""
+    if scope.config.tie_weights:
+        return TiedHead(scope, embedding)
+    shape = scope.config.n_embd, scope.config.vocab_size
+    return build_linear(scope, shape, role=Role.HEAD, bias=False)

@@ -9,9 +9,10 @@ INITIAL_DEVIATION = 0.02  # GPT-2's
 
 
 class Linear(Branch):
-    """A matrix (in, out) and, if the model has biases, a vector (out,).
+    """A matrix (in, out) and, if the model has biases, a vector (out,). See `build_linear`.
 
-    widths: the columns of each matrix, if several stand side by side in this one.
+    widths: the columns of each matrix, if several stand side by side in this one. The results of a
+    head are logits: never rounded to 16 bits.
     """
 
     def __init__(
@@ -25,20 +26,22 @@ class Linear(Branch):
     ) -> None:
         super().__init__(scope)
         self.shape = shape
+        is_head = role == Role.HEAD
+        self.rent = scope.workspace.rent_full_precision if is_head else scope.workspace.rent
         initialisation = Normal(deviation) if deviation else ZEROS
         self.weight = scope.declare("weight", shape, initialisation, role, widths)
         self.bias = scope.declare_bias(shape[1]) if bias else NO_PARAMETER
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x."""
-        return self.multiply(self.workspace.rent(len(x), self.shape[1]), x, addend)
+        return self.multiply(self.rent(len(x), self.shape[1]), x, addend)
 
     def multiply(
         self, y: np.ndarray, x: np.ndarray, addend: np.ndarray | None = None
     ) -> np.ndarray:
         """x (R, in) -> y (R, out) [+ addend (R, out)]; keeps x. Writes y."""
         self.x = x
-        self.kernels.matmul(y, x, self.weight.compute, self.bias.compute, addend)
+        self.weight.matrix.multiply(self.kernels, y, x, self.bias.compute, addend)
         return y
 
     def forward_gelu(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,27 +49,27 @@ class Linear(Branch):
         self.x = x
         y = self.workspace.rent(len(x), self.shape[1])
         activation = self.workspace.rent(*y.shape)
-        self.kernels.matmul_gelu(activation, y, x, self.weight.compute, self.bias.compute)
+        self.weight.matrix.multiply_gelu(self.kernels, activation, y, x, self.bias.compute)
         return activation, y
 
     def backward(self, dy: np.ndarray) -> np.ndarray:
         """dy (R, out) -> dx (R, in); adds to the gradients of weight and bias."""
         dx = self.backward_input(dy)
-        self.backward_weight(self.x)
+        self.backward_weight(self.x, dy)
         return dx
 
     def backward_input(self, dy: np.ndarray) -> np.ndarray:
-        """dy (R, out) -> dx (R, in); keeps dy for `backward_weight`."""
+        """dy (R, out) -> dx (R, in)."""
         # forward: y = x weight + bias
-        self.dy = dy
         dx = self.workspace.rent(len(dy), self.shape[0])
-        self.kernels.matmul_transpose_b(dx, dy, self.weight.compute)
+        self.weight.matrix.multiply_transposed(self.kernels, dx, dy)
         return dx
 
-    def backward_weight(self, x: np.ndarray) -> None:
-        """x (R, in), as in forward -> adds to the gradients of weight and bias."""
+    def backward_weight(self, x: np.ndarray, dy: np.ndarray) -> None:
+        """x (R, in), as in forward, dy (R, out) -> adds to the gradients of weight and bias."""
         # forward: y = x weight + bias
         kernels = self.kernels
-        kernels.matmul_transpose_a(self.weight.grad, x, self.dy, self.weight.grad)
+        if self.weight.grad is not None:
+            kernels.matmul_transpose_a(self.weight.grad, x, dy, self.weight.grad)
         if self.bias.grad is not None:
-            kernels.column_sum(self.bias.grad, self.dy)
+            kernels.column_sum(self.bias.grad, dy)

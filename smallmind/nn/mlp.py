@@ -3,7 +3,7 @@
 import numpy as np
 
 from smallmind.nn.layer import Branch, Scope
-from smallmind.nn.linear import Linear
+from smallmind.nn.layers import build_linear
 from smallmind.nn.projection import Projection
 
 
@@ -18,7 +18,7 @@ class MLP(Branch):
         C, W = scope.config.n_embd, scope.config.hidden_size
         self.width = W
         shape, widths = (C, self.inputs * W), (W,) * self.inputs
-        self.expansion = Linear(scope.inner("expansion"), shape, widths=widths)
+        self.expansion = build_linear(scope.inner("expansion"), shape, widths=widths)
         self.projection = Projection(scope.inner("projection"), W)
 
     def forward(self, x: np.ndarray, addend: np.ndarray | None = None) -> np.ndarray:

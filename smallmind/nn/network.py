@@ -1,7 +1,9 @@
 """The layers of a model in order: embedding, blocks, final norm, head."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from smallmind.nn.softcap import SoftCap
 from smallmind.nn.workspace import Workspace
 from smallmind.settings.config import ModelConfig
 
+Part = TypeVar("Part")
+
 
 class Network:
     """Forward from ids to logits, and back. Parameters are declared, not yet allocated."""
@@ -26,28 +30,49 @@ class Network:
     def __init__(self, workspace: Workspace, parameters: Parameters, config: ModelConfig) -> None:
         scope = Scope(workspace, parameters, config)
         self.workspace = workspace
+        self.parts: dict[str, range] = {}  # numbers of the parameters that each part declares
+
+        def declared(name: str, build: Callable[[Scope], Part]) -> Part:
+            first = len(parameters.specs)
+            part = build(scope.inner(name))
+            self.parts[name] = range(first, len(parameters.specs))
+            return part
+
         self.documents = Documents(scope.inner("documents"))
-        self.embedding = Embedding(scope.inner("embedding"))
+        self.embedding = declared("embedding", Embedding)
         self.x0 = Carried(workspace, "embedding_residual") if config.x0_scalars else None
         first_values = Carried(workspace, "first_values") if config.value_residual else None
-        self.blocks = []
-        self.specs_of_blocks: list[range] = []  # numbers of the parameters that each declares
-        for i in range(config.n_layer):
-            first = len(parameters.specs)
-            inner = scope.inner(f"blocks.{i}")
-            shared = self.embedding.position, self.documents, self.x0, first_values
-            self.blocks.append(Block(inner, *shared, i))
-            self.specs_of_blocks.append(range(first, len(parameters.specs)))
-        self.final_norm = build_norm(scope.inner("final_norm"), initial_gain(config))
-        self.head = build_head(scope.inner("head"), self.embedding)
+        block = partial(
+            Block,
+            position=self.embedding.position,
+            documents=self.documents,
+            embedding=self.x0,
+            first_values=first_values,
+        )
+        self.blocks = [
+            declared(f"blocks.{i}", partial(block, layer=i)) for i in range(config.n_layer)
+        ]
+        gain = initial_gain(config)
+        self.final_norm = declared("final_norm", partial(build_norm, gain=gain))
+        self.head = declared("head", partial(build_head, embedding=self.embedding))
         self.softcap = SoftCap(scope.inner("softcap")) if config.logit_softcap else None
+        self.frozen: Collection[str] = frozenset()  # the parts that are not trained
         self.use_recompute(RecomputePlan(enabled=False))
 
+    @property
+    def lowest(self) -> int:
+        """The first block that a gradient has to reach; below it nothing is trained."""
+        if "embedding" not in self.frozen:
+            return 0
+        trained = (i for i in range(len(self.blocks)) if f"blocks.{i}" not in self.frozen)
+        return next(trained, len(self.blocks))
+
     def use_recompute(self, plan: RecomputePlan) -> None:
-        """Divides the blocks into the segments of the plan."""
-        ranges = plan.segments(len(self.blocks))
+        """Divides the blocks with a backward pass into the segments of the plan."""
+        blocks = self.blocks[self.lowest :]
+        ranges = plan.segments(len(blocks))
         self.segments = [
-            Segment(self.workspace, self.blocks[range_.start : range_.stop], range_ == ranges[-1])
+            Segment(self.workspace, blocks[range_.start : range_.stop], range_ == ranges[-1])
             for range_ in ranges
         ]
 
@@ -81,16 +106,16 @@ class Network:
         x = self.embedding.forward(ids)
         if self.x0:
             self.x0.keep(x, 0, x.shape[1])
-        if self.workspace.training:
+        is_training = self.workspace.training
+        kept = self.workspace.rented() - {id(x)}
+        for block in self.blocks[: self.lowest] if is_training else self.blocks:
+            x = block.forward(x)
+            self.workspace.release_all_but(kept | {id(x)})
+        if is_training:
             self.inputs = [x]  # of the segments
             for segment in self.segments:
                 x = segment.forward(x)
                 self.inputs.append(x)
-            return x
-        kept = self.workspace.rented() - {id(x)}
-        for block in self.blocks:
-            x = block.forward(x)
-            self.workspace.release_all_but(kept | {id(x)})
         return x
 
     def _logits(self, x: np.ndarray) -> np.ndarray:
@@ -100,12 +125,16 @@ class Network:
         return self.softcap.forward(logits) if self.softcap else logits
 
     def backward(self, dlogits: np.ndarray) -> None:
-        """dlogits (B T, V), which is released -> adds to all gradients."""
+        """dlogits (B T, V), which is released -> adds to the gradients of all that is trained."""
         workspace, release = self.workspace, self.workspace.release
         workspace.direction = "backward"
         # forward: logits = softcap(head(norm(x)))
         if self.softcap:
             dlogits = self.softcap.backward(dlogits)
+        if self.lowest == len(self.blocks) and "final_norm" in self.frozen:
+            self.head.backward_weight(self.normed, dlogits)  # nothing else is trained
+            release(dlogits, self.normed, self.inputs.pop())
+            return
         dnormed = self.head.backward(dlogits)
         release(dlogits)
         dx = self.final_norm.backward(dnormed)
@@ -114,9 +143,10 @@ class Network:
         for segment in reversed(self.segments):
             dx = segment.backward(dx)
             release(self.inputs.pop())
-        if self.x0:
-            self.x0.add_gradient(dx, 0)
-        self.embedding.backward(dx)
+        if "embedding" not in self.frozen:
+            if self.x0:
+                self.x0.add_gradient(dx, 0)
+            self.embedding.backward(dx)
         release(dx)
 
 

@@ -71,7 +71,7 @@ class EmbeddingResidual(Layer):
         # forward: y = a x + b x0
         carried, weights = self.carried, self.weights
         given = self.x, carried.value, weights.compute
-        self.kernels.mix_backward(dy, carried.gradient, weights.grad, *given)
+        self.kernels.mix_backward(dy, carried.gradient, self.gradient(weights), *given)
         return dy
 
 
@@ -111,6 +111,6 @@ class ValueResidual(Layer):
             return dy
         weights = self.weights
         given = self.kept, carried.value, weights.compute, self.first
-        self.kernels.mix_backward(dy, carried.gradient, weights.grad, *given)
+        self.kernels.mix_backward(dy, carried.gradient, self.gradient(weights), *given)
         self.workspace.release(self.kept)
         return dy

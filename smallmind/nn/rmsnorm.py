@@ -28,9 +28,8 @@ class RMSNorm(Norm):
         """dy (R, C) -> dx (R, C) or, in place of addend (R, C), addend + dx; adds to gradients."""
         # forward: y = x rstd weight
         dx, weight = self.gradient_of(self.x, addend), self.weight
-        self.kernels.rmsnorm_backward(
-            dx, weight.grad, dy, self.x, self.rstd, weight.compute, addend
-        )
+        given = dy, self.x, self.rstd, weight.compute, addend
+        self.kernels.rmsnorm_backward(dx, self.gradient(weight), *given)
         self.workspace.release(self.rstd)
         return dx
 
@@ -70,7 +69,8 @@ class HeadNorm(Layer):
         # forward: heads = rotation (heads rstd gain)
         query_gain, key_gain = self.query_gain, self.key_gain
         given = self.kept, self.rstd, query_gain.compute, key_gain.compute, self.queries
+        gradients = self.gradient(query_gain), self.gradient(key_gain)
         angles = self.workspace.T, self.position.theta
-        self.kernels.norm_heads_backward(dy, query_gain.grad, key_gain.grad, *given, *angles)
+        self.kernels.norm_heads_backward(dy, *gradients, *given, *angles)
         self.workspace.release(self.kept, self.rstd)
         return dy

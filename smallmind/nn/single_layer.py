@@ -32,7 +32,8 @@ def build_layer(
 
 def of_layer(layer: Layer, x: np.ndarray) -> Differentiable:
     """A layer as a function of x (B, T, C) or (T, C), or of ids (B, T), and of its parameters."""
-    workspace, parameters = layer.workspace, dict(layer.named_parameters())
+    workspace = layer.workspace
+    parameters = {name: x for name, x in layer.named_parameters() if x.grad is not None}
     arrays = {name: parameter.compute for name, parameter in parameters.items()}
     T = x.shape[-2 if is_float(x) else -1]
     if is_float(x):

@@ -21,9 +21,10 @@ from smallmind.kernels.half import BFLOAT16, FLOAT16
 from smallmind.nn.backend import Backend, open_backend
 from smallmind.nn.block import Block
 from smallmind.nn.cache import REFED, KeyValueCache
+from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.inspection import Inspection, Observer
 from smallmind.nn.network import Network, declare_parameters
-from smallmind.nn.parameters import Parameters
+from smallmind.nn.parameters import Parameters, Role
 from smallmind.nn.recompute import RecomputePlan
 from smallmind.nn.recorded_passes import RecordedPasses
 from smallmind.nn.sizes import size_rows
@@ -77,7 +78,7 @@ def resolve_precision(precision: Precision, backend: str) -> Precision:
 
 
 def _signature() -> inspect.Signature:
-    """The arguments of TransformerModel: the fields of ModelConfig, and seed, backend, dtype.
+    """The arguments of TransformerModel: fields of ModelConfig, and seed, backend, dtype, freeze.
 
     Those that may be positional are listed; all other fields of ModelConfig are keyword-only.
     """
@@ -85,7 +86,7 @@ def _signature() -> inspect.Signature:
     optional = ("dropout", "seed", "tie_weights", "bias", "backend", "dtype")
     fields = {field.name: field for field in dataclasses.fields(ModelConfig)}
     defaults = {name: field.default for name, field in fields.items() if name not in required}
-    defaults |= {"seed": DEFAULT_SEED, "backend": "numba", "dtype": np.float32}
+    defaults |= {"seed": DEFAULT_SEED, "backend": "numba", "dtype": np.float32, "freeze": None}
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(name, kind) for name in required]
     parameters += [inspect.Parameter(name, kind, default=defaults[name]) for name in optional]
@@ -109,12 +110,14 @@ class TransformerModel(Tabular):
     the token embedding as output matrix; `bias=False` leaves biases out of linear layers and norms.
     `backend` is "numba" (compiled, float32) or "numpy" (plain, `dtype` float32 or float64). `seed`
     determines the weights: normal with deviation 0.02, projections into the residual stream
-    0.02 / sqrt(2 n_layer) or, with zero_init, 0, biases 0, gains 1 or `initial_gain`.
+    0.02 / sqrt(2 n_layer) or, with zero_init, 0, biases 0, gains 1 or `initial_gain`. `freeze`
+    names parts that are not trained: see the method.
 
     A ModelConfig may replace its fields: `TransformerModel(config, seed=1)`.
 
-    `parameters` and `gradients` map names to writable views of one flat vector each. Matrices are
-    (in, out). InputError if an argument is out of range.
+    `parameters` and `gradients` map names to writable views of one flat vector each; what is not
+    trained is read-only and has no gradient. Matrices are (in, out). InputError if an argument is
+    out of range.
     """
 
     __signature__: ClassVar[inspect.Signature] = _signature()
@@ -128,13 +131,21 @@ class TransformerModel(Tabular):
         bound = self.__signature__.bind(*arguments, **named)
         bound.apply_defaults()
         settings = bound.arguments
-        seed, backend, dtype = (settings.pop(name) for name in ("seed", "backend", "dtype"))
+        own = ("seed", "backend", "dtype", "freeze")
+        seed, backend, dtype, freeze = (settings.pop(name) for name in own)
         opened = backend if isinstance(backend, Backend) else open_backend(backend)
-        self._build(ModelConfig(**settings), RunConfig(seed=seed).seed, opened, dtype)
+        self._build(ModelConfig(**settings), RunConfig(seed=seed).seed, opened, dtype, freeze)
         if opened.computes:
             self.flat.initialise(self.seed)
 
-    def _build(self, config: ModelConfig, seed: int, backend: Backend, dtype: Any) -> None:
+    def _build(
+        self,
+        config: ModelConfig,
+        seed: int,
+        backend: Backend,
+        dtype: Any,
+        freeze: str | None = None,
+    ) -> None:
         """Builds everything; the parameters are zeros."""
         is_plain = backend.name == "numpy" and np.dtype(dtype) == np.float64
         if np.dtype(dtype) != np.float32 and not is_plain:
@@ -146,15 +157,14 @@ class TransformerModel(Tabular):
         self.workspace = Workspace(backend, dtype, config.dropout, seed)
         self.flat = Parameters()
         self.network = Network(self.workspace, self.flat, config)
-        self.flat.allocate(dtype, backend.zeros)
-        self.parameters = self.flat.views
-        self.gradients = self.flat.grad_views
+        self.recompute_plan = RecomputePlan(enabled=False)
+        self.freeze(freeze)
+        self.flat.allocate(dtype, backend.zeros, backend.computes)
         # Digest of the tokenizer it was trained with, or None if unknown.
         self.tokenizer_digest: str | None = None
         self.passes = 0  # of training so far that were not given a number
         self.micro_batch_size: int | None = None  # windows; None: about 2048 tokens
         self.forget_recorded()
-        self.use_recompute(RecomputePlan(enabled=False))
         self.use_precision(Precision.FLOAT32)
 
     def table(self) -> Table:
@@ -162,6 +172,16 @@ class TransformerModel(Tabular):
         name = f"{self.config.architecture}, " if self.config.architecture else ""
         title = f"{type(self).__name__}: {name}{self.precision.value}, backend {self.backend}"
         return Table(title, size_rows(self.config, self.flat), align="<<>")
+
+    @property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """The values by name."""
+        return self.flat.views
+
+    @property
+    def gradients(self) -> Mapping[str, np.ndarray]:
+        """The gradients of what is trained, by name."""
+        return self.flat.grad_views
 
     @property
     def blocks(self) -> list[Block]:
@@ -183,8 +203,8 @@ class TransformerModel(Tabular):
         """Makes passes store weights and activations in precision -> precision, AUTO resolved.
 
         `parameters` and `gradients` stay float32. In 16 bits passes read a rounded copy, which
-        AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand.
-        InputError for 16 bits with the NumPy backend.
+        AdamW keeps up to date: call `flat.refresh()` after writing to the parameters by hand. What
+        is frozen is rounded itself. InputError for 16 bits with the NumPy backend.
         """
         if check_type("precision", precision, str) not in tuple(Precision):
             known = ", ".join(Precision)
@@ -192,11 +212,32 @@ class TransformerModel(Tabular):
         precision = resolve_precision(Precision(precision), self.backend)
         dtype = {Precision.FLOAT16: FLOAT16, Precision.BFLOAT16: BFLOAT16}.get(precision)
         self.precision = precision
-        self.flat.store_working_copy(dtype)
+        self.flat.store(dict.fromkeys(Role, dtype))
         if self._has_contents:
             self.flat.refresh()
         self.workspace.activation_dtype = self.workspace.dtype if dtype is None else dtype
         return precision
+
+    def freeze(self, names: str | None) -> None:
+        """Keeps the weights of some parts: "embedding,blocks.0-1,head"; None: trains all.
+
+        What is frozen has no gradient, and below the first part that is trained there is no
+        backward pass. Clears the gradients if that changes. InputError if the model does not have
+        such a part, or would have nothing to train.
+        """
+        frozen = frozen_parts(check_type("freeze", names, str, None), self.config)
+        if frozen == self.network.frozen:
+            return
+        numbers = {number for name in frozen for number in self.network.parts[name]}
+        self.network.frozen = frozen
+        self.use_recompute(self.recompute_plan)
+        self.flat.freeze(numbers)
+        self.forget_recorded()
+
+    @property
+    def frozen(self) -> str | None:
+        """The parts that are frozen, as `freeze` takes them."""
+        return ",".join(sorted(self.network.frozen)) or None
 
     def use_recompute(self, plan: RecomputePlan) -> None:
         """Makes training recompute activations as planned; the gradients stay the same bits."""

@@ -67,7 +67,7 @@ class AdamW(Optimizer):
         self.weight_decay: float = check_field(TrainingConfig, "weight_decay", weight_decay)
         flat = model.flat
         # The parameters that decay come first in the flat vector.
-        self._decayed = flat.ranges(*DECAYED)[0].stop
+        self._decayed = max((part.stop for part in flat.ranges(*DECAYED)), default=0)
         self._ranges = flat.ranges(*roles)
         size = sum(part.stop - part.start for part in self._ranges)
         self.sharding = sharding
@@ -119,10 +119,8 @@ class AdamW(Optimizer):
             if part.moments.start < part.moments.stop:
                 own = part.parameters
                 moments = self.m[part.moments], self.v[part.moments]
-                working = None if flat.working is None else flat.working[own]
-                kernels.adamw(
-                    flat.data[own], flat.grad[own], *moments, part.decayed, coefficients, working
-                )
+                given = *moments, part.decayed, coefficients, flat.copy_of(own)
+                kernels.adamw(flat.data[own], flat.grad[own], *given)
             if self.sharding.count > 1:
                 self.sharding.share_parameters(self.model, part.whole, part.ends)
 

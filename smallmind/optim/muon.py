@@ -68,7 +68,8 @@ class Muon(Optimizer):
             TrainingConfig, "momentum_warmup_steps", momentum_warmup_steps
         )
         flat = model.flat
-        (self._matrices,) = flat.ranges(Role.MATRIX)
+        # None if all of them are frozen.
+        self._matrices = next(iter(flat.ranges(Role.MATRIX)), slice(0, 0))
         self._ends = divided_matrices(flat, self._matrices, sharding.count)
         self._own = sharding.own(self._ends)  # of the matrices
         first, last = self._own.start, self._own.stop
@@ -126,11 +127,11 @@ class Muon(Optimizer):
         )
         kernels, own = self.model.workspace.kernels, self._own
         parameters, gradients = flat.data[part], flat.grad[part]
-        working = None if flat.working is None else flat.working[part][own]
+        copy = flat.copy_of(slice(part.start + own.start, part.start + own.stop))
         mean = self.matrix_mean if self._is_sharded else self.matrix_mean[own]
         if mean.size:
-            kernels.muon(parameters[own], gradients[own], mean, self._blocks, coefficients, working)
-        if self.sharding.count == 1:
+            kernels.muon(parameters[own], gradients[own], mean, self._blocks, coefficients, copy)
+        if self.sharding.count == 1 or part.start == part.stop:
             return
         if not self._is_sharded:
             for other in (slice(0, own.start), slice(own.stop, None)):

@@ -25,7 +25,10 @@ class UpdateSize(NamedTuple):
 
 
 class Optimizer:
-    """Updates a model's parameters from its gradients. Subclasses say how, in `update`."""
+    """Updates a model's parameters from its gradients. Subclasses say how, in `update`.
+
+    Which parameters are trained is settled before it is made: see `TransformerModel.freeze`.
+    """
 
     update_sizes: ClassVar[Mapping[Role, UpdateSize]]  # of matrices
     sharding: Sharding = WHOLE  # of the update, if that pays

@@ -30,8 +30,8 @@ class Sharding:
         flat = model.flat
         self._group.collect(flat.data[part], ends).wait()
         flat.grad[part] = 0
-        if flat.working is not None:
-            model.workspace.kernels.copy_vector(flat.working[part], flat.data[part])
+        if (copy := flat.copy_of(part)) is not None:
+            model.workspace.kernels.copy_vector(copy, flat.data[part])
 
     def whole(self, part: np.ndarray, ends: Sequence[int]) -> np.ndarray:
         """The parts that all ranks have of a vector -> on rank 0 all of it, on others their part.

@@ -5,12 +5,11 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from smallmind import parts
 from smallmind.checks import InputError
 from smallmind.corpus.preparation import Encoding
 from smallmind.files import safetensors
+from smallmind.nn.freezing import frozen_parts
 from smallmind.nn.position import position_class
 from smallmind.nn.transformer import TransformerModel, resolve_precision
 from smallmind.parallel.environment import launched
@@ -31,16 +30,20 @@ from smallmind.training.training import Training
 
 
 class Initial(NamedTuple):
-    """The weights that a run starts from, with their tokenizer."""
+    """The model that a run starts from, with its tokenizer."""
 
-    weights: np.ndarray  # all parameters, as `model.flat.data`
-    config: ModelConfig
+    model: TransformerModel
     tokenizer: Tokenizer
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config of the model."""
+        return self.model.config
 
     @property
     def sha256(self) -> str:
         """SHA-256 of the weights."""
-        return hashlib.sha256(self.weights.tobytes()).hexdigest()
+        return hashlib.sha256(self.model.flat.data.tobytes()).hexdigest()
 
 
 def make_dataset(settings: Settings, source: Source, tokenizer: Tokenizer) -> Dataset:
@@ -64,7 +67,7 @@ def read_initial(run: RunConfig) -> Initial | None:
     if run.init_from is None:
         return None
     model, tokenizer = find(run.init_from).load("numpy")
-    return Initial(model.flat.data, model.config, tokenizer)
+    return Initial(model, tokenizer)
 
 
 def reread_initial(run: RunConfig, sha256: str | None) -> Initial | None:
@@ -196,6 +199,7 @@ def resolve_settings(settings: Settings, data: Dataset, tokenizer: Tokenizer) ->
     if training.epochs:
         steps = training.epochs * Epochs(data, training.grad_accum_steps).steps
         training = dataclasses.replace(training, steps=steps)
+    frozen_parts(training.freeze, settings.model)  # raises early
     resolved = Settings(
         model=with_vocabulary(settings, tokenizer),
         training=training.with_min_lr(),
@@ -265,10 +269,13 @@ def build_training(
     use_threads(run)
     distillation = load_distillation(settings.distillation, run.backend, tokenizer)
     model = TransformerModel(
-        **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
+        **dataclasses.asdict(settings.model),
+        seed=run.seed,
+        backend=run.backend,
+        freeze=settings.training.freeze,
     )
     if initial:
-        model.flat.data[:] = initial.weights
+        model.flat.write(initial.model.parameters)
     model.use_precision(settings.training.requested_precision)
     return Training(model, data=data, distillation=distillation, group=group)
 

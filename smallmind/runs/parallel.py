@@ -64,7 +64,8 @@ def lead(group: Group, settings: Settings, source: Source, training: Training) -
     plan = Plan(settings.to_dict(), training.tokenizer.saved, lengths, on_disk, teacher)
     group.share({"plan": plan._asdict()})
     _send_tokens(group, data, has_them=True)
-    group.send(training.model.flat.data)
+    for array in training.model.flat.arrays:
+        group.send(array)
     if distillation and distillation.teacher:
         group.send(distillation.teacher.flat.data)
     _check_instruction_sets(group, training, settings)
@@ -135,10 +136,14 @@ def _receive(group: Group, plan: Plan, threads: int | None) -> Training:
     use_threads(dataclasses.replace(run, threads=threads))
     data = _receive_tokens(group, plan, settings, tokenizer)
     model = TransformerModel(
-        **dataclasses.asdict(settings.model), seed=run.seed, backend=run.backend
+        **dataclasses.asdict(settings.model),
+        seed=run.seed,
+        backend=run.backend,
+        freeze=settings.training.freeze,
     )
     model.use_precision(settings.training.requested_precision)
-    group.send(model.flat.data)
+    for array in model.flat.arrays:
+        group.send(array)
     model.flat.refresh()
     distillation = None
     if plan.teacher:

@@ -278,6 +278,11 @@ class TrainingConfig:
         low=0,
         needs=("optimizer", "muon"),
     )
+    freeze: str | None = setting(
+        None,
+        "parts that keep their weights, with commas between them: embedding, blocks.N, blocks.N-M, "
+        "final_norm, head; if weights are tied, embedding is the head too",
+    )
     weight_decay: float = setting(0.1, "decoupled weight decay, of matrices only", low=0.0)
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", low=0.0, below=1.0)
     beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)

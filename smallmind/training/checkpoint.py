@@ -17,6 +17,7 @@ from typing import Any, Self
 from smallmind.checks import InputError, from_json, whole
 from smallmind.console import activity
 from smallmind.files import durable, safetensors
+from smallmind.nn.parameters import AsFloat32
 from smallmind.nn.transformer import CHECKPOINT_FORMAT as FORMAT
 from smallmind.training.checkpoint_names import BEST, CHECKPOINTS, file_name, saved_steps
 from smallmind.training.state import TOKENIZER, RunState, Snapshot, StateCopy, with_snapshot
@@ -40,7 +41,7 @@ def save(
     durable.make_directory(folder)
     # The best one first: the state in the other file says that it exists.
     for name in [BEST, file_name(state.step)] if best else [file_name(state.step)]:
-        safetensors.write(folder / name, state.tensors, metadata)
+        safetensors.write(folder / name, AsFloat32(state.tensors), metadata)
     steps = _steps(folder)
     past = [step for step in steps if step <= state.step]
     for step in set(steps) - set(past[: max(1, keep)]):
@@ -54,7 +55,7 @@ def check_size(state: RunState) -> None:
     """
     whole = with_snapshot(state, dataclasses.replace(state, step=state.step - 1))
     try:
-        safetensors.check(whole.tensors, {**_metadata(whole), "spare": " " * SPARE})
+        safetensors.check(AsFloat32(whole.tensors), {**_metadata(whole), "spare": " " * SPARE})
     except InputError as error:
         raise InputError(f"this run could not be saved: {error}. Use fewer layers") from None
 

@@ -156,9 +156,14 @@ class Gradients:
         shares.append(exchange_share)
         if len(shares) < enough:
             return
-        flat, network = self.run.model.flat, self.run.model.network
         if statistics.median(shares[COLD_STEPS:]) > WORTH_OVERLAP:
-            self._sum.early = [flat.matrices(own) for own in reversed(network.specs_of_blocks)]
+            self._sum.early = [part for part in self._parts_of_blocks() if part.start < part.stop]
+
+    def _parts_of_blocks(self) -> list[slice]:
+        """The matrices that are trained in each block, in the order of the backward pass."""
+        flat, network = self.run.model.flat, self.run.model.network
+        blocks = reversed(range(network.lowest, len(network.blocks)))
+        return [flat.matrices(network.parts[f"blocks.{i}"]) for i in blocks]
 
     def _sending_early(self, at: Pass, step: int) -> Pass:
         """Passes of the last shard, the last of which sends the gradients of each block."""
@@ -166,16 +171,18 @@ class Gradients:
         T = sampler.dataset.block_size
         sizes = [sampler.windows_of(number, shard) for number in sampler.batches_in_step(step)]
         passes = sum(len(micro_batch_sizes(n, T, model.micro_batch_size)) for n in sizes if n)
-        blocks_left = passes * len(model.blocks)
+        parts = self._parts_of_blocks()
+        blocks_done = -len(parts) * (passes - 1)  # in the last pass
 
         def after_block() -> None:
-            nonlocal blocks_left
-            blocks_left -= 1
-            if blocks_left < len(model.blocks):
+            nonlocal blocks_done
+            blocks_done += 1
+            part = parts[blocks_done - 1] if blocks_done > 0 else slice(0, 0)
+            if part.start < part.stop:
                 self._sum.send_next()
 
         def poll() -> None:
-            if blocks_left < len(model.blocks):
+            if blocks_done > 0:
                 self.group.poll()
 
         return at._replace(after_block=after_block, poll=poll)

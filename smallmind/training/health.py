@@ -119,7 +119,7 @@ def _statistics(gradients: np.ndarray) -> str:
 def check_model(model: TransformerModel, loss_scale: float = 1.0) -> list[Finding]:
     """The problems of a model's gradients, which belong to loss_scale times the loss."""
     findings = []
-    for spec in model.flat.specs:
+    for spec in model.flat.trained:
         gradient = model.gradients[spec.name]
         unscaled = gradient if loss_scale == 1 else gradient / gradient.dtype.type(loss_scale)
         check = GradientDiagnostics.check_gradients
@@ -242,7 +242,7 @@ def checked_update(
                 findings = [finding for finding in findings if finding.problem != "zero"]
             overflowed = any(finding.problem in NOT_FINITE for finding in findings)
             # These copies live for one update, and only at the steps that are checked.
-            before = {name: value.copy() for name, value in model.parameters.items()}
+            before = {x.name: model.parameters[x.name].copy() for x in model.flat.trained}
     yield records
     if due and not overflowed:
         with profile("CheckHealth"):
@@ -252,7 +252,7 @@ def checked_update(
             # Any update is large beside a matrix that has just left zero.
             matrices = {
                 spec.name: sizes[spec.role]
-                for spec in model.flat.specs
+                for spec in model.flat.trained
                 if spec.role in sizes and (step > FROM_ZERO or spec.initialisation != ZEROS)
             }
             findings += _check_ratios(ratios, lr_share, matrices)

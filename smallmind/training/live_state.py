@@ -8,7 +8,7 @@ import numpy as np
 
 from smallmind.checks import InputError, number
 from smallmind.files import safetensors
-from smallmind.nn.transformer import TransformerModel
+from smallmind.nn.transformer import TransformerModel, weights
 from smallmind.optim.loss_scaler import LossScaler
 from smallmind.optim.optimizer import Optimizer, make_optimizer
 from smallmind.optim.schedule import Schedule, schedule
@@ -71,7 +71,7 @@ class LiveState:
 
     def capture_model(self) -> RunState:
         """The state that outlives a run: weights, dropout counter, temperature. Copies nothing."""
-        tensors = {f"model.{name}": value for name, value in self.model.parameters.items()}
+        tensors = {f"model.{name}": value for name, value in self.model.flat.stored.items()}
         temperature = self.distillation and self.distillation.temperature_parameter.state()
         state = {"passes": self.passes, "temperature": temperature}
         return RunState(self.progress.step, tensors, state)
@@ -124,9 +124,7 @@ class LiveState:
 
     def load_model(self, state: RunState) -> None:
         """Restores what capture_model returned."""
-        for name, value in self.model.parameters.items():
-            value[...] = state.tensors[f"model.{name}"]
-        self.model.flat.refresh()
+        self.model.flat.write(weights(state.tensors))
         self.passes = int(state.state["passes"])
         if self.distillation:
             self.distillation.temperature_parameter.load_state(state.state["temperature"])
@@ -174,7 +172,13 @@ class LiveState:
         if self.progress.step != state.step:
             raise InputError(f"{place} holds the state of step {self.progress.step}")
         if good:
-            self.spikes.keep(good)
+            tensors = {**good.tensors, **self._frozen()}
+            self.spikes.keep(dataclasses.replace(good, tensors=tensors))
+
+    def _frozen(self) -> dict[str, np.ndarray]:
+        """The tensors that the steps of the run do not change."""
+        tensors = self.capture_model().tensors
+        return {name: tensor for name, tensor in tensors.items() if not tensor.flags.writeable}
 
 
 def saved_precision(state: RunState) -> Precision:

@@ -89,14 +89,14 @@ class TextSize:
 
 # Memory besides arrays after a run has started: modules, records, the saver's thread. Measured.
 LATER = 4 * 2**20
-OPTIONAL = ("teacher", "text", "sample", "timing")  # parts that not every run has
+OPTIONAL = ("teacher", "text", "sample", "timing", "saving")  # parts that not every run has
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryEstimate(Tabular):
     """The peak memory of a training run. Units: bytes."""
 
-    weights: int  # float32
+    weights: int  # float32, or as passes read them if they are frozen
     working_weights: int  # their copy in 16 bits
     gradients: int
     moments: int
@@ -108,6 +108,7 @@ class MemoryEstimate(Tabular):
     sample: int = 0  # keys and values while it is written
     program: int = TYPICAL.resident
     timing: int = 0  # a copy of the weights while steps are timed, in a run by minutes
+    saving: int = 0  # of frozen weights in 16 bits, the largest, as it is converted for a file
     preparation: int = 0  # before training, while the teacher's logits are cached
     start: int = 0  # the peak of the process so far
 
@@ -164,20 +165,22 @@ def estimate(
             held += rest.held
     flat = run.model.flat
     teacher_weights = 4 * declare_parameters(teacher.model).padded_count if teacher else 0
-    working = 0 if flat.working is None else flat.working.nbytes
+    held_weights = sum(array.nbytes for array in flat.arrays)
     preparation = 0
     if teacher and teacher.top_k:
-        preparation = flat.data.nbytes + working + teacher_weights + _caching(teacher, backend)
+        caching = _caching(teacher, backend)
+        preparation = held_weights + flat.copied_bytes + teacher_weights + caching
     is_plain = backend == "numpy"
     program = program or (PLAIN if is_plain else TYPICAL)
-    parameters = 4 * declare_parameters(model).count  # in arrays of their own: without padding
+    # In arrays of their own, without padding. What is frozen is not copied.
+    trained = 4 * sum(spec.size for spec in flat.trained)
     moments = sum(tensor.nbytes for tensor in run.optimizer.tensors().values())
     return MemoryEstimate(
-        weights=flat.data.nbytes,
-        working_weights=working,
+        weights=held_weights,
+        working_weights=flat.copied_bytes,
         gradients=flat.grad.nbytes,
         moments=moments,
-        snapshot=parameters + moments,
+        snapshot=trained + moments,
         activations=held,
         scratch=run.temporaries if is_plain else _scratch(run, threads),
         # Its gradients are never touched, so they take no memory.
@@ -185,7 +188,8 @@ def estimate(
         text=text.in_memory if text else 0,
         sample=cache_bytes(model, min(model.block_size, 1 + SAMPLE_TOKENS)),
         program=program.resident + LATER,
-        timing=parameters if timed else 0,
+        timing=trained if timed else 0,
+        saving=max((4 * array.size for array in flat.arrays[1:] if array.itemsize < 4), default=0),
         preparation=preparation,
         start=program.peak,
     )
@@ -240,7 +244,7 @@ class _DryRun:
         self.training = training
         self.ahead = ahead
         self.pool = backend.pool
-        self.model = TransformerModel(config, backend=backend)
+        self.model = TransformerModel(config, backend=backend, freeze=training.freeze)
         set_up(self.model, training, training.requested_precision)
         self.optimizer = make_optimizer(self.model, training)
         self.distillation = teacher and _dry_distillation(teacher, config, backend)

@@ -64,6 +64,7 @@ def preflight(
     model = training.model
     with training.preserved():
         model.use_precision(Precision.FLOAT32)
+        model.freeze(None)
         batch = draw(RandomWindows(training.data), 0)
         if untrained:
             yield first_loss(model, batch)
@@ -83,7 +84,7 @@ def copy_model(
     """A float32 model with the same weights, optionally with another back end or other settings."""
     config = dataclasses.replace(model.config, **fields)
     copy = TransformerModel(config, seed=model.seed, backend=backend or model.backend)
-    copy.flat.data[:] = model.flat.data
+    copy.flat.write(model.parameters)
     return copy
 
 
@@ -207,6 +208,7 @@ def _losses_at(
 ) -> list[float]:
     """The losses of a copy of the model, trained on the samples; fewer if it diverges."""
     copy = copy_model(model, **WHOLE)
+    copy.freeze(config.freeze)
     optimizer = make_optimizer(copy, config)
     losses = []
     for step in range(PEAK_STEPS):

@@ -144,6 +144,7 @@ def _short(training: TrainingConfig) -> TrainingConfig:
         min_lr=None,
         grad_accum_steps=1,
         micro_batch_size=None,
+        freeze=None,  # the tiny model has fewer blocks
         val_every=0,
         save_every=0,
         sample_every=0,

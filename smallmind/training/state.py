@@ -53,8 +53,12 @@ class StateCopy:
         for name in arrays.keys() - state.tensors.keys():
             del arrays[name]
         for name, tensor in state.tensors.items():
+            if not tensor.flags.writeable:  # frozen: it never changes
+                arrays[name] = tensor
+                continue
             array = arrays.get(name)
-            if array is None or (array.shape, array.dtype) != (tensor.shape, tensor.dtype):
+            kind = tensor.shape, tensor.dtype, True
+            if array is None or (array.shape, array.dtype, array.flags.writeable) != kind:
                 array = arrays[name] = np.empty(tensor.shape, tensor.dtype)
             np.copyto(array, tensor)
         return Snapshot(state.step, arrays, safetensors.from_json(safetensors.to_json(state.state)))
@@ -62,7 +66,7 @@ class StateCopy:
     @property
     def nbytes(self) -> int:
         """Bytes allocated."""
-        return sum(array.nbytes for array in self._arrays.values())
+        return sum(array.nbytes for array in self._arrays.values() if array.flags.writeable)
 
 
 def reopened(state: RunState) -> RunState:
@@ -77,13 +81,16 @@ def reopened(state: RunState) -> RunState:
 def with_snapshot(state: RunState, snapshot: RunState | None) -> RunState:
     """A state that includes the snapshot of an earlier step, so that a resumed run has it too.
 
-    A snapshot of the same step adds nothing and is left out, and so is its tokenizer.
+    A snapshot of the same step adds nothing and is left out, and so are its tokenizer and tensors
+    that both have: frozen weights.
     """
     if snapshot is None or snapshot.step == state.step:
         return state
-    tensors = {SNAPSHOT + name: tensor for name, tensor in snapshot.tensors.items()}
+    shared = [x for x, tensor in snapshot.tensors.items() if tensor is state.tensors.get(x)]
+    own = snapshot.tensors.keys() - set(shared)
+    tensors = {SNAPSHOT + x: y for x, y in snapshot.tensors.items() if x in own}
     rest = {name: part for name, part in snapshot.state.items() if name != TOKENIZER}
-    included = {"step": snapshot.step, "state": rest}
+    included = {"step": snapshot.step, "state": rest, **({"shared": shared} if shared else {})}
     return RunState(state.step, {**state.tensors, **tensors}, {**state.state, "snapshot": included})
 
 
@@ -101,6 +108,7 @@ def split_snapshot(state: RunState) -> tuple[RunState, RunState | None]:
     snapshot = None
     if included or earlier:
         try:
+            earlier |= {name: current[name] for name in included.get("shared", ())}
             snapshot = RunState(int(included["step"]), earlier, dict(included["state"]))
         except (KeyError, TypeError, ValueError):
             raise InputError(

@@ -240,7 +240,7 @@ class Training:
     def preserved(self) -> Iterator[None]:
         """Restores the model and the run at the end of the block, whatever was trained in it."""
         model, run = self.model, self._run
-        precision, recompute = model.precision, model.recompute_plan
+        precision, recompute, frozen = model.precision, model.recompute_plan, model.frozen
         micro_batch_size = model.micro_batch_size
         before = StateCopy().take(run.capture_model())
         self._run = self._new_run(run.config)
@@ -251,6 +251,7 @@ class Training:
             model.micro_batch_size = micro_batch_size
             model.use_recompute(recompute)
             model.use_precision(precision)
+            model.freeze(frozen)
             run.load_model(before)
             self._run.clear_gradients()
 

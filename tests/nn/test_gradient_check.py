@@ -9,9 +9,10 @@ from smallmind.nn.attention import Attention
 from smallmind.nn.block import Block
 from smallmind.nn.documents import Documents
 from smallmind.nn.embedding import Embedding
-from smallmind.nn.head import TiedHead, UntiedHead
+from smallmind.nn.head import TiedHead
 from smallmind.nn.layer import Norm
 from smallmind.nn.layernorm import LayerNorm
+from smallmind.nn.layers import build_linear
 from smallmind.nn.linear import Linear
 from smallmind.nn.mlp import MLP, SquaredReLU, SwiGLU
 from smallmind.nn.parameters import ONES, Role
@@ -194,7 +195,7 @@ LAYERS = {
     "block": (block, (ROWS.reshape(2, 4, -1),)),
     "embedding": (Embedding, (IDS,)),
     "tied head": (lambda scope: TiedHead(scope, Embedding(scope)), (ROWS,)),
-    "head": (UntiedHead, (ROWS,)),
+    "head": (lambda scope: build_linear(scope, (12, 11), role=Role.HEAD, bias=False), (ROWS,)),
     "soft cap": (SoftCap, (ROWS,)),
 }
 

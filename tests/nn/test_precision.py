@@ -64,7 +64,7 @@ def test_the_optimizer_updates_the_working_copy(precision):
     for step in range(3):
         model.loss_and_gradients(*batch(step), SCALE[precision])
         optimizer.step(1.0, SCALE[precision])
-    working = model.flat.working
+    working = model.flat.copies[0].values
     np.testing.assert_array_equal(working, round_to(model.flat.data, working.dtype))
     assert (to_float32(working) != model.flat.data).any()
 
@@ -95,7 +95,7 @@ def test_switching_back_to_float32_restores_exact_results():
     model.use_precision(Precision.FLOAT16)
     model.use_precision(Precision.FLOAT32)
     loss, actual = gradients(model)
-    assert loss == expected[0] and model.flat.working is None
+    assert loss == expected[0] and not model.flat.copies
     np.testing.assert_array_equal(actual, expected[1])
 
 
@@ -125,4 +125,4 @@ def test_activations_take_half_the_memory(precision, monkeypatch):
     exact = bytes_at_the_peak(Precision.FLOAT32, monkeypatch)
     assert bytes_at_the_peak(precision, monkeypatch) <= 0.52 * exact
     model = small_model(precision)
-    assert model.flat.working.nbytes == model.flat.data.nbytes / 2
+    assert model.flat.copied_bytes == model.flat.data.nbytes / 2

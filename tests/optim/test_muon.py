@@ -291,8 +291,8 @@ def test_the_working_copy_is_kept_up_to_date(precision):
     model = with_gradients(small_model())
     model.use_precision(precision)
     Muon(model).step(1.0)
-    expected = round_to(model.flat.data, model.flat.working.dtype)
-    np.testing.assert_array_equal(model.flat.working, expected)
+    expected = round_to(model.flat.data, model.flat.copies[0].values.dtype)
+    np.testing.assert_array_equal(model.flat.copies[0].values, expected)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,13 @@ FEW = {
         early=True,
         shards=6,
     ),
+    "frozen": configuration(
+        "--n-layer 4 --freeze embedding,blocks.0,blocks.2 --optimizer muon --shard-optimizer "
+        "--precision bfloat16",
+        spikes=True,
+        early=True,
+        shards=6,
+    ),
     "on disk": configuration("--precision float32 --grad-accum-steps 2"),
     "target": configuration(
         "--precision float32 --epochs 8 --batch-size 30 --val-every 20 --target-loss 1.0"

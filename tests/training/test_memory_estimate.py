@@ -83,8 +83,8 @@ class SmallRun:
             evaluate(model, data.held_out, batch_size=batch_size)
             self.held_by_pool = pool.statistics().bytes_held
         flat, optimizer = model.flat, run.optimizer
-        self.weights = flat.data.nbytes
-        self.working_weights = 0 if flat.working is None else flat.working.nbytes
+        self.weights = sum(array.nbytes for array in flat.arrays)
+        self.working_weights = flat.copied_bytes
         self.gradients = flat.grad.nbytes
         self.moments = sum(tensor.nbytes for tensor in optimizer.tensors().values())
         self.snapshot = run.spikes.held_bytes
@@ -113,6 +113,21 @@ RUNS = [
     (ModelConfig(65, 24, 4, 4, 48, document_token=3), 5, 2, 900, {"steps": 2}),
     (ModelConfig(65, 24, 3, 4, 50, head_size=21, **LLAMA), 5, None, 900, {"steps": 1}),
     (ModelConfig(65, 24, 3, 4, 48, head_size=5, **EVERYTHING), 5, 3, 900, {"steps": 2}),
+    (ModelConfig(65, 32, 5, 3, 48), 4, None, 5000, {"steps": 1, "freeze": "embedding,blocks.0-1"}),
+    (
+        ModelConfig(65, 24, 5, 4, 48, **EVERYTHING),
+        5,
+        3,
+        900,
+        {"steps": 2, "freeze": "embedding,blocks.0-1,blocks.3"},
+    ),
+    (
+        ModelConfig(11, 64, 4, 2, 32, tie_weights=False, dropout=0.1),
+        3,
+        1,
+        400,
+        {"steps": 1, "freeze": "embedding,blocks.0-3,final_norm"},
+    ),
     (ModelConfig(65, 32, 3, 3, 48), 4, None, 900, {"steps": 2, "optimizer": "muon"}),
     (ModelConfig(11, 24, 2, 4, 48, **EVERYTHING), 4, 3, 900, {"steps": 2, "optimizer": "muon"}),
 ]
@@ -141,6 +156,21 @@ def test_the_estimate_is_exactly_what_pool_and_vectors_hold(run, strategy, preci
     assert expected.activations == trained.held_by_pool
     for name in VECTORS:
         assert getattr(expected, name) == getattr(trained, name), name
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_freezing_takes_less_memory_in_every_part(precision, optimizer):
+    model = ModelConfig(65, 32, 6, 3, 48)
+    config = TrainingConfig(optimizer=optimizer, precision=precision, steps=2)
+    frozen = dataclasses.replace(config, freeze="embedding,blocks.0-3")
+    whole, less = (estimate(model, each, 4) for each in (config, frozen))
+    parts = ["gradients", "moments", "snapshot", "activations", "total"]
+    parts += [] if precision == "float32" else ["weights", "working_weights"]
+    for name in parts:
+        assert getattr(less, name) < getattr(whole, name), name
+    assert less.gradients < 0.4 * whole.gradients
+    assert less.activations < 0.8 * whole.activations
 
 
 def test_muon_has_fewer_moments_and_more_scratch():

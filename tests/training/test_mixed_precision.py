@@ -29,7 +29,8 @@ def spoil(monkeypatch, training, at_passes, name="blocks.1.mlp.expansion.weight"
 
 def state(training):
     optimizer = training.optimizer
-    arrays = (training.model.flat.data, training.model.flat.working, optimizer.m, optimizer.v)
+    flat = training.model.flat
+    arrays = flat.data, flat.copies[0].values, optimizer.m, optimizer.v
     return optimizer.steps, [array.copy() for array in arrays]
 
 

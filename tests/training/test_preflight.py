@@ -55,10 +55,10 @@ def test_a_sound_model_passes_and_stays_unchanged(settings, monkeypatch, tmp_pat
 def test_a_model_in_16_bits_is_checked_in_float32_and_then_restored():
     training = small_training(dropout=0.2)
     training.model.use_precision("float16")
-    working = training.model.flat.working.tobytes()
+    working = training.model.flat.copies[0].values.tobytes()
     assert [check for check in preflight(training) if not check.passed] == []
     assert training.model.precision == "float16"
-    assert training.model.flat.working.tobytes() == working
+    assert training.model.flat.copies[0].values.tobytes() == working
 
 
 def test_checks_show_measured_and_expected_values():
