@@ -42,7 +42,7 @@ _NUMBERS = np.repeat(np.float32([0.75, 0.125]), LANES)
 def multiply_add():
     """Runs multiply-adds at the CPU's peak rate on every thread; returns how many operations."""
     workers = threads()
-    _multiply_add(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
+    _multiply_add(np.empty(workers, np.float32), _NUMBERS, _ROUNDS)
     return 2 * _CHAINS * LANES * _ROUNDS * workers
 
 
@@ -68,7 +68,7 @@ def _multiply_pairs_chains(numbers, rounds):
 def multiply_pairs():
     """Like multiply_add, with dot products of bfloat16."""
     workers = threads()
-    _multiply_pairs(np.empty(workers, np.float32), _NUMBERS, _ROUNDS, workers)
+    _multiply_pairs(np.empty(workers, np.float32), _NUMBERS, _ROUNDS)
     return 4 * _CHAINS * LANES * _ROUNDS * workers
 
 
@@ -90,7 +90,7 @@ _DEPTH = 2048  # words
 def multiply_tiles():
     """Like multiply_add, with bfloat16 on the matrix unit."""
     workers, rounds = threads(), 100
-    _multiply_tiles(np.zeros((workers, _DEPTH + amx.HEIGHT**2), np.float32), rounds, workers)
+    _multiply_tiles(np.zeros((workers, _DEPTH + amx.HEIGHT**2), np.float32), rounds)
     return 4 * amx.HEIGHT**2 * _DEPTH * rounds * workers
 
 
@@ -130,4 +130,4 @@ class Copy:
         self.source, self.target = np.ones(count, np.float32), np.empty(count, np.float32)
 
     def __call__(self) -> None:
-        _copy(self.target, self.source, threads())
+        _copy(self.target, self.source)

@@ -24,7 +24,8 @@ from bench.peers import job
 from bench.peers.job import Sizes
 from smallmind import AdamW, TransformerModel
 from smallmind.kernels import head_norm, reference
-from smallmind.kernels.attention_heads import attention_shape, row_of_share
+from smallmind.kernels.attention.layout import attention_shape, row_of_share
+from smallmind.kernels.attention.short import is_short
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import LANES, share
@@ -34,7 +35,6 @@ from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
 from smallmind.kernels.reduce import CHUNK, ELEMENTS
-from smallmind.kernels.short_attention import is_short
 from smallmind.nn.recorded_passes import AFTER
 
 SHAPES = [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)]
@@ -377,7 +377,7 @@ def region_seconds(count: int) -> float:
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(100):
-            _empty(out, count)
+            _empty(out)
         times.append((time.perf_counter() - start) / 100)
     set_threads(begun)
     return statistics.median(times[5:])

@@ -15,7 +15,6 @@ from smallmind.kernels.codegen.simd import (
     square_root,
     store_up_to,
 )
-from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reference_optimizers import AdamWCoefficients
 
 SMALL = 16384  # elements up to which one thread is faster than waking others
@@ -24,22 +23,13 @@ _NO_VECTOR = np.empty(0, np.float32)
 
 
 def adamw(parameters, gradients, m, v, decayed, coefficients, working=None):
-    """One update of parameters (n,) by gradients (n,) and moments m, v (n,). Writes all four.
-
-    g = gradient_scale * gradients, each element clipped to +-max_gradient
-    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-    p = p (1 - learning_rate weight_decay)
-        - learning_rate m correction1 / (sqrt(v correction2) + epsilon)
-    Only the first `decayed` parameters decay. gradients become zeros, and working (n,), if it is
-    not None, a copy of the parameters, rounded to its dtype. coefficients: AdamWCoefficients.
-    """
     working = _NO_VECTOR if working is None else working
     # Always float64: any other type of number would compile another specialisation.
     coefficients = AdamWCoefficients(*map(float, coefficients))
     if parameters.size <= SMALL:
         _adamw_alone(parameters, gradients, m, v, decayed, coefficients, working)
     else:
-        _adamw(parameters, gradients, m, v, decayed, coefficients, working, threads())
+        _adamw(parameters, gradients, m, v, decayed, coefficients, working)
 
 
 @serial_jit

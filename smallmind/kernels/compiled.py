@@ -1,14 +1,20 @@
-"""The compiled kernels under one name: the same functions and arguments as `reference`."""
+"""The compiled kernels under one name: the same functions and arguments as `reference`.
 
+Their own docstrings say only how they differ from their plain twins.
+"""
+
+import inspect
 from importlib import import_module
 from typing import Any
 
-import smallmind.kernels.reference  # noqa: F401  # whose functions are described
+from smallmind.kernels import reference
 from smallmind.kernels.description import KERNELS
 
 for _name, _description in KERNELS.items():
-    _module = import_module(f"smallmind.kernels.{_description.module}")
-    globals()[_name] = getattr(_module, _name)
+    _kernel = getattr(import_module(f"smallmind.kernels.{_description.module}"), _name)
+    _docs = map(inspect.getdoc, (getattr(reference, _name), _kernel))
+    _kernel.__doc__ = "\n\n".join(filter(None, _docs))
+    globals()[_name] = _kernel
 
 
 def __getattr__(name: str) -> Any:

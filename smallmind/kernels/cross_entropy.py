@@ -21,7 +21,6 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.codegen.threads import threads
 
 
 class Weights(NamedTuple):
@@ -40,14 +39,8 @@ def row_weights(weights):
 
 
 def cross_entropy(losses, dlogits, logits, targets, scale, weights=None):
-    """logits (R, V), targets (R,) -> losses (R,) = log sum exp(logits) - logits[target], in nats.
-
-    Writes losses and dlogits (R, V), which may be logits: scale (softmax(logits) - onehot(target)),
-    which for a scale () of 1/R is the gradient of the mean loss. With weights (R,) both are
-    multiplied by that of their row. The contents of logits are undefined afterwards.
-    """
     scale, weights = np.asarray(scale, np.float32), row_weights(weights)
-    _cross_entropy(losses, dlogits, logits, targets, scale, weights, threads())
+    _cross_entropy(losses, dlogits, logits, targets, scale, weights)
 
 
 @parallel_jit

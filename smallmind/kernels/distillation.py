@@ -18,7 +18,6 @@ from smallmind.kernels.codegen.simd import (
     load_up_to,
     store_up_to,
 )
-from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.cross_entropy import row_maximum, row_weight, row_weights, scale_row
 
 
@@ -42,17 +41,9 @@ def distillation(
     scale,
     weights=None,
 ):
-    """logits, teacher_logits (R, V), targets (R,) -> losses (R,) of a student, in nats.
-
-    losses = (1 - alpha) cross-entropy of the targets + alpha temperature^2 KL(teacher || student),
-    both distributions softmax(logits / temperature) (Hinton et al. 2015). Writes losses, dlogits
-    (R, V), which may be logits: scale times the gradient of losses; and dtemperatures (R,), the
-    derivative of losses by the temperature. With weights (R,) all are multiplied by that of their
-    row. Afterwards the contents of logits are undefined.
-    """
     scalars = Scalars(np.float32(alpha), np.float32(temperature), np.float32(scale))
     arrays = losses, dlogits, dtemperatures, logits, teacher_logits, targets
-    _distillation(*arrays, scalars, row_weights(weights), threads())
+    _distillation(*arrays, scalars, row_weights(weights))
 
 
 @parallel_jit
@@ -117,16 +108,8 @@ def _row(dlogits, logits, teacher_logits, target, r, scalars, weight):
     return weight * loss, weight * alpha * (np.float32(2) * T * divergence - by_inverse)
 
 
-def top_k_logits(logits, indices, log_probabilities):
-    """indices (R, K), log_probabilities (R, K + 1) -> logits (R, V). Writes logits.
-
-    The logits of the K indices of a row are its first K log-probabilities; all others are its last.
-    """
-    _top_k_logits(logits, indices, log_probabilities, threads())
-
-
 @parallel_jit
-def _top_k_logits(logits, indices, log_probabilities, workers):
+def top_k_logits(logits, indices, log_probabilities, workers):
     for worker in prange(workers):
         first, last = row_share(logits.shape[0], np.int64(worker), workers)
         for r in range(first, last):

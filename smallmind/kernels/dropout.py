@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
+from smallmind.kernels.codegen.scratch import absent
 from smallmind.kernels.codegen.simd import (
     LANES,
     at,
@@ -20,7 +20,6 @@ from smallmind.kernels.codegen.simd import (
     share,
     store_up_to,
 )
-from smallmind.kernels.codegen.threads import threads
 
 
 class Drops(NamedTuple):
@@ -59,14 +58,8 @@ def mask_of_head(mask, head):
 
 
 def dropout(out, x, key, probability, addend=None, first_row=0):
-    """x (R, C) -> out (R, C) = x mask / (1 - probability) [+ addend (R, C)]. Writes out.
-
-    The mask follows from key () and from first_row (), the place of x in its batch. The key is a
-    hash of 64 bits, as `randomness.hash64` returns: keys that differ in one bit give masks that are
-    alike. It is its own backward: dx = dropout(dy) with the same arguments.
-    """
     addend = absent(out.dtype, 2) if addend is None else addend
-    _dropout(out, x, drops(key, probability, first_row), addend, threads())
+    _dropout(out, x, drops(key, probability, first_row), addend)
 
 
 @parallel_jit

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, row_share
+from smallmind.kernels.codegen.scratch import absent
 from smallmind.kernels.codegen.simd import (
     LANES,
     load,
@@ -19,7 +19,6 @@ from smallmind.kernels.codegen.simd import (
     store_first,
     store_up_to,
 )
-from smallmind.kernels.codegen.threads import threads
 
 _BEGINNING = np.zeros((), np.int64)
 
@@ -32,16 +31,11 @@ class Added(NamedTuple):
 
 
 def embedding(out, weight, ids, addend=None, start=None):
-    """ids (B, T), weight (V, C) -> out (B T, C) = weight[ids] [+ addend]. Writes out.
-
-    addend is (B T, C), and may be out, or with start () it has a row per position (P, C), and the
-    token t of each sequence is at position start + t.
-    """
     assert addend is None or start is not None or len(addend) == ids.size
     period = 0 if addend is None else ids.size if start is None else ids.shape[1]
     addend = absent(weight.dtype, 2) if addend is None else addend
     start = _BEGINNING if start is None else start
-    _embedding(out, weight, ids.reshape(-1), addend, period, start, threads())
+    _embedding(out, weight, ids.reshape(-1), addend, period, start)
 
 
 @parallel_jit
@@ -75,11 +69,8 @@ def _embedding_rows(out, addend, added, weight, ids, first, last):
 
 
 def embedding_backward(dweight, daddend, dout, ids):
-    """dout (B T, C), ids (B, T) -> adds to dweight (V, C) and, unless None, daddend (T, C).
-
-    A range of channels of dweight belongs to one thread, which visits all rows, so equal ids never
-    collide; so does a range of elements of daddend.
-    """
+    # A range of channels of dweight belongs to one thread, which visits all rows, so that equal ids
+    # never collide; so does a range of elements of daddend.
     daddend = absent(dweight.dtype, 2) if daddend is None else daddend
     _embedding_backward(dweight, daddend, dout, ids)
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, row_share
-from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
     at,
@@ -28,7 +27,6 @@ from smallmind.kernels.codegen.simd import (
     store_first,
     store_up_to,
 )
-from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reduce import add_chunks
 from smallmind.kernels.rope import BEGINNING, rotation_tables
 
@@ -48,19 +46,12 @@ def norm_heads(
     positions=0,
     epsilon=1e-5,
 ):
-    """x (B T, W) -> x, its heads of queries and keys normalised and rotated. Writes x.
-
-    The first columns of x are as many heads as rstd (B T, heads) has columns, of D channels each;
-    the first `queries` of them have the gain query_gain (D,), the others key_gain (D,).
-    y = x rstd gain, with rstd = 1 / sqrt(mean(x^2) + epsilon) over a head; then `rope` with its
-    arguments, unless theta is None. Writes rstd, and to kept (B T, heads D) the heads as they were.
-    """
     D = query_gain.size
     layout = Layout(T, rstd.shape[1], queries, D, x.shape[1], theta is not None)
     start = BEGINNING if start is None else start
     tables = _tables(theta, T, D, start, positions)
     arrays = x, kept, rstd.reshape(-1), query_gain, key_gain
-    _norm_heads(*arrays, *tables, start, layout, np.float32(epsilon), threads())
+    _norm_heads(*arrays, *tables, start, layout, np.float32(epsilon))
 
 
 class Layout(NamedTuple):
@@ -197,11 +188,6 @@ def _angle(given, place, rotates, count):
 def norm_heads_backward(
     dx, dquery_gain, dkey_gain, kept, rstd, query_gain, key_gain, queries, T, theta=None
 ):
-    """dx (B T, W), the gradient of `norm_heads`'s result -> that of its input, in place.
-
-    Of the first columns, which are heads; the others stay. kept and rstd are what norm_heads wrote.
-    Adds to dquery_gain and dkey_gain (D,).
-    """
     D, heads = query_gain.size, rstd.shape[1]
     layout = Layout(T, heads, queries, D, dx.shape[1], theta is not None)
     tables = _tables(theta, T, D, BEGINNING, 0)

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from smallmind.kernels.absent import absent
-from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.gemm.blocked import SCRATCH, gemm_alone, gemm_parallel
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
@@ -14,25 +13,18 @@ _NO_SCRATCH = np.empty((1, 0), np.float32)
 
 
 def matmul(out, a, b, bias=None, addend=None):
-    """a (M, K), b (K, N) -> out (M, N) = a b [+ bias (N,)] [+ addend (M, N)]. Writes out."""
     _gemm(out, None, a, b, bias, addend, PLAIN)
 
 
 def matmul_gelu(activation, preactivation, a, b, bias=None):
-    """a (M, K), b (K, N) -> preactivation (M, N) = a b [+ bias (N,)], activation = its GELU.
-
-    Writes both.
-    """
     _gemm(preactivation, activation, a, b, bias, None, PLAIN)
 
 
 def matmul_transpose_a(out, a, b, addend=None):
-    """a (K, M), b (K, N) -> out (M, N) = a^T b [+ addend (M, N), may be out]. Writes out."""
     _gemm(out, None, a, b, None, addend, TRANSPOSE_A)
 
 
 def matmul_transpose_b(out, a, b, addend=None):
-    """a (M, K), b (N, K) -> out (M, N) = a b^T [+ addend (M, N), may be out]. Writes out."""
     _gemm(out, None, a, b, None, addend, TRANSPOSE_B)
 
 

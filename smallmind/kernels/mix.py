@@ -19,37 +19,22 @@ from smallmind.kernels.codegen.simd import (
     start_of_overlapping,
     store_up_to,
 )
-from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reduce import CHUNK, add_chunks
 
 
-def copy_columns(out, x, first):
-    """x (R, W) -> out (R, N), its columns first..first + N. Writes out."""
-    _copy_columns(out, x, first, threads())
-
-
 @parallel_jit
-def _copy_columns(out, x, first, workers):
+def copy_columns(out, x, first, workers):
+    W, N = x.shape[1], out.shape[1]
     for worker in prange(workers):
         begin, end = row_share(x.shape[0], np.int64(worker), workers)
-        _copy_columns_rows(out, x, first, begin, end)
-
-
-@jit
-def _copy_columns_rows(out, x, first, begin, end):
-    W, N = x.shape[1], out.shape[1]
-    for r in range(begin, end):
-        for c in range(0, N, LANES):
-            count = min(LANES, N - c)
-            store_up_to(out, r * N + c, load_up_to(x, r * W + first + c, count), count)
+        for r in range(begin, end):
+            for c in range(0, N, LANES):
+                count = min(LANES, N - c)
+                store_up_to(out, r * N + c, load_up_to(x, r * W + first + c, count), count)
 
 
 def mix(out, x, other, weights, first=0):
-    """x, other (R, N), weights (2,) -> out (R, W) = weights[0] x + weights[1] other.
-
-    Writes the columns first..first + N of out, which may be x if they are all it has.
-    """
-    _mix(out, x, other, weights, first, threads())
+    _mix(out, x, other, weights, first)
 
 
 @parallel_jit
@@ -82,10 +67,6 @@ def _mix_rows(out, x, other, weights, columns, begin, end):
 
 
 def mix_backward(dx, dother, dweights, x, other, weights, first=0):
-    """dx (R, W), the gradient of out -> that of x, in place; adds to dother (R, N), dweights (2,).
-
-    Only the columns first..first + N of dx change. x, other (R, N), weights (2,) as in `mix`.
-    """
     partial = scratch(ceil_div(x.shape[0], CHUNK), 2)
     _mix_backward(dx, dother, dweights, partial, x, other, weights, first)
 

@@ -1,13 +1,12 @@
 """Muon (Jordan et al. 2024): momentum, orthogonalised and subtracted, matrix by matrix."""
 
 import math
-from types import ModuleType
 
 import numpy as np
 from numba import prange, types
-from numba.extending import overload
 
 from smallmind.kernels import newton_schulz
+from smallmind.kernels.codegen.choice import choice
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.scratch import scratch
@@ -37,17 +36,7 @@ _NO_VECTOR = np.empty(0, np.float32)
 
 
 def muon(parameters, gradients, m, blocks, coefficients, working=None):
-    """One update of the matrices in parameters (n,) by gradients and their mean m (n,). Writes all.
-
-    g = gradient_scale * gradients, each element clipped to +-max_gradient
-    m = beta m + (1 - beta) g;  u = beta m + (1 - beta) g, with beta the momentum of coefficients
-    p = p (1 - learning_rate weight_decay)
-        - learning_rate sqrt(max(1, columns / rows)) newton_schulz(u)
-    gradients become zeros, and working (n,), if it is not None, a copy of the parameters, rounded
-    to its dtype. blocks: MatrixBlocks, which hold every element; coefficients: MuonCoefficients.
-
-    newton_schulz is in float32, or in bfloat16 if working is and the CPU has a matrix unit.
-    """
+    """newton_schulz is in float32, or in bfloat16 if working is and the CPU has a matrix unit."""
     working = _NO_VECTOR if working is None else working
     coefficients = MuonCoefficients(*map(float, coefficients))
     own = scratch(threads(), blocks.scratch_size + PACKING)
@@ -73,25 +62,17 @@ def _update(parameters, gradients, m, working, blocks, i, coefficients, own):
     scratch = divided(own, blocks.rows[i], blocks.columns[i])
     total = _add_gradient(scratch.x, gradients, m, start, stride, coefficients)
     _scale(scratch.x, 1 / max(math.sqrt(total), MIN_NORM))
-    update = _orthogonalised(scratch, working)
+    update = _orthogonalise(working, scratch)
     _subtract(parameters, working, update, start, stride, coefficients)
 
 
-def _orthogonalised(scratch, working):
-    """newton_schulz(scratch.x), whose norm is at most 1 -> (M, N), of scratch."""
+def _iteration_for(working):
+    """The module that makes updates of weights of this type."""
+    is_rounded = ISA.matrix_unit and working.dtype == types.int16
+    return newton_schulz_bfloat16 if is_rounded else newton_schulz
 
 
-@overload(_orthogonalised)
-def _orthogonalised_by(scratch, working):
-    way: ModuleType = newton_schulz
-    if ISA.matrix_unit and working.dtype == types.int16:
-        way = newton_schulz_bfloat16
-    orthogonalise = way.orthogonalise
-
-    def orthogonalised(scratch, working):
-        return orthogonalise(scratch)
-
-    return orthogonalised
+_orthogonalise = choice(_iteration_for, "orthogonalise")
 
 
 @jit
@@ -121,12 +102,8 @@ def _add_gradient(x, gradients, m, start, stride, coefficients):
 
 
 def average_gradient(m, gradients, coefficients):
-    """m (n,) = beta m + (1 - beta) g, as `muon` does it, for matrices that others update.
-
-    g and beta as in `muon`. gradients (n,) become zeros. coefficients: MuonCoefficients.
-    """
     coefficients = MuonCoefficients(*map(float, coefficients))
-    _average_gradient(m, gradients, coefficients, threads())
+    _average_gradient(m, gradients, coefficients)
 
 
 @parallel_jit

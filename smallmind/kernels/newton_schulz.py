@@ -70,7 +70,7 @@ def divided(own, M, N):
 
 
 @jit
-def orthogonalise(scratch):
+def orthogonalise(_working, scratch):
     """newton_schulz(scratch.x), whose norm must be at most 1 -> scratch.result."""
     x, result, packing = scratch.x, scratch.result, scratch.packing
     gram, factor, product, spare = scratch.gram, scratch.factor, scratch.product, scratch.spare

@@ -26,7 +26,7 @@ _A, _B, _C = np.float32(LINEAR), np.float32(CUBIC), np.float32(QUINTIC)
 
 
 @jit
-def orthogonalise(scratch):
+def orthogonalise(_working, scratch):
     """newton_schulz(scratch.x), whose norm must be at most 1 -> (M, N) in bfloat16, of scratch."""
     M, N = scratch.x.shape
     size, R = M * N, min(M, N)

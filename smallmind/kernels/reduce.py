@@ -26,7 +26,6 @@ SMALL = 16384  # elements up to which one thread sums columns faster than severa
 
 
 def column_sum(out, x):
-    """x (R, C) -> out (C,) += the sum over rows. Adds to out."""
     R, C = x.shape
     if x.size <= SMALL:
         _column_sums_alone(out, x)
@@ -89,7 +88,6 @@ def add_chunks(out, partial, column):
 
 
 def sum_of_squares(x):
-    """x (n,) -> the sum of the squares of its elements, as a float."""
     chunks = ceil_div(x.size, ELEMENTS)
     partial = scratch(1, 2 * chunks).reshape(-1).view(np.float64)[:chunks]
     if chunks == 1:

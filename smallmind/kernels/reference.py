@@ -52,7 +52,7 @@ def matmul_gelu(activation, preactivation, a, b, bias=None):
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-@kernel(temporaries=3)
+@kernel("elementwise", temporaries=3)
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
 
@@ -61,7 +61,7 @@ def gelu(y, x):
     y[...] = 0.5 * x * (1 + np.tanh(_SLOPE * (x + _CUBIC * x * x * x)))
 
 
-@kernel("gelu", writes=2, temporaries=7, division=("elements", "x"))
+@kernel("elementwise", writes=2, temporaries=7, division=("elements", "x"))
 def gelu_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy gelu'(x), y (R, C) = gelu(x).
 
@@ -76,14 +76,14 @@ def gelu_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-@kernel(temporaries=2, silent=0.0, division=("elements", "x"))
+@kernel("elementwise", temporaries=2, silent=0.0, division=("elements", "x"))
 def relu2(y, x):
     """x (R, C) -> y (R, C) = max(x, 0)^2. Writes y."""
     positive = np.maximum(x, 0)
     y[...] = positive * positive
 
 
-@kernel("relu2", writes=2, temporaries=3, division=("elements", "x"))
+@kernel("elementwise", writes=2, temporaries=3, division=("elements", "x"))
 def relu2_backward(dx, y, dy, x):
     """dy, x (R, C) -> dx (R, C) = dy 2 max(x, 0), y (R, C) = max(x, 0)^2.
 
@@ -96,7 +96,7 @@ def relu2_backward(dx, y, dy, x):
     dx[...] = gradient
 
 
-@kernel(temporaries=2, silent=1e-7, division=("rows", "y"))
+@kernel("elementwise", temporaries=2, silent=1e-7, division=("rows", "y"))
 def swiglu(y, x):
     """x (R, 2 W), the gate and what it multiplies -> y (R, W) = silu(gate) up. Writes y.
 
@@ -106,7 +106,7 @@ def swiglu(y, x):
     y[...] = gate * _sigmoid(gate) * up
 
 
-@kernel("swiglu", writes=2, temporaries=3, division=("rows", "dy"))
+@kernel("elementwise", writes=2, temporaries=3, division=("rows", "dy"))
 def swiglu_backward(dx, y, dy, x):
     """dy (R, W), x (R, 2 W) -> dx (R, 2 W), y (R, W) = swiglu(x).
 
@@ -125,13 +125,13 @@ def _sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-@kernel(temporaries=2, division=("elements", "x"))
+@kernel("elementwise", temporaries=2, division=("elements", "x"))
 def softcap(y, x, cap):
     """x (R, V) -> y (R, V) = cap tanh(x / cap). Writes y, which may be x."""
     y[...] = cap * np.tanh(x / cap)
 
 
-@kernel("softcap", temporaries=3, division=("elements", "y"))
+@kernel("elementwise", temporaries=3, division=("elements", "y"))
 def softcap_backward(dx, dy, y, cap):
     """dy, y (R, V) -> dx (R, V) = dy (1 - (y / cap)^2). Writes dx, which may be dy."""
     # forward: y = cap tanh(x / cap)
@@ -157,7 +157,7 @@ def column_sum(out, x):
     out += x.sum(axis=0)
 
 
-@kernel(writes=3, temporaries=3, division=("rows", "x"))
+@kernel("norms", writes=3, temporaries=3, division=("rows", "x"))
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
 
@@ -169,7 +169,7 @@ def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
     out[...] = _add(xhat * weight, bias)
 
 
-@kernel("layernorm", writes=3, temporaries=4, division=("chunks", "x"))
+@kernel("norms", writes=3, temporaries=4, division=("chunks", "x"))
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
     """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
 
@@ -188,7 +188,7 @@ def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=Non
     dx[...] = _add((dxhat - mean_dxhat - xhat * mean_dxhat_xhat) * rstd[:, None], addend)
 
 
-@kernel(writes=2, temporaries=2, division=("rows", "x"))
+@kernel("norms", writes=2, temporaries=2, division=("rows", "x"))
 def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     """x (R, C), weight (C,) -> out (R, C) = x rstd weight; keeps rstd (R,). Writes both.
 
@@ -198,7 +198,7 @@ def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
     out[...] = x * rstd[:, None] * weight
 
 
-@kernel("rmsnorm", writes=2, temporaries=4, division=("chunks", "x"))
+@kernel("norms", writes=2, temporaries=4, division=("chunks", "x"))
 def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
     """dy, x (R, C), rstd (R,) -> dx (R, C) [+ addend (R, C)].
 
@@ -285,19 +285,19 @@ def copy_columns(out, x, first):
     out[...] = x[:, first : first + out.shape[1]]
 
 
-@kernel("vectors")
+@kernel("elementwise")
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
 
 
-@kernel("vectors")
+@kernel("elementwise")
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
     out[...] = round_to(to_float32(x), out.dtype)
 
 
-@kernel("vectors", division=("elements", "out"))
+@kernel("elementwise", division=("elements", "out"))
 def clear(out):
     """out of any shape -> zeros."""
     out[...] = 0
@@ -352,7 +352,12 @@ def rotary_angles(positions, D, theta):
     return np.arange(positions)[:, None] * theta ** (-np.arange(half) / max(1, half))
 
 
-@kernel(writes=2, temporaries=attention_temporaries, division=("heads", "logsumexp"))
+@kernel(
+    "attention.forward",
+    writes=2,
+    temporaries=attention_temporaries,
+    division=("heads", "logsumexp"),
+)
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
 
@@ -369,7 +374,11 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     heads[...] = _drop_heads(p, key, probability, first_row) @ _repeated(v, H)
 
 
-@kernel(temporaries=attention_backward_temporaries, division=("heads", "logsumexp"))
+@kernel(
+    "attention.backward",
+    temporaries=attention_backward_temporaries,
+    division=("heads", "logsumexp"),
+)
 def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
 ):
@@ -400,7 +409,7 @@ def attention_backward(
 PANEL = 16  # positions whose keys are kept together, channel by channel
 
 
-@kernel("cached_attention", writes=2)
+@kernel("attention.decoding", writes=2)
 def keep_keys_values(keys, values, qkv, start):
     """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
 
@@ -415,7 +424,7 @@ def keep_keys_values(keys, values, qkv, start):
     keys[:, :, places // PANEL, :, places % PANEL] = k.transpose(2, 0, 1, 3)
 
 
-@kernel()
+@kernel("attention.decoding")
 def cached_attention(out, qkv, keys, values, start, firsts=None):
     """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
 
@@ -504,7 +513,7 @@ def embedding_backward(dweight, daddend, dout, ids):
 BIGRAM_FACTOR = 0x9E3779B1  # odd: it spreads pairs over the rows of a table too small for all
 
 
-@kernel(temporaries=6, is_activation=False)
+@kernel("tokens", temporaries=6, is_activation=False)
 def bigrams(rows, ids, vocab_size, count, document_token, before=None):
     """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
 
@@ -520,7 +529,7 @@ def bigrams(rows, ids, vocab_size, count, document_token, before=None):
     rows[...] = pairs
 
 
-@kernel("documents", temporaries=2, is_activation=False)
+@kernel("tokens", temporaries=2, is_activation=False)
 def document_starts(firsts, ids, token, begun=None, start=None):
     """ids (B, T) -> firsts (B, T), the last place of `token` up to each place, or 0. Writes firsts.
 

@@ -9,7 +9,6 @@ from numba import prange
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, load_up_to, store_up_to
-from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reference import rotary_angles
 
 
@@ -26,17 +25,10 @@ BEGINNING = np.zeros((), np.int64)
 
 
 def rope(x, theta, T, heads, D, start=None, positions=0, inverse=False):
-    """x (B T, W) -> x, its first `heads` heads of D channels rotated by their position. Writes x.
-
-    Row t of a sequence has position start + t, with start () or 0; `positions` is above any of
-    them, if later calls continue. Channels i and i + D // 2 of a head are a pair (a, b), which
-    becomes (a cos - b sin, b cos + a sin) of position theta^(-i / (D // 2)); if D is odd, the last
-    channel stays. `inverse` rotates back, which is also the backward pass.
-    """
     start = BEGINNING if start is None else start
     cosines, sines = rotation_tables(theta, T, D, start, positions)
     rotation = Rotation(T, heads, D, np.float32(-1 if inverse else 1))
-    _rope(x, cosines, sines, start, rotation, threads())
+    _rope(x, cosines, sines, start, rotation)
 
 
 def rotation_tables(theta, T, D, start, positions):

@@ -49,7 +49,7 @@ from smallmind.kernels.alignment import aligned_empty
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.simd import LANES, broadcast, fma, lane_sum, load, store
 from smallmind.kernels.gemm.tile import PANEL, TILE_ROWS
-from smallmind.kernels.rmsnorm import rmsnorm
+from smallmind.kernels.norms import rmsnorm
 from smallmind.lessons import judge
 
 smallmind.set_threads(1)

@@ -277,4 +277,4 @@ print(f"Loss {first:.3f}, after 40 steps in bfloat16 {last:.3f}")
 #
 # - Zhu, Chen, He, LeCun & Liu (2025), *Transformers without Normalization*, section 4: the layer.
 # - Lesson 2 derives the backward passes of the layers that a transformer is made of.
-# - `nn/layernorm.py` and `kernels/layernorm.py` are a norm that is tuned.
+# - `nn/layernorm.py` and `kernels/norms.py` are a norm that is tuned.

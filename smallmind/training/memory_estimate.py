@@ -382,12 +382,13 @@ class _WithoutRows(StoredTensor):
 
 def _scratch(run: _DryRun, threads: int) -> int:
     """The memory that kernels keep: the scratch of the hungriest one, and tables of positions."""
-    from smallmind.kernels import attention_backward, muon
+    from smallmind.kernels import muon
+    from smallmind.kernels.attention import backward
     from smallmind.kernels.gemm import blocked, sixteen_bit
 
     config, dtype = run.model.config, np.dtype(run.model.workspace.activation_dtype)
     T, D = config.block_size, config.head_channels
-    attention = attention_backward.scratch_size(T, D, dtype)
+    attention = backward.scratch_size(T, D, dtype)
     product = sixteen_bit.SCRATCH if dtype.itemsize == 2 else blocked.SCRATCH
     update = run.optimizer.scratch_size and muon.PACKING + run.optimizer.scratch_size
     tables = run.model.network.embedding.position.table_bytes(T)

@@ -17,7 +17,7 @@ from smallmind.console import activity
 from smallmind.kernels.codegen.cache_directory import cache_directory
 one = np.ones((1, 1), np.float32)
 dx, y = np.empty_like(one), np.empty_like(one)
-from smallmind.kernels.gelu import gelu_backward
+from smallmind.kernels.elementwise import gelu_backward
 gelu_backward(dx, y, one, one)
 print(dx[0, 0], activity.compiled()[0] > 0, cache_directory())
 """
@@ -86,7 +86,7 @@ def test_a_missing_kernel_is_linked_from_the_cached_functions_that_it_calls(pack
 FROM_CACHE = """
 import sys
 import numpy as np
-from smallmind.kernels.gelu import gelu_backward
+from smallmind.kernels.elementwise import gelu_backward
 from smallmind.kernels.reduce import sum_of_squares
 one = np.ones((1, 1), np.float32)
 gelu_backward(np.empty_like(one), np.empty_like(one), one, one)
@@ -169,7 +169,7 @@ def interrupted(*arguments):
 def measure():
     one = np.ones((1, 1), np.float32)
     dx, y = np.empty_like(one), np.empty_like(one)
-    from smallmind.kernels.gelu import gelu_backward
+    from smallmind.kernels.elementwise import gelu_backward
     gelu_backward(dx, y, one, one)
     return dx[0, 0]
 

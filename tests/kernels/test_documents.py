@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smallmind.kernels import attention, attention_backward, compiled, reference
+from smallmind.kernels import compiled, reference
+from smallmind.kernels.attention import backward, forward
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.half import BFLOAT16, FLOAT16
 from tests.gradcheck import assert_gradients
@@ -169,7 +170,7 @@ def test_scores_of_other_documents_may_be_of_any_size(random):
 def test_documents_compile_no_further_kernels(random):
     T, D = 9, 8
     qkv, dout = normal(random, T, 3 * D), normal(random, T, D)
-    kernels = (attention._attention, attention_backward._attention_backward)
+    kernels = (forward._attention, backward._attention_backward)
     dispatchers = [
         cell.cell_contents
         for kernel in kernels

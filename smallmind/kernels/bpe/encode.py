@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.bpe.pairs import FREE, pair_slot
 from smallmind.kernels.bpe.split import word_end
-from smallmind.kernels.bpe.words import Words, add_word, insert, slot_of
+from smallmind.kernels.bpe.words import FREE, Words, add_word, insert, pair_slot, slot_of
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit, threaded_jit
 
 NONE = -1

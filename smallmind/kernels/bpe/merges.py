@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from smallmind.kernels.bpe.pairs import FREE, pair_slot
+from smallmind.kernels.bpe.words import FREE, pair_slot
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, short_jit
 
 NONE = -1  # ends a list

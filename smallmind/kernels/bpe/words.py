@@ -1,4 +1,4 @@
-"""Counting the distinct words of a text in a hash table."""
+"""Hash tables: of the distinct words of a text with their counts, and of pairs of tokens."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,8 @@ import numpy as np
 from smallmind.kernels.bpe.split import word_end
 from smallmind.kernels.codegen.jit import inline_jit, threaded_jit
 
+FREE = -1  # of slots
+MIXER = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio
 FNV_OFFSET, FNV_PRIME = 0xCBF29CE484222325, 0x100000001B3  # Fowler, Noll and Vo's hash
 
 
@@ -118,3 +120,19 @@ def count_words(words, data, stops, start, classes, pattern):
             words.counts[word] += 1
             start = end
     return start
+
+
+@inline_jit
+def pair_slot(slots, lefts, rights, left, right):
+    """slots (a power of two,) -> the slot of a pair of tokens: where it is, or where it would go.
+
+    Slots hold indices into lefts and rights, or FREE: at least one of them.
+    """
+    mask = np.uint64(len(slots) - 1)
+    value = (np.uint64(left) << np.uint64(32) | np.uint64(right)) * np.uint64(MIXER)
+    slot = value >> np.uint64(32) & mask
+    while True:
+        pair = slots[slot]
+        if pair == FREE or (lefts[pair] == left and rights[pair] == right):
+            return slot
+        slot = slot + np.uint64(1) & mask

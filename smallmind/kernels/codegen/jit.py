@@ -9,6 +9,7 @@ that kernels call through a symbol.
 
 import functools
 import gc
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ from smallmind.console import activity
 from smallmind.kernels.codegen.cache import EntryPointCache, KernelCache, enable_cache
 from smallmind.kernels.codegen.linking import LinkedLibrary, libraries
 from smallmind.kernels.codegen.recording import active
-from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning
+from smallmind.kernels.codegen.threads import PARALLEL, limit_spinning, threads
 from smallmind.signals import deferred
 
 if numba.config.DISABLE_JIT:
@@ -98,17 +99,27 @@ _compile_serial = _compiler(EntryPointCache)
 
 
 def parallel_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: compiles a function whose prange loops run on all threads."""
+    """Decorator: compiles a function whose prange loops run on all threads.
+
+    Its last parameter may be `workers`: callers leave it out, and it gets the number of threads.
+    """
     compiled = _compile_parallel(function)
+    signature = inspect.signature(function)
+    *others, last = signature.parameters.values()
+    is_divided = last.name == "workers"
 
     @functools.wraps(function)
     def run(*arguments: Any) -> Any:
+        if is_divided:
+            arguments = *arguments, threads()
         with PARALLEL.region:
             result = compiled(*arguments)
         if active.recording is not None:
             active.recording.add(compiled, arguments)
         return result
 
+    if is_divided:
+        run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
     return run
 
 

@@ -1,7 +1,9 @@
-"""Working memory of the kernels, kept from call to call."""
+"""Working memory of the kernels, kept from call to call, and placeholders for absent arrays."""
 
+import functools
 import math
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -46,3 +48,13 @@ def _view(rows: int, size: int) -> np.ndarray:
 def scratch_bytes() -> int:
     """The bytes that this Python thread keeps."""
     return _kept.elements.nbytes
+
+
+@functools.cache
+def absent(dtype: Any, dimensions: int) -> np.ndarray:
+    """An empty array.
+
+    With the dtype that the array would have: the version of a kernel that is compiled with it is
+    the one without it too, and compiling a product takes seconds.
+    """
+    return np.empty((0,) * dimensions, dtype)

@@ -9,20 +9,22 @@ cheaper: whenever an array is passed, sliced or taken from a tuple, its referenc
 """
 
 import dataclasses
+import inspect
 import operator
 from typing import ClassVar
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import imputils
+from numba.core import cgutils, imputils
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import intrinsic, models, register_model
 
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import inline_jit, jit
+from smallmind.kernels.codegen.operation import PLACE, element_pointer, operation
 from smallmind.kernels.codegen.rounding import ceil_div
-from smallmind.kernels.codegen.vector_ir import I32, I64, Storage, VectorIR
+from smallmind.kernels.codegen.vector_ir import I32, I64, VectorIR
 
 LANES = ISA.lanes
 LINE_SIZE = 64  # bytes of a cache line
@@ -30,12 +32,6 @@ LOG2_E = np.float32(np.log2(np.e))
 HOST = VectorIR(ISA)
 NARROW = min(LANES, 8)  # elements of shorter vectors, which cross fewer cache lines
 _NARROW = VectorIR(dataclasses.replace(ISA, lanes=NARROW))
-# Numba has no 16-bit floats; kernels get their bits.
-STORAGE = {
-    types.float32: Storage.FLOAT32,
-    types.uint16: Storage.FLOAT16,
-    types.int16: Storage.BFLOAT16,
-}
 
 
 class VectorType(types.Type):
@@ -71,19 +67,12 @@ class DoublesModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, _DOUBLES)
 
 
-def _element(context, builder, array_type, array, index):
-    """Pointer to the element at a flat index of a contiguous array or after a pointer."""
-    if isinstance(array_type, types.CPointer):
-        return builder.gep(array, [index])
-    return builder.gep(context.make_array(array_type)(context, builder, value=array).data, [index])
-
-
 @intrinsic
 def at(typingctx, array, index):
     """array, flat index -> pointer to that element."""
 
     def codegen(context, builder, sig, args):
-        return _element(context, builder, sig.args[0], args[0], args[1])
+        return element_pointer(context, builder, sig.args[0], *args)
 
     return types.CPointer(array.dtype)(array, types.int64), codegen
 
@@ -97,7 +86,7 @@ def start_of_overlapping(typingctx, array):
     """
 
     def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[0], args[0], I64(0))
+        pointer = element_pointer(context, builder, sig.args[0], args[0], I64(0))
         kind = ir.FunctionType(pointer.type, [pointer.type])
         return builder.asm(kind, "", "=r,0", [pointer], side_effect=False)
 
@@ -121,101 +110,6 @@ def borrow(typingctx, array):
 
 
 @intrinsic
-def load(typingctx, array, index):
-    """array, flat index -> the LANES elements from there."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        return HOST.load(builder, pointer, STORAGE[array.dtype])
-
-    return vector(array, types.int64), codegen
-
-
-@intrinsic
-def copy_narrow(typingctx, out, target, x, index):
-    """Copies NARROW elements of x from a flat index to out: `load` and `store` of fewer lanes."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[2], args[2], args[3])
-        place = _element(context, builder, sig.args[0], args[0], args[1])
-        value = _NARROW.load(builder, pointer, STORAGE[x.dtype])
-        _NARROW.store(builder, value, place, STORAGE[out.dtype])
-        return context.get_dummy_value()
-
-    return types.void(out, types.int64, x, types.int64), codegen
-
-
-@intrinsic
-def element(typingctx, array, index):
-    """array, flat index -> the element there, as float32."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        one = HOST.load_first(builder, pointer, I64(1), STORAGE[array.dtype])
-        return builder.extract_element(one, I32(0))
-
-    return types.float32(array, types.int64), codegen
-
-
-@intrinsic
-def load_first(typingctx, array, index, count):
-    """array, flat index, count -> the first `count` elements from there, then zeros."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        return HOST.load_first(builder, pointer, args[2], STORAGE[array.dtype])
-
-    return vector(array, types.int64, types.int64), codegen
-
-
-@intrinsic
-def store(typingctx, array, index, value):
-    """Writes LANES elements of array from a flat index."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        HOST.store(builder, args[2], pointer, STORAGE[array.dtype])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, vector), codegen
-
-
-@intrinsic
-def store_first(typingctx, array, index, value, count):
-    """Writes the first `count` lanes of value to array from a flat index."""
-
-    def codegen(context, builder, sig, args):
-        pointer = _element(context, builder, sig.args[0], args[0], args[1])
-        HOST.store_first(builder, args[2], pointer, args[3], STORAGE[array.dtype])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, vector, types.int64), codegen
-
-
-@intrinsic
-def prefetch(typingctx, array, index):
-    """Prefetches the cache line of array at a flat index, which may be out of bounds."""
-
-    def codegen(context, builder, sig, args):
-        HOST.prefetch(builder, _element(context, builder, sig.args[0], args[0], args[1]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), codegen
-
-
-@intrinsic
-def prefetch_to_write(typingctx, array, index):
-    """As `prefetch`, and takes the line away from other cores, to which it may belong."""
-
-    def codegen(context, builder, sig, args):
-        place = _element(context, builder, sig.args[0], args[0], args[1])
-        HOST.prefetch(builder, place, write=True)
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), codegen
-
-
-@intrinsic
 def line_elements(typingctx, pointer):
     """The number of elements in a cache line."""
 
@@ -226,220 +120,155 @@ def line_elements(typingctx, pointer):
 
 
 @intrinsic
-def broadcast(typingctx, scalar):
+def parts(typingctx, scratch, sizes):
+    """A pointer, a named tuple of sizes -> the same tuple of pointers to parts of these sizes."""
+    kind = types.BaseTuple.from_types([scratch] * len(sizes), sizes.instance_class)
+
+    def codegen(context, builder, sig, args):
+        pointers = [args[0]]
+        for size in cgutils.unpack_tuple(builder, args[1])[:-1]:
+            pointers.append(builder.gep(pointers[-1], [size]))
+        return context.make_tuple(builder, kind, pointers)
+
+    return kind(scratch, sizes), codegen
+
+
+@operation(vector, PLACE)
+def load(builder, place):
+    """array, flat index -> the LANES elements from there."""
+    return HOST.load(builder, *place)
+
+
+@operation(types.float32, PLACE)
+def element(builder, place):
+    """array, flat index -> the element there, as float32."""
+    one = HOST.load_first(builder, place.pointer, I64(1), place.storage)
+    return builder.extract_element(one, I32(0))
+
+
+@operation(vector, PLACE, types.int64)
+def load_first(builder, place, count):
+    """array, flat index, count -> the first `count` elements from there, then zeros."""
+    return HOST.load_first(builder, place.pointer, count, place.storage)
+
+
+@operation(types.void, PLACE, vector)
+def store(builder, place, value):
+    """Writes LANES elements of array from a flat index."""
+    HOST.store(builder, value, *place)
+
+
+@operation(types.void, PLACE, vector, types.int64)
+def store_first(builder, place, value, count):
+    """Writes the first `count` lanes of value to array from a flat index."""
+    HOST.store_first(builder, value, place.pointer, count, place.storage)
+
+
+@operation(types.void, PLACE, PLACE)
+def copy_narrow(builder, target, source):
+    """Copies NARROW elements from one place to another: `load` and `store` of fewer lanes."""
+    _NARROW.store(builder, _NARROW.load(builder, *source), *target)
+
+
+@operation(types.void, PLACE)
+def prefetch(builder, place):
+    """Prefetches the cache line of array at a flat index, which may be out of bounds."""
+    HOST.prefetch(builder, place.pointer)
+
+
+@operation(types.void, PLACE)
+def prefetch_to_write(builder, place):
+    """As `prefetch`, and takes the line away from other cores, to which it may belong."""
+    HOST.prefetch(builder, place.pointer, write=True)
+
+
+@operation(vector, types.float32)
+def broadcast(builder, scalar):
     """float32 -> Vector with that value in every lane."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.splat(builder, args[0])
-
-    return vector(types.float32), codegen
+    return HOST.splat(builder, scalar)
 
 
-@intrinsic
-def fma(typingctx, a, b, c):
-    """a * b + c, rounded once if the CPU has the instruction."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.fma(builder, *args)
-
-    return vector(vector, vector, vector), codegen
+def on_vectors(write):
+    """The intrinsic of an operation, as in `VectorIR`, whose arguments and result are Vectors."""
+    arguments = len(inspect.signature(write).parameters) - 1  # besides the builder
+    return operation(vector, *[vector] * arguments)(write)
 
 
-@intrinsic
-def dot_pairs(typingctx, total, a, b):
-    """Adds to total the products of two bfloat16 in every lane of a and b."""
+fma = on_vectors(HOST.fma)
+dot_pairs = on_vectors(HOST.dot_pairs)
+scale_by_power = on_vectors(HOST.scale_by_power)
+scale_by_normal_power = on_vectors(HOST.scale_by_normal_power)
+reciprocal = on_vectors(HOST.reciprocal)
+fraction = on_vectors(HOST.fraction)
+scale_by_floor = on_vectors(HOST.scale_by_floor)
+_estimate_log2 = on_vectors(HOST.estimate_log2)
+nearest = on_vectors(HOST.nearest)
+square_root = on_vectors(HOST.square_root)
 
-    def codegen(context, builder, sig, args):
-        return HOST.dot_pairs(builder, *args)
 
-    return vector(vector, vector, vector), codegen
-
-
-@intrinsic
-def maximum(typingctx, a, b):
+@on_vectors
+def maximum(builder, a, b):
     """The larger of each pair of lanes; b where either is NaN."""
-
-    def codegen(context, builder, sig, args):
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
-
-    return vector(vector, vector), codegen
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@intrinsic
-def minimum(typingctx, a, b):
+@on_vectors
+def minimum(builder, a, b):
     """The smaller of each pair of lanes; b where either is NaN."""
-
-    def codegen(context, builder, sig, args):
-        return builder.select(builder.fcmp_ordered("<", *args), *args)
-
-    return vector(vector, vector), codegen
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
-@intrinsic
-def zero_below(typingctx, value, x, limit):
+@on_vectors
+def zero_below(builder, value, x, limit):
     """Keeps value in the lanes where x is not below limit; zero in the others."""
-
-    def codegen(context, builder, sig, args):
-        value, x, limit = args
-        return builder.select(builder.fcmp_ordered("<", x, limit), HOST.constant(0.0), value)
-
-    return vector(vector, vector, vector), codegen
+    return builder.select(builder.fcmp_ordered("<", x, limit), HOST.constant(0.0), value)
 
 
-@intrinsic
-def keep_first(typingctx, value, count):
+@operation(vector, vector, types.int64)
+def keep_first(builder, value, count):
     """Keeps the first `count` lanes of value; zero in the others."""
-
-    def codegen(context, builder, sig, args):
-        return builder.select(HOST.first_lanes(builder, args[1]), args[0], HOST.constant(0.0))
-
-    return vector(vector, types.int64), codegen
+    return builder.select(HOST.first_lanes(builder, count), value, HOST.constant(0.0))
 
 
-@intrinsic
-def first_or(typingctx, value, count, otherwise):
+@operation(vector, vector, types.int64, vector)
+def first_or(builder, value, count, otherwise):
     """Keeps the first `count` lanes of value; `otherwise` in the others."""
-
-    def codegen(context, builder, sig, args):
-        value, count, otherwise = args
-        return builder.select(HOST.first_lanes(builder, count), value, otherwise)
-
-    return vector(vector, types.int64, vector), codegen
+    return builder.select(HOST.first_lanes(builder, count), value, otherwise)
 
 
-@intrinsic
-def nearest(typingctx, a):
-    """Each lane rounded to the nearest integer, ties to even."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.call(builder, f"llvm.nearbyint.v{LANES}f32", HOST.vector, args[0])
-
-    return vector(vector), codegen
-
-
-@intrinsic
-def square_root(typingctx, a):
-    """The square root of each lane."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.call(builder, f"llvm.sqrt.v{LANES}f32", HOST.vector, args[0])
-
-    return vector(vector), codegen
-
-
-@intrinsic
-def scale_by_power(typingctx, a, n):
-    """a * 2**n for integral lanes of n from -160 to 160, rounded once; NaN where either is NaN."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.scale_by_power(builder, *args)
-
-    return vector(vector, vector), codegen
-
-
-@intrinsic
-def scale_by_normal_power(typingctx, a, n):
-    """`scale_by_power` for n from -126 to 127 only, which takes fewer instructions on some CPUs."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.scale_by_normal_power(builder, *args)
-
-    return vector(vector, vector), codegen
-
-
-@intrinsic
-def reciprocal(typingctx, a):
-    """1 / a within 2e-7 relative, for normal lanes of a whose reciprocal is normal too."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.reciprocal(builder, args[0])
-
-    return vector(vector), codegen
-
-
-@intrinsic
-def fraction(typingctx, a):
-    """a - floor(a) in every lane, for `scale_by_floor`; NaN for NaN."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.fraction(builder, args[0])
-
-    return vector(vector), codegen
-
-
-@intrinsic
-def scale_by_floor(typingctx, a, n):
-    """a * 2**floor(n) in every lane, rounded once; NaN where either is NaN."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.scale_by_floor(builder, *args)
-
-    return vector(vector, vector), codegen
-
-
-@intrinsic
-def _estimate_log2(typingctx, a):
-    """Within 0.09 of the logarithm of each lane."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.estimate_log2(builder, args[0])
-
-    return vector(vector), codegen
-
-
-@intrinsic
-def lane_sum(typingctx, a):
+@operation(types.float32, vector)
+def lane_sum(builder, a):
     """The sum of all lanes, added pairwise in a fixed order."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.fold(builder, args[0], builder.fadd)
-
-    return types.float32(vector), codegen
+    return HOST.fold(builder, a, builder.fadd)
 
 
-@intrinsic
-def no_doubles(typingctx):
-    """LANES zeros in float64."""
-
-    def codegen(context, builder, sig, args):
-        return ir.Constant(_DOUBLES, None)
-
-    return doubles(), codegen
-
-
-@intrinsic
-def add_squares(typingctx, total, a):
-    """total + a * a in every lane, in float64, where the square of a float32 is exact."""
-
-    def codegen(context, builder, sig, args):
-        total, a = args
-        wide = builder.fpext(a, _DOUBLES)
-        return builder.fadd(total, builder.fmul(wide, wide))
-
-    return doubles(doubles, vector), codegen
-
-
-@intrinsic
-def sum_of_doubles(typingctx, a, b):
-    """The sum of all lanes of both, added pairwise in a fixed order."""
-
-    def codegen(context, builder, sig, args):
-        return HOST.fold(builder, builder.fadd(*args), builder.fadd)
-
-    return types.float64(doubles, doubles), codegen
-
-
-@intrinsic
-def lane_maximum(typingctx, a):
+@operation(types.float32, vector)
+def lane_maximum(builder, a):
     """The largest lane."""
 
-    def codegen(context, builder, sig, args):
-        def larger(a, b):
-            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+    def larger(a, b):
+        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-        return HOST.fold(builder, args[0], larger)
+    return HOST.fold(builder, a, larger)
 
-    return types.float32(vector), codegen
+
+@operation(doubles)
+def no_doubles(builder):
+    """LANES zeros in float64."""
+    return ir.Constant(_DOUBLES, None)
+
+
+@operation(doubles, doubles, vector)
+def add_squares(builder, total, a):
+    """total + a * a in every lane, in float64, where the square of a float32 is exact."""
+    wide = builder.fpext(a, _DOUBLES)
+    return builder.fadd(total, builder.fmul(wide, wide))
+
+
+@operation(types.float64, doubles, doubles)
+def sum_of_doubles(builder, a, b):
+    """The sum of all lanes of both, added pairwise in a fixed order."""
+    return HOST.fold(builder, builder.fadd(a, b), builder.fadd)
 
 
 def _define_operator(function, instruction):
@@ -474,33 +303,30 @@ for _function, _instruction in (
     _define_operator(_function, _instruction)
 
 
-@intrinsic
-def dropout_factors(typingctx, key, index, step, threshold, scale):
+_DROPOUT = types.uint64, types.int64, types.int64, types.int64, types.float32
+
+
+@operation(vector, *_DROPOUT)
+def dropout_factors(builder, key, index, step, threshold, scale):
     """The scale in the lanes that dropout keeps, zero in those that it drops.
 
     The lanes are at the flat positions index, index + step, ... The one at position i is kept if
     the 32-bit hash of (key, i) is at least threshold: see `reference.dropout_mask`.
     """
+    low, high = builder.trunc(key, I32), builder.trunc(builder.lshr(key, I64(32)), I32)
 
-    def codegen(context, builder, sig, args):
-        key, index, step, threshold, scale = args
-        low, high = builder.trunc(key, I32), builder.trunc(builder.lshr(key, I64(32)), I32)
+    def mix(x, shift):
+        return builder.xor(x, builder.lshr(x, HOST.integer(shift)))
 
-        def mix(x, shift):
-            return builder.xor(x, builder.lshr(x, HOST.integer(shift)))
-
-        lane = ir.Constant(HOST.integers, list(range(LANES)))
-        lane = builder.mul(lane, HOST.splat(builder, builder.trunc(step, I32)))
-        x = builder.add(HOST.splat(builder, builder.trunc(index, I32)), lane)
-        x = builder.mul(builder.xor(x, HOST.splat(builder, low)), HOST.integer(0xED5AD4BB))
-        x = builder.add(mix(x, 15), HOST.splat(builder, high))
-        x = mix(builder.mul(x, HOST.integer(0xAC4C1B51)), 14)
-        x = builder.mul(x, HOST.integer(0x31848BAB))
-        kept = builder.icmp_unsigned(">=", x, HOST.splat(builder, builder.trunc(threshold, I32)))
-        return builder.select(kept, HOST.splat(builder, scale), HOST.constant(0.0))
-
-    kinds = types.uint64, types.int64, types.int64, types.int64, types.float32
-    return vector(*kinds), codegen
+    lane = ir.Constant(HOST.integers, list(range(LANES)))
+    lane = builder.mul(lane, HOST.splat(builder, builder.trunc(step, I32)))
+    x = builder.add(HOST.splat(builder, builder.trunc(index, I32)), lane)
+    x = builder.mul(builder.xor(x, HOST.splat(builder, low)), HOST.integer(0xED5AD4BB))
+    x = builder.add(mix(x, 15), HOST.splat(builder, high))
+    x = mix(builder.mul(x, HOST.integer(0xAC4C1B51)), 14)
+    x = builder.mul(x, HOST.integer(0x31848BAB))
+    kept = builder.icmp_unsigned(">=", x, HOST.splat(builder, builder.trunc(threshold, I32)))
+    return builder.select(kept, HOST.splat(builder, scale), HOST.constant(0.0))
 
 
 @jit

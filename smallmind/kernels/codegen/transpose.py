@@ -4,7 +4,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from smallmind.kernels.codegen.simd import HOST, LANES, STORAGE
+from smallmind.kernels.codegen.operation import STORAGE
+from smallmind.kernels.codegen.simd import HOST, LANES
 from smallmind.kernels.codegen.vector_ir import I64
 
 

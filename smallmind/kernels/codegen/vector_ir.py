@@ -216,8 +216,16 @@ class VectorIR:
     def _upper_half(self, builder, bits):
         return builder.bitcast(builder.and_(bits, self.integer(0xFFFF0000)), self.vector)
 
+    def nearest(self, builder, a):
+        """Each lane rounded to the nearest integer, ties to even."""
+        return self.call(builder, f"llvm.nearbyint.v{self.lanes}f32", self.vector, a)
+
+    def square_root(self, builder, a):
+        """The square root of each lane."""
+        return self.call(builder, f"llvm.sqrt.v{self.lanes}f32", self.vector, a)
+
     def scale_by_power(self, builder, a, n):
-        """a * 2**n for integral lanes of n from -160 to 160."""
+        """a * 2**n for integral lanes of n from -160 to 160, rounded once; NaN where either is."""
         if self.lanes == 16:
             unmasked, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
             name = "llvm.x86.avx512.mask.scalef.ps.512"
@@ -226,24 +234,19 @@ class VectorIR:
             )
         # In two factors: 2**128 and 2**-150 are not float32, although their product with a may be.
         # The second multiplication is exact unless the result is denormal.
-        half = self.call(
-            builder,
-            f"llvm.nearbyint.v{self.lanes}f32",
-            self.vector,
-            builder.fmul(n, self.constant(0.5)),
-        )
+        half = self.nearest(builder, builder.fmul(n, self.constant(0.5)))
         rest = builder.fsub(n, half)
         first = self.scale_by_normal_power(builder, a, half)
         return self.scale_by_normal_power(builder, first, rest)
 
     def scale_by_normal_power(self, builder, a, n):
-        """`scale_by_power` for n from -126 to 127 only."""
+        """`scale_by_power` for n from -126 to 127 only: fewer instructions on some CPUs."""
         if self.lanes == 16:
             return self.scale_by_power(builder, a, n)
         return builder.fmul(a, self._power_of_two(builder, n))
 
     def fraction(self, builder, a):
-        """a - floor(a); of a clamped as in `scale_by_floor`."""
+        """a - floor(a), for `scale_by_floor`, as which it clamps a; NaN for NaN."""
         if self.lanes == 16:
             unmasked, current_rounding = ir.Constant(ir.IntType(16), -1), I32(4)
             down_silently = I32(9)
@@ -256,7 +259,7 @@ class VectorIR:
         return builder.fsub(a, self._floor(builder, a))
 
     def scale_by_floor(self, builder, a, n):
-        """a * 2**floor(n), rounded once; n may be any number."""
+        """a * 2**floor(n), rounded once; n may be any number. NaN where either is."""
         if self.lanes == 16:
             return self.scale_by_power(builder, a, n)  # the instruction takes the floor itself
         return self.scale_by_power(
@@ -264,7 +267,10 @@ class VectorIR:
         )
 
     def estimate_log2(self, builder, a):
-        """The exponent of a and, in place of the logarithm of its significand, that less 1."""
+        """The exponent of a and, in place of the logarithm of its significand, that less 1.
+
+        Within 0.09 of the logarithm.
+        """
         bits = builder.sitofp(builder.bitcast(a, self.integers), self.vector)
         scaled = builder.fmul(bits, self.constant(2.0**-23))
         return builder.fsub(scaled, self.constant(127.0))

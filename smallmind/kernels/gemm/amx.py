@@ -17,13 +17,13 @@ HEIGHT = 2 * TILE  # rows of the result that are multiplied at a time
 
 
 @jit
-def packed_depth(depth):
+def packed_depth(_x, depth):
     """The number of words that `depth` elements of a row become when packed."""
     return round_up(ceil_div(depth, 2), TILE)
 
 
 @jit
-def pack_a(strip, row, a, variant, start, end, first, last):
+def pack_a(a, strip, row, variant, start, end, first, last):
     """Rows first..last, K start..end of the left operand -> Strip, of scratch or of a.
 
     row: words from a packed row to the next.
@@ -38,7 +38,7 @@ def pack_a(strip, row, a, variant, start, end, first, last):
         for i in range(last - first):
             source = words(at(a, (first + i) * K + start))
             count = (end - start) // 2
-            for k in range(0, packed_depth(end - start), TILE):
+            for k in range(0, packed_depth(a, end - start), TILE):
                 store(strip, i * row + k, load_first(source, k, min(TILE, count - k)))
     else:  # the rows of a consist of words
         return Strip(words(at(a, first * K + start)), HEIGHT * (K // 2), K // 2, 1)
@@ -49,14 +49,14 @@ def pack_a(strip, row, a, variant, start, end, first, last):
 def _pack_columns(strip, row, a, start, end, first, last):
     """a[start:end, first:last]^T -> words in strip, row by row; whole tiles of rows."""
     M = a.shape[1]
-    for k in range(0, packed_depth(end - start), TILE):
+    for k in range(0, packed_depth(a, end - start), TILE):
         for column in range(0, last - first, TILE):
             for i in range(TILE):
                 lower = start + 2 * (k + i)
                 count = M - first - column if lower < end else 0
                 place = lower * M + first + column
-                upper = place + M if lower + 1 < end else -1
-                interleave(strip, (column + i) * row + k, a, place, upper, count)
+                step = M if lower + 1 < end else 0
+                interleave(strip, (column + i) * row + k, a, place, step, count)
             tile = at(strip, column * row + k)
             transpose_tile(tile, row, tile, row)
 

@@ -8,8 +8,8 @@ along K loads four tiles and multiplies four times.
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
+from smallmind.kernels.codegen.operation import ANY, operation
 from smallmind.kernels.codegen.vector_ir import I64
 
 TILE = 16  # rows of a tile register, and words in a row
@@ -19,61 +19,43 @@ _I8 = ir.IntType(8)
 _POINTER = _I8.as_pointer()
 
 
-@intrinsic
-def configure(typingctx, upper, lower):
+@operation(types.void, types.int64, types.int64)
+def configure(builder, upper, lower):
     """Gives the upper tiles of a and of the sums `upper` rows, the lower ones `lower`."""
-
-    def codegen(context, builder, sig, args):
-        configuration = cgutils.alloca_once(builder, ir.ArrayType(_I8, 64))
-        place = builder.bitcast(configuration, _POINTER)
-        upper, lower = (builder.trunc(rows, _I8) for rows in args)
-        rows = dict.fromkeys(RIGHT, _I8(TILE))
-        rows |= dict.fromkeys((*SUMS[0], LEFT[0]), upper)
-        rows |= dict.fromkeys((*SUMS[1], LEFT[1]), lower)
-        # Byte 0: the kind of configuration; from 16 on, two bytes with the bytes of a row for each
-        # tile register; from 48 on, a byte with the number of its rows.
-        content = {0: _I8(1)}
-        content |= {16 + 2 * tile: _I8(4 * TILE) for tile in rows}
-        content |= {48 + tile: count for tile, count in rows.items()}
-        for i in range(64):
-            builder.store(content.get(i, _I8(0)), builder.gep(place, [I64(i)]))
-        _call(builder, "ldtilecfg", place)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    configuration = cgutils.alloca_once(builder, ir.ArrayType(_I8, 64))
+    place = builder.bitcast(configuration, _POINTER)
+    rows = dict.fromkeys(RIGHT, _I8(TILE))
+    rows |= dict.fromkeys((*SUMS[0], LEFT[0]), builder.trunc(upper, _I8))
+    rows |= dict.fromkeys((*SUMS[1], LEFT[1]), builder.trunc(lower, _I8))
+    # Byte 0: the kind of configuration; from 16 on, two bytes with the bytes of a row for each
+    # tile register; from 48 on, a byte with the number of its rows.
+    content = {0: _I8(1)}
+    content |= {16 + 2 * tile: _I8(4 * TILE) for tile in rows}
+    content |= {48 + tile: count for tile, count in rows.items()}
+    for i in range(64):
+        builder.store(content.get(i, _I8(0)), builder.gep(place, [I64(i)]))
+    _call(builder, "ldtilecfg", place)
 
 
-@intrinsic
-def release(typingctx):
+@operation(types.void)
+def release(builder):
     """Leaves the tile registers, which a switch of threads would otherwise save."""
-
-    def codegen(context, builder, sig, args):
-        _call(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    _call(builder, "tilerelease")
 
 
-@intrinsic
-def multiply_tiles(typingctx, c, a, b, depth, addend, two_down, two_across):
+@operation(types.void, ANY, ANY, ANY, types.int64, ANY, types.boolean, types.boolean)
+def multiply_tiles(builder, c, a, b, depth, addend, two_down, two_across):
     """c = a b [+ addend] for one or two tiles down and across."""
-
-    def codegen(context, builder, sig, args):
-        c, a, b, depth, addend, two_down, two_across = args
-        c, a, b, addend = (cgutils.unpack_tuple(builder, rows) for rows in (c, a, b, addend))
-        for down in (1, 2):
-            for across in (1, 2):
-                is_down, is_across = (
-                    builder.icmp_unsigned("==", two, two.type(count - 1))
-                    for two, count in ((two_down, down), (two_across, across))
-                )
-                with builder.if_then(builder.and_(is_down, is_across)):
-                    function = tiles_function(builder.module, down, across)
-                    builder.call(function, [*c, *a, *b, depth, *addend])
-        return context.get_dummy_value()
-
-    flags = types.boolean, types.boolean
-    return types.void(c, a, b, types.int64, addend, *flags), codegen
+    c, a, b, addend = (cgutils.unpack_tuple(builder, rows) for rows in (c, a, b, addend))
+    for down in (1, 2):
+        for across in (1, 2):
+            is_down, is_across = (
+                builder.icmp_unsigned("==", two, two.type(count - 1))
+                for two, count in ((two_down, down), (two_across, across))
+            )
+            with builder.if_then(builder.and_(is_down, is_across)):
+                function = tiles_function(builder.module, down, across)
+                builder.call(function, [*c, *a, *b, depth, *addend])
 
 
 def tiles_function(module, down, across):

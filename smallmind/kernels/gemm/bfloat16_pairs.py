@@ -29,20 +29,20 @@ def multiply(c, a, b, extent, addend, bias, packed):
 
 
 @jit
-def packed_depth(depth):
+def packed_depth(_x, depth):
     """The number of words that `depth` elements of a row become when packed."""
     return ceil_div(depth, 2)
 
 
 @jit
-def pack_a(strip, row, a, variant, start, end, first, last):
+def pack_a(a, strip, row, variant, start, end, first, last):
     """Rows first..last, K start..end of the left operand -> Strip, of scratch or of a.
 
     row: words from a packed row to the next.
     """
     if variant == TRANSPOSE_A:
         pack_word_columns(strip, a, start, end, first, last)
-        return Strip(at(strip, 0), packed_tile(packed_depth(end - start)), 1, TILE_ROWS)
+        return Strip(at(strip, 0), packed_tile(packed_depth(a, end - start)), 1, TILE_ROWS)
     K = a.shape[1]
     if K % 2 == 0:  # the rows of a consist of words
         return Strip(words(at(a, first * K + start)), TILE_ROWS * (K // 2), K // 2, 1)
@@ -75,6 +75,6 @@ def pack_word_columns(strip, a, start, end, first, last):
         for tile in range(whole, tiles):
             for v in range(0, TILE_ROWS, LANES):
                 column = tile * TILE_ROWS + v
-                upper = row + M + column if start + 2 * k + 1 < end else -1
-                interleave(strip, target + v, a, row + column, upper, M - first - column)
+                step = M if start + 2 * k + 1 < end else 0
+                interleave(strip, target + v, a, row + column, step, M - first - column)
             target += size

@@ -12,7 +12,14 @@ import numpy as np
 from numba import prange, types
 
 from smallmind.kernels.codegen.isa import ISA
-from smallmind.kernels.codegen.jit import called_jit, jit, native, parallel_jit, serial_jit
+from smallmind.kernels.codegen.jit import (
+    called_jit,
+    inline_jit,
+    jit,
+    native,
+    parallel_jit,
+    serial_jit,
+)
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import (
     LANES,
@@ -24,7 +31,7 @@ from smallmind.kernels.codegen.simd import (
     store,
     store_first,
 )
-from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.elementwise import gelu_of
 from smallmind.kernels.gemm.few_rows import FEW, multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
@@ -78,6 +85,14 @@ class Operands(NamedTuple):
     bias: Any
     addend: Any
     variant: int
+
+
+@inline_jit
+def operands_of(out, activation, a, b, bias, addend, variant):
+    """-> Operands, without reference counting: see `borrow`."""
+    return Operands(
+        borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant
+    )
 
 
 class Packed(NamedTuple):
@@ -324,9 +339,7 @@ _SHARE = types.void(
 @native("smallmind_gemm_share", _SHARE)
 def gemm_share(out, activation, a, b, bias, addend, variant, scratch, worker, workers):
     """The worker's share: a rectangle of tiles, from a grid that balances the work."""
-    operands = Operands(
-        borrow(out), borrow(activation), borrow(a), borrow(b), borrow(bias), borrow(addend), variant
-    )
+    operands = operands_of(out, activation, a, b, bias, addend, variant)
     scratch = borrow(scratch)
     packed = Packed(scratch[:PANEL_SIZE], scratch[PANEL_SIZE:])
     M, N = out.shape

@@ -18,13 +18,13 @@ multiply = multiply_panel
 
 
 @jit
-def packed_depth(depth):
+def packed_depth(_x, depth):
     """The number of float32 that `depth` elements of a row become when packed."""
     return depth
 
 
 @jit
-def pack_a(strip, row, a, variant, start, end, first, last):
+def pack_a(a, strip, row, variant, start, end, first, last):
     """Rows first..last, K start..end of the left operand -> Strip, of scratch.
 
     row: float32 from a packed row to the next.
@@ -37,7 +37,7 @@ def pack_a(strip, row, a, variant, start, end, first, last):
 
 
 @jit
-def pack_b(panel, b, variant, start, end, left, right, depth):
+def pack_b(b, panel, variant, start, end, left, right, depth):
     """K start..end, columns left..right of the right operand -> (depth, whole vectors)."""
     if variant == TRANSPOSE_B:
         pack_transposed(panel, b, start, end, left, right)

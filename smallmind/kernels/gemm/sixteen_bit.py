@@ -12,6 +12,7 @@ import numpy as np
 from numba import prange, types
 from numba.extending import overload
 
+from smallmind.kernels.codegen.choice import choice, chosen_number
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
@@ -28,9 +29,9 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.gelu import gelu_of
+from smallmind.kernels.elementwise import gelu_of
 from smallmind.kernels.gemm import converted
-from smallmind.kernels.gemm.blocked import Operands, is_few
+from smallmind.kernels.gemm.blocked import is_few, operands_of
 from smallmind.kernels.gemm.few_rows import multiply_few
 from smallmind.kernels.gemm.packing import (
     DEPTH,
@@ -40,7 +41,17 @@ from smallmind.kernels.gemm.packing import (
     grid_region,
     panel_start,
 )
-from smallmind.kernels.gemm.tile import LINE, NULL, PANEL, Extent, Rows, Strip, advance, not_null
+from smallmind.kernels.gemm.tile import (
+    LINE,
+    NULL,
+    PANEL,
+    Extent,
+    Rows,
+    Strip,
+    advance,
+    float32_at,
+    is_float32,
+)
 
 if ISA.matrix_unit:
     from smallmind.kernels.gemm import amx
@@ -68,7 +79,7 @@ class Packed(NamedTuple):
 
 
 def sixteen_bit_gemm(out, activation, a, b, bias, addend, variant):
-    """a, b in 16 bits -> out, and activation = gelu(out) unless it is empty; see `Operands`.
+    """a, b in 16 bits -> out, and activation = gelu(out) unless it is empty: see `Operands`.
 
     bias and activation are in 16 bits too, out and addend in 16 or 32.
     """
@@ -80,15 +91,7 @@ def sixteen_bit_gemm(out, activation, a, b, bias, addend, variant):
 def _sixteen_bit_gemm(out, activation, a, b, bias, addend, variant, scratch):
     workers = scratch.shape[0]
     for worker in prange(workers):
-        operands = Operands(
-            borrow(out),
-            borrow(activation),
-            borrow(a),
-            borrow(b),
-            borrow(bias),
-            borrow(addend),
-            variant,
-        )
+        operands = operands_of(out, activation, a, b, bias, addend, variant)
         packed = divided_scratch(borrow(scratch[worker]))
         gemm_share(operands, packed, np.int64(worker), workers)
 
@@ -161,65 +164,14 @@ def _packing(array) -> ModuleType:
     return amx if ISA.matrix_unit else bfloat16_pairs
 
 
-def _height(a):
-    """The number of rows of the result that are multiplied at a time."""
-
-
-def _packed_depth(a, depth):
-    """The number of float32 or words that `depth` elements of a row become when packed."""
-
-
-def _pack_a(strip, a, variant, start, end, first, last):
-    """Packs rows first..last, K start..end of the left operand -> Strip, of scratch or of a."""
-
-
-def _pack_b(panel, b, variant, start, end, left, right):
-    """Packs K start..end, columns left..right of the right operand -> (depth, whole vectors)."""
+_height = chosen_number(_packing, "HEIGHT")  # rows of the result that are multiplied at a time
+_packed_depth = choice(_packing, "packed_depth")
+_pack_a = choice(_packing, "pack_a")
+_pack_b = choice(_packing, "pack_b")
 
 
 def _multiply(a, *operands):
     """`multiply_panel` for what is packed of a."""
-
-
-@overload(_height)
-def _height_of(a):
-    height = _packing(a).HEIGHT
-
-    def rows_at_a_time(a):
-        return height
-
-    return rows_at_a_time
-
-
-@overload(_packed_depth)
-def _packed_depth_of(a, depth):
-    packed_depth = _packing(a).packed_depth
-
-    def depth_when_packed(a, depth):
-        return packed_depth(depth)
-
-    return depth_when_packed
-
-
-@overload(_pack_a)
-def _pack_a_of(strip, a, variant, start, end, first, last):
-    pack_a, packed_depth = _packing(a).pack_a, _packing(a).packed_depth
-
-    def pack_left_operand(strip, a, variant, start, end, first, last):
-        row = _padded_row(packed_depth(end - start))
-        return pack_a(strip, row, a, variant, start, end, first, last)
-
-    return pack_left_operand
-
-
-@overload(_pack_b)
-def _pack_b_of(panel, b, variant, start, end, left, right):
-    pack_b, packed_depth = _packing(b).pack_b, _packing(b).packed_depth
-
-    def pack_right_operand(panel, b, variant, start, end, left, right):
-        pack_b(panel, b, variant, start, end, left, right, packed_depth(end - start))
-
-    return pack_right_operand
 
 
 @overload(_multiply)
@@ -232,32 +184,12 @@ def _multiply_of(a, *operands):
     return multiply_packed
 
 
-def _as_float32(array, index):
-    """Pointer to an element of an array of float32, NULL if it is of another type."""
-
-
-@overload(_as_float32)
-def _as_float32_of(array, index):
-    if array.dtype == types.float32:
-
-        def pointer(array, index):
-            return at(array, index)
-    else:
-
-        def pointer(array, index):
-            return NULL
-
-    return pointer
-
-
 @jit
 def _adds_in_place(operands):
     """True if sums are kept in the result itself, which is in float32 and in whole vectors."""
     out, addend = operands.out, operands.addend
-    is_float32 = not_null(_as_float32(out, 0)) and (
-        addend.size == 0 or not_null(_as_float32(addend, 0))
-    )
-    return is_float32 and operands.bias.size == 0 and out.shape[1] % LANES == 0
+    is_exact = is_float32(out) and (addend.size == 0 or is_float32(addend))
+    return is_exact and operands.bias.size == 0 and out.shape[1] % LANES == 0
 
 
 @jit
@@ -270,13 +202,13 @@ def _gemm_region(operands, packed, region, blocks):
         # Even, so that pairs stay together.
         start = block * K // blocks // 2 * 2
         end = K if block == blocks - 1 else (block + 1) * K // blocks // 2 * 2
-        strip = _pack_a(packed.strip, a, variant, start, end, first, last)
+        depth = _packed_depth(a, end - start)
+        strip = _pack_a(a, packed.strip, _padded_row(depth), variant, start, end, first, last)
         for panel in range(ceil_div(right - left, PANEL)):
             column = panel_start(left, right, panel)
             last_column = panel_start(left, right, panel + 1)
-            _pack_b(packed.panel, b, variant, start, end, column, last_column)
+            _pack_b(b, packed.panel, variant, start, end, column, last_column, depth)
             part = Region(first, last, column, last_column)
-            depth = _packed_depth(a, end - start)
             if _adds_in_place(operands):
                 _multiply_in_place(operands, packed, strip, part, depth, block > 0)
             else:
@@ -291,11 +223,11 @@ def _multiply_in_place(operands, packed, strip, region, depth, adds):
     first, last, left, right = region
     N = operands.out.shape[1]
     place = first * N + left
-    c, addend = _as_float32(operands.out, place), NULL
+    c, addend = float32_at(operands.out, place), NULL
     if adds:
         addend = c
     elif operands.addend.size > 0:
-        addend = _as_float32(operands.addend, place)
+        addend = float32_at(operands.addend, place)
     panel = Rows(at(packed.panel, 0), right - left)
     extent = Extent(last - first, right - left, depth)
     _multiply(operands.a, Rows(c, N), strip, panel, extent, Rows(addend, N), NULL, NULL)

@@ -9,6 +9,7 @@ from numba.extending import intrinsic, typeof_impl
 
 from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.jit import jit, native
+from smallmind.kernels.codegen.operation import element_pointer, operation
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
 from smallmind.kernels.codegen.simd import LINE_SIZE
 from smallmind.kernels.codegen.vector_ir import F32, I64, VectorIR
@@ -22,6 +23,7 @@ FETCHED_AHEAD = 32  # rows of b between the one prefetched and the one multiplie
 LINE = LINE_SIZE // 4  # elements in a cache line
 
 _POINTER = F32.as_pointer()
+FLOAT_POINTER = types.CPointer(types.float32)  # the same for Numba
 
 
 def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pairs=False):
@@ -56,6 +58,11 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
         for v in range(0, vectors, max(1, 16 // ops.lanes)):
             ops.prefetch(builder, builder.gep(c_i, [I64(v * ops.lanes)]), write=True)
 
+    def of_a(i, k):
+        """Pointer to a[i, k]."""
+        row, column = (k, I64(i)) if transposed else (I64(i), k)
+        return builder.gep(builder.gep(a, [builder.mul(row, a_stride)]), [column])
+
     def fetch(k):
         """Prefetches, a line at a time, what the tile below reads of a.
 
@@ -63,8 +70,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
         """
         with builder.if_then(builder.icmp_signed("==", builder.and_(k, I64(LINE - 1)), I64(0))):
             for i in range(rows, 2 * rows):
-                place = builder.gep(builder.gep(a, [builder.mul(a_stride, I64(i))]), [k])
-                ops.prefetch(builder, place)
+                ops.prefetch(builder, of_a(i, k))
 
     def step(k, sums):
         """Adds the products of column k of a and row k of b to the sums."""
@@ -82,11 +88,7 @@ def tile_function(module, isa, rows, vectors, transposed=False, packs=False, pai
                 ops.store(builder, value, builder.gep(packed_k, [I64(v * ops.lanes)]))
         added = []
         for i in range(rows):
-            if transposed:
-                place = builder.gep(builder.gep(a, [builder.mul(k, a_stride)]), [I64(i)])
-            else:
-                place = builder.gep(builder.gep(a, [builder.mul(a_stride, I64(i))]), [k])
-            a_value = ops.splat(builder, builder.load(place))
+            a_value = ops.splat(builder, builder.load(of_a(i, k)))
             added += [
                 multiply_add(builder, sums[i * vectors + v], a_value, b_values[v])
                 for v in range(vectors)
@@ -224,26 +226,40 @@ def _constant_pointer(context, builder, kind, value):
     return context.get_constant_null(kind)
 
 
-@intrinsic
-def not_null(typingctx, pointer):
+@operation(types.boolean, FLOAT_POINTER)
+def not_null(builder, pointer):
     """True if a pointer is not NULL."""
+    return builder.icmp_unsigned("!=", pointer, ir.Constant(_POINTER, None))
 
-    def codegen(context, builder, sig, args):
-        return builder.icmp_unsigned("!=", args[0], ir.Constant(_POINTER, None))
 
-    return types.boolean(pointer), codegen
+@operation(FLOAT_POINTER, FLOAT_POINTER, types.int64)
+def advance(builder, pointer, count):
+    """pointer, count -> the pointer advanced by `count` elements; NULL stays NULL."""
+    is_null = builder.icmp_unsigned("==", pointer, ir.Constant(_POINTER, None))
+    return builder.select(is_null, pointer, builder.gep(pointer, [count]))
 
 
 @intrinsic
-def advance(typingctx, pointer, count):
-    """pointer, count -> the pointer advanced by `count` elements; NULL stays NULL."""
+def float32_at(typingctx, array, index):
+    """Pointer to an element of an array of float32, or NULL: a constant for arrays of other types.
+
+    Also after a pointer instead of in an array.
+    """
+    is_float32 = array.dtype == types.float32
 
     def codegen(context, builder, sig, args):
-        pointer, count = args
-        is_null = builder.icmp_unsigned("==", pointer, ir.Constant(_POINTER, None))
-        return builder.select(is_null, pointer, builder.gep(pointer, [count]))
+        if not is_float32:
+            return ir.Constant(_POINTER, None)
+        return element_pointer(context, builder, sig.args[0], *args)
 
-    return FLOAT_POINTER(pointer, types.int64), codegen
+    return FLOAT_POINTER(array, types.int64), codegen
+
+
+@intrinsic
+def is_float32(typingctx, array):
+    """True, as a constant, if an array or a pointer is of float32."""
+    found = ir.Constant(ir.IntType(1), int(array.dtype == types.float32))
+    return types.boolean(array), lambda _context, _builder, _sig, _args: found
 
 
 class Rows(NamedTuple):
@@ -270,7 +286,6 @@ class Extent(NamedTuple):
     depth: int
 
 
-FLOAT_POINTER = types.CPointer(types.float32)
 _ROWS = types.NamedTuple((FLOAT_POINTER, types.int64), Rows)
 _STRIP = types.NamedTuple((FLOAT_POINTER, types.int64, types.int64, types.int64), Strip)
 _EXTENT = types.NamedUniTuple(types.int64, 3, Extent)
@@ -283,15 +298,11 @@ def tile_caller(pairs):
     With `pairs` elements are pairs of bfloat16.
     """
 
-    @intrinsic
-    def call_tile(typingctx, c, a, b, extent, addend, bias, packed):
-        def codegen(context, builder, sig, args):
-            *operands, bias, packed = args
-            c, a, b, extent, addend = (cgutils.unpack_tuple(builder, x) for x in operands)
-            _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs)
-            return context.get_dummy_value()
-
-        return types.void(c, a, b, extent, addend, bias, packed), codegen
+    @operation(types.void, *PANEL_SIGNATURE.args)
+    def call_tile(builder, *arguments):
+        *operands, bias, packed = arguments
+        c, a, b, extent, addend = (cgutils.unpack_tuple(builder, x) for x in operands)
+        _call_tile(builder, c, a, b, extent, addend, bias, packed, pairs)
 
     return call_tile
 

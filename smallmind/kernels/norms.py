@@ -1,7 +1,9 @@
-"""Layer normalisation (Ba, Kiros & Hinton 2016) over the last axis, and its backward pass.
+"""Layer and RMS normalisation over the last axis (Ba et al. 2016, Zhang & Sennrich 2019).
 
 The loops run in the first-level cache, where `load_up_to` would cost up to 10 %: the tails are
-handled separately.
+handled separately. Every
+pass covers a block of rows: the sums of a row are a chain of additions, and the CPU runs the chains
+of different rows in parallel.
 """
 
 from typing import Any, NamedTuple
@@ -9,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.absent import absent
 from smallmind.kernels.codegen.jit import jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, row_share
-from smallmind.kernels.codegen.scratch import scratch
+from smallmind.kernels.codegen.scratch import absent, scratch
 from smallmind.kernels.codegen.simd import (
     LANES,
     borrow,
@@ -22,22 +23,18 @@ from smallmind.kernels.codegen.simd import (
     lane_sum,
     load,
     load_first,
+    start_of_overlapping,
     store,
     store_first,
 )
-from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.reduce import CHUNK, add_chunks
 
 BLOCK = 2048  # elements of a matrix that are processed while they are in the first-level cache
 
 
 def layernorm(out, mean, rstd, x, weight, bias=None, epsilon=1e-5):
-    """x (R, C) -> out (R, C) = (x - mean) rstd weight [+ bias]; keeps mean, rstd (R,).
-
-    Writes out, mean, rstd; rstd = 1 / sqrt(variance + epsilon).
-    """
     bias = absent(weight.dtype, 1) if bias is None else bias
-    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon), threads())
+    _layernorm(out, mean, rstd, x, weight, bias, np.float32(epsilon))
 
 
 @parallel_jit
@@ -49,11 +46,6 @@ def _layernorm(out, mean, rstd, x, weight, bias, epsilon, workers):
 
 @jit
 def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end):
-    """The rows begin..end, in blocks that stay in the first-level cache.
-
-    Three passes over a block instead of over a row: the sums of a row are a chain of additions, and
-    the CPU runs the chains of different rows in parallel.
-    """
     C = x.shape[1]
     tail = C % LANES
     whole = C - tail
@@ -93,10 +85,6 @@ def _layernorm_rows(out, mean, rstd, x, weight, bias, epsilon, begin, end):
 
 
 def layernorm_backward(dx, dweight, dbias, dy, x, mean, rstd, weight, addend=None):
-    """dy, x (R, C), mean, rstd (R,) -> dx (R, C) [+ addend (R, C), which may be dx].
-
-    Writes dx; adds to dweight (C,) and, if it is not None, to dbias (C,).
-    """
     R, C = x.shape
     partial = scratch(ceil_div(R, CHUNK), 2 * C + 2 * CHUNK)  # see ChunkSums
     addend = absent(dx.dtype, 2) if addend is None else addend
@@ -187,3 +175,99 @@ def _row_means(sums, dy, x, mean, rstd, weight, start, stop):
             plain, weighted = plain + dxhat, fma(dxhat, xhat, weighted)
         sums.mean_dxhat[r - start] = lane_sum(plain) / np.float32(C)
         sums.mean_dxhat_xhat[r - start] = lane_sum(weighted) / np.float32(C)
+
+
+def rmsnorm(out, rstd, x, weight, epsilon=1e-5):
+    _rmsnorm(out, rstd, x, weight, np.float32(epsilon))
+
+
+@parallel_jit
+def _rmsnorm(out, rstd, x, weight, epsilon, workers):
+    for worker in prange(workers):
+        begin, end = row_share(rstd.size, np.int64(worker), workers)
+        _rmsnorm_rows(out, rstd, x, weight, epsilon, begin, end)
+
+
+@jit
+def _rmsnorm_rows(out, rstd, x, weight, epsilon, begin, end):
+    C = weight.size
+    tail = C % LANES
+    whole = C - tail
+    step = max(1, BLOCK // C)
+    for start in range(begin, end, step):
+        stop = min(end, start + step)
+        for r in range(start, stop):
+            squares = broadcast(np.float32(0))
+            for c in range(0, whole, LANES):
+                value = load(x, r * C + c)
+                squares = fma(value, value, squares)
+            if tail:
+                value = load_first(x, r * C + whole, tail)
+                squares = fma(value, value, squares)
+            rstd[r] = np.float32(1) / np.sqrt(lane_sum(squares) / np.float32(C) + epsilon)
+        for r in range(start, stop):
+            place, s = r * C, rstd[r]
+            for c in range(0, whole, LANES):
+                store(out, place + c, load(x, place + c) * s * load(weight, c))
+            if tail:
+                y = load_first(x, place + whole, tail) * s * load_first(weight, whole, tail)
+                store_first(out, place + whole, y, tail)
+
+
+def rmsnorm_backward(dx, dweight, dy, x, rstd, weight, addend=None):
+    partial = scratch(ceil_div(rstd.size, CHUNK), weight.size + CHUNK)
+    addend = absent(dx.dtype, 2) if addend is None else addend
+    _rmsnorm_backward(dx, dweight, partial, dy, x, rstd, weight, addend)
+
+
+@parallel_jit
+def _rmsnorm_backward(dx, dweight, partial, dy, x, rstd, weight, addend):
+    for chunk in prange(ceil_div(rstd.size, CHUNK)):
+        first = np.int64(chunk) * CHUNK
+        gradients = start_of_overlapping(dx), start_of_overlapping(dy), start_of_overlapping(addend)
+        adds = addend.size > 0
+        _rmsnorm_backward_rows(*gradients, adds, partial[chunk], x, rstd, weight, first)
+    add_chunks(dweight, partial, 0)
+
+
+@jit
+def _rmsnorm_backward_rows(dx, dy, addend, adds, partial, x, rstd, weight, first):
+    # forward: xhat = x rstd, y = xhat weight
+    # backward, with dxhat = dy weight and the mean over a row:
+    #   dx = rstd (dxhat - xhat mean(dxhat xhat))
+    C = weight.size
+    tail = C % LANES
+    whole = C - tail
+    dweight, means = borrow(partial)[:C], borrow(partial)[C:]
+    end = min(rstd.size, first + CHUNK)
+    step = max(1, BLOCK // C)
+    dweight[:] = np.float32(0)
+    for start in range(first, end, step):
+        stop = min(end, start + step)
+        for r in range(start, stop):
+            place, s = r * C, rstd[r]
+            total = broadcast(np.float32(0))
+            for c in range(0, whole, LANES):
+                dxhat = load(dy, place + c) * load(weight, c)
+                total = fma(dxhat, load(x, place + c) * s, total)
+            if tail:
+                dxhat = load_first(dy, place + whole, tail) * load_first(weight, whole, tail)
+                total = fma(dxhat, load_first(x, place + whole, tail) * s, total)
+            means[r - start] = lane_sum(total) / np.float32(C)
+        for r in range(start, stop):
+            place, s, mean = r * C, rstd[r], means[r - start]
+            for c in range(0, whole, LANES):
+                g, xhat = load(dy, place + c), load(x, place + c) * s
+                store(dweight, c, fma(g, xhat, load(dweight, c)))
+                d = (g * load(weight, c) - xhat * mean) * s
+                if adds:
+                    d = d + load(addend, place + c)
+                store(dx, place + c, d)
+            if tail:
+                c = whole
+                g, xhat = load_first(dy, place + c, tail), load_first(x, place + c, tail) * s
+                store_first(dweight, c, fma(g, xhat, load_first(dweight, c, tail)), tail)
+                d = (g * load_first(weight, c, tail) - xhat * mean) * s
+                if adds:
+                    d = d + load_first(addend, place + c, tail)
+                store_first(dx, place + c, d, tail)

@@ -1,4 +1,4 @@
-"""Which row of an embedding each pair of tokens has."""
+"""Arrays made from the numbers of tokens: rows of bigrams, and where documents begin."""
 
 import numpy as np
 
@@ -6,14 +6,10 @@ from smallmind.kernels.codegen.jit import serial_jit
 from smallmind.kernels.reference import BIGRAM_FACTOR
 
 _NO_IDS = np.empty(0, np.int32)
+_BEGINNING = np.zeros((), np.int64)
 
 
 def bigrams(rows, ids, vocab_size, count, document_token, before=None):
-    """ids (B, T) -> rows (B, T), one of `count` for each token and the one before. Writes rows.
-
-    Before the first token comes that of `before` (B,), or token 0, which also comes before each
-    document_token (-1: none). Row V previous + token or, of fewer rows, a hash of that.
-    """
     before = _NO_IDS if before is None else before
     _bigrams(rows, ids, vocab_size, count, document_token, before)
 
@@ -32,3 +28,23 @@ def _bigrams(rows, ids, vocab_size, count, document_token, before):
                 row = (row * BIGRAM_FACTOR & 0xFFFFFFFF) * count >> 32
             rows[b, t] = row
             previous = np.int64(ids[b, t])
+
+
+def document_starts(firsts, ids, token, begun=None, start=None):
+    if begun is None:
+        _document_starts(firsts, ids, token, _NO_IDS, _BEGINNING)
+    else:
+        _document_starts(firsts, ids, token, begun, start)
+
+
+@serial_jit
+def _document_starts(firsts, ids, token, begun, start):
+    B, T = ids.shape
+    for b in range(B):
+        first = begun[b] if begun.size > 0 else np.int32(0)
+        for t in range(T):
+            if ids[b, t] == token:
+                first = np.int32(start[()] + t)
+            firsts[b, t] = first
+        if begun.size > 0:
+            begun[b] = first

@@ -1,14 +1,11 @@
 """Attention's products in float32: of rows where they are, if they consist of whole vectors.
 
-Others are packed, which pads them and converts them to float32. `attention_pairs` has functions of
-the same names: see `attention_products`.
+Others are packed, which pads them and converts them to float32. `pairs` has functions of the same
+names: see `products`.
 """
 
-from numba import types
-from numba.extending import overload
-
-from smallmind.kernels.attention_heads import KEYS as MAX_KEYS
-from smallmind.kernels.attention_heads import (
+from smallmind.kernels.attention.layout import KEYS as MAX_KEYS
+from smallmind.kernels.attention.layout import (
     QUERIES,
     HeadOperands,
     pack_rows,
@@ -27,6 +24,8 @@ from smallmind.kernels.gemm.tile import (
     Extent,
     Rows,
     Strip,
+    float32_at,
+    is_float32,
     multiply_panel,
 )
 
@@ -35,41 +34,25 @@ TILE_KEYS = TILE_ROWS  # that are multiplied at a time on the diagonal
 UNIT = 1  # keys and queries are padded to multiples of it
 
 
-def begin_products(_x):
+def begin(_x):
     """Before the products of a worker."""
 
 
-def end_products(_x):
+def end(_x):
     """After them."""
 
 
-def _start(x, place, packed):
-    """Where rows are that `_fit`: from `place` on in x."""
-
-
-@overload(_start, strict=False, jit_options={"forceinline": True})
-def _choose_start(x, *_others):
-    # If the rows do not fit, either pointer of the right type will do.
-    if x.dtype == types.float32:
-        return lambda x, place, packed: at(x, place)  # noqa: ARG005
-    return lambda x, place, packed: packed  # noqa: ARG005
-
-
+@inline_jit
 def _fit(x, D):
     """True if rows of D elements are multiplied in place."""
-
-
-@overload(_fit, strict=False, jit_options={"forceinline": True})
-def _choose_fit(x, _D):
-    is_float32 = x.dtype == types.float32
-    return lambda x, D: is_float32 and D % LANES == 0  # noqa: ARG005
+    return is_float32(x) and D % LANES == 0
 
 
 @jit
 def _rows(x, place, stride, packed, D):
     """Rows of D elements, in x or packed."""
     if _fit(x, D):
-        return Rows(_start(x, place, packed), stride)
+        return Rows(float32_at(x, place), stride)
     return Rows(packed, round_up(D, LANES))
 
 
@@ -212,32 +195,23 @@ def add_to_keys(_x, own, operands, block, D, first, left, keys, queries, writes)
     The rows of p and ds begin with the key `left`; their columns, and the rows of the block, with
     the query `first`.
     """
-    D_row, source = round_up(D, LANES), queries.left - first
-    place = (keys.left - left) * QUERIES + source
-    for column in range(0, D_row, PANEL):
-        extent = Extent(
-            keys.right - keys.left, min(PANEL, D_row - column), queries.right - queries.left
-        )
-        dkeys = _part(operands.dkeys, keys.left, column)
-        dvalues = _part(operands.dvalues, keys.left, column)
-        multiply_panel(
-            dkeys,
-            Strip(at(own.ds, place), TILE_ROWS * QUERIES, QUERIES, 1),
-            _part(block.queries, source, column),
-            extent,
-            Rows(NULL, 0) if writes else dkeys,
-            NULL,
-            NULL,
-        )
-        multiply_panel(
-            dvalues,
-            Strip(at(own.p, place), TILE_ROWS * QUERIES, QUERIES, 1),
-            _part(block.douts, source, column),
-            extent,
-            Rows(NULL, 0) if writes else dvalues,
-            NULL,
-            NULL,
-        )
+    place = (keys.left - left) * QUERIES + queries.left - first
+    for target, weights, rows in (
+        (operands.dkeys, own.ds, block.queries),
+        (operands.dvalues, own.p, block.douts),
+    ):
+        for column in range(0, round_up(D, LANES), PANEL):
+            columns = min(PANEL, round_up(D, LANES) - column)
+            sums = _part(target, keys.left, column)
+            multiply_panel(
+                sums,
+                Strip(at(weights, place), TILE_ROWS * QUERIES, QUERIES, 1),
+                _part(rows, queries.left - first, column),
+                Extent(keys.right - keys.left, columns, queries.right - queries.left),
+                Rows(NULL, 0) if writes else sums,
+                NULL,
+                NULL,
+            )
 
 
 @inline_jit
@@ -255,7 +229,7 @@ def write_dkeys_and_dvalues(dqkv, own, head, begin, end):
 def write_dqueries(dqkv, own, place, stride, count, D):
     """own.dqueries (D, QUERIES) -> `count` rows from `place` on. Overwrites own.queries."""
     if _fit(dqkv, D) and count % LANES == 0:
-        write_columns(_start(dqkv, place, own.queries), stride, own.dqueries, count, D)
+        write_columns(float32_at(dqkv, place), stride, own.dqueries, count, D)
     else:
         write_packed_queries(dqkv, own, place, stride, count, D)
 

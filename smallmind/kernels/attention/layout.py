@@ -1,4 +1,4 @@
-"""Code common to both passes of attention: where heads are in the arrays, and their packing."""
+"""Code common to the passes of attention: where heads are in the arrays, and their packing."""
 
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from smallmind.kernels.codegen.simd import (
     store_first,
 )
 from smallmind.kernels.codegen.transpose import transpose_tile
+from smallmind.kernels.dropout import drops
 
 # Queries and, at most, keys whose scores are computed at a time: they stay in the first cache.
 QUERIES = 64
@@ -50,9 +51,15 @@ def attention_shape(qkv, out, logsumexp, firsts):
     return Shape(B, T, H, (qkv.shape[1] // D - H) // 2, D, firsts is not None)
 
 
-def first_keys(firsts):
-    """firsts (B, T) or None -> an array in any case: kernels are compiled for one type only."""
-    return _ONE_DOCUMENT if firsts is None else firsts
+def arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts):
+    """The arguments of `attention` -> those of the compiled passes, besides arrays and scratch.
+
+    The first key that each query sees, Drops and the Shape.
+    """
+    shape = attention_shape(qkv, out, logsumexp, firsts)
+    # An array in any case: kernels are compiled for one type only.
+    firsts = _ONE_DOCUMENT if firsts is None else firsts
+    return firsts, drops(key, probability, first_row), shape
 
 
 class Head(NamedTuple):
@@ -131,6 +138,15 @@ class Span(NamedTuple):
 
     left: int
     right: int
+
+
+class Place(NamedTuple):
+    """LANES queries, from `query` on, in column i on of rows from the key `left` on."""
+
+    head: Any
+    query: int
+    i: int
+    left: int
 
 
 class Seen(NamedTuple):
@@ -229,7 +245,7 @@ def write_row(out, place, x, source, count, factor):
 def prefetch_rows(x, place, stride, rows, D):
     """Prefetches some rows of D elements: the CPU does not see in time where the next one begins.
 
-    place: where the row 0 begins in x.
+    The row 0 begins at `place` in x.
     """
     for row in range(rows.left, rows.right):
         for d in range(0, D, line_elements(x)):

@@ -48,11 +48,6 @@ class Sizes(NamedTuple):
 
 
 def keep_keys_values(keys, values, qkv, start):
-    """qkv (B T, (H + 2 G) D) -> keys (B, G, S / PANEL, D, PANEL) and values (B, G, S, D).
-
-    Writes those of tokens start ... start + T - 1, each in the place that is its number modulo S.
-    start is () int64.
-    """
     B, G, S, D = values.shape
     T = len(qkv) // B
     _keep(keys, values, qkv, start, Sizes(B, T, qkv.shape[1] // D - 2 * G, G, D, S))
@@ -82,12 +77,6 @@ def _keep_one(panel, row, key, value, D):
 
 
 def cached_attention(out, qkv, keys, values, start, firsts=None):
-    """qkv (B T, (H + 2 G) D) -> out (B T, H D), for new tokens whose keys and values are kept.
-
-    out = softmax(q k^T / sqrt(D)) v, over the last S tokens up to each query and, with firsts
-    (B, T), only from the token with that number on. T > 1 only while all tokens fit in S.
-    start, the number of tokens before the new ones, is () int64.
-    """
     B, G, S, D = values.shape
     H, T = out.shape[1] // D, len(out) // B
     rows = scratch(threads(), round_up(S, PANEL) + 2 * round_up(D, LANES))

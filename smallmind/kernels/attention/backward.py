@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels import short_attention
-from smallmind.kernels.attention_heads import (
+from smallmind.kernels.attention import products, short
+from smallmind.kernels.attention.layout import (
     KEYS,
     QUERIES,
+    Place,
     Span,
-    attention_shape,
+    arguments_of,
     first_key,
-    first_keys,
     head_at,
     prefetch_head,
     prefetch_rows,
@@ -23,22 +23,6 @@ from smallmind.kernels.attention_heads import (
     seen_keys,
     share_of_rows,
     where_seen,
-)
-from smallmind.kernels.attention_products import (
-    add_to_keys,
-    begin_products,
-    end_products,
-    keys_per_block,
-    keys_per_tile,
-    load_products,
-    multiply_keys,
-    multiply_queries,
-    pack_both,
-    pack_head,
-    padding_unit,
-    store_gradients,
-    write_dkeys_and_dvalues,
-    write_dqueries,
 )
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
@@ -53,27 +37,26 @@ from smallmind.kernels.codegen.simd import (
     fma,
     load,
     load_first,
+    parts,
     store,
 )
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.codegen.transpose import transpose_tile
-from smallmind.kernels.dropout import Mask, drops, mask_of_head
-from smallmind.kernels.short_attention import is_short, short_attention_backward
+from smallmind.kernels.dropout import Mask, mask_of_head
 
 
 def attention_backward(
     dqkv, dout, out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None
 ):
-    """dout, out (B T, H D), logsumexp (B, H, T), qkv (B T, (H + 2 G) D) -> dqkv. Writes dqkv."""
-    shape = attention_shape(qkv, out, logsumexp, firsts)
-    dropped = drops(key, probability, first_row)
-    if is_short(shape.T, qkv.dtype):
-        short_attention_backward(dqkv, dout, logsumexp, qkv, first_keys(firsts), dropped, shape)
+    given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
+    shape = given[-1]
+    if short.is_short(shape.T, qkv.dtype):
+        rows = short.working_memory(shape)
+        short.short_attention_backward(dqkv, dout, logsumexp, qkv, rows, *given)
         return
-    load_products(qkv)
-    rows = scratch(threads(), scratch_size(shape.T, shape.D, qkv.dtype))
-    given = dqkv, dout, out, logsumexp, qkv, first_keys(firsts)
-    _attention_backward(*given, dropped, rows, shape)
+    products.load(qkv)
+    rows = scratch(threads(), sum(_sizes(shape.T, shape.D)))
+    _attention_backward(dqkv, dout, out, logsumexp, qkv, rows, *given)
 
 
 def scratch_size(T, D, dtype):
@@ -81,22 +64,22 @@ def scratch_size(T, D, dtype):
 
     For windows of T tokens and heads of D channels, queries, keys and values of this dtype.
     """
-    if is_short(T, dtype):
-        return short_attention.scratch_size(T, D)
-    return _backward_layout(T, D).size
+    if short.is_short(T, dtype):
+        return short.scratch_size(T, D)
+    return sum(_sizes(T, D))
 
 
 @parallel_jit
-def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, drops, scratch, shape):
+def _attention_backward(dqkv, dout, out, logsumexp, qkv, scratch, firsts, drops, shape):
+    workers = scratch.shape[0]
     mask = Mask(drops.key[()], drops.threshold, drops.factor)
     first_head = drops.first_row[()] // shape.T * shape.H
-    workers = scratch.shape[0]
     T, shared = shape.T, shape.H // shape.G
     groups = shape.B * shape.G
     for worker in prange(workers):
-        own = _backward_scratch(at(scratch, worker * scratch.shape[1]), T, shape.D)
+        own = parts(at(scratch, worker * scratch.shape[1]), _sizes(T, shape.D))
         begin, end = groups * np.int64(worker), groups * (np.int64(worker) + 1)
-        begin_products(at(qkv, 0))
+        products.begin(at(qkv, 0))
         for group in range(begin // workers, ceil_div(end, workers)):
             first = row_of_share(T, max(0, begin - group * workers) / workers)
             last = row_of_share(T, min(workers, end - group * workers) / workers)
@@ -111,7 +94,7 @@ def _attention_backward(dqkv, dout, out, logsumexp, qkv, firsts, drops, scratch,
                     _attention_backward_rows(
                         at(dqkv, 0), at(qkv, 0), forward, head, following, rows, own
                     )
-        end_products(at(qkv, 0))
+        products.end(at(qkv, 0))
 
 
 class Turn(NamedTuple):
@@ -133,13 +116,13 @@ class Forward(NamedTuple):
 
 
 class BackwardScratch(NamedTuple):
-    """Pointers into the scratch of the backward pass of a head."""
+    """Pointers into the scratch of the backward pass of a head, or the sizes of its parts."""
 
-    keys: Any  # as `attention_products` packs them, as the two below
-    key_columns: Any
+    keys: Any  # as `products` packs them, as is key_columns
     values: Any
     dkeys: Any  # (T, D) in padded rows, as the one below
     dvalues: Any
+    key_columns: Any  # half the size
     queries: Any  # of a block, packed in both ways, as are the gradients of their results
     douts: Any
     query_columns: Any
@@ -152,46 +135,12 @@ class BackwardScratch(NamedTuple):
     delta: Any
 
 
-class BackwardLayout(NamedTuple):
-    """The sizes of these parts in groups, and that of all together."""
-
-    all_keys: int
-    block: int
-    scores: int
-    size: int
-
-
 @called_jit
-def _backward_layout(T, D):
+def _sizes(T, D):
     all_keys, block, scores = row_elements(T, D), row_elements(QUERIES, D), KEYS * QUERIES
-    halves = (9 * all_keys + 5 * scores) // 2
-    return BackwardLayout(all_keys, block, scores, halves + 5 * block + 2 * QUERIES)
-
-
-@jit
-def _backward_scratch(scratch, T, D):
-    layout = _backward_layout(T, D)
-    key_columns = at(scratch, 4 * layout.all_keys)
-    block = at(key_columns, layout.all_keys // 2)
-    scores = at(block, 5 * layout.block)
-    halves = at(scores, 2 * layout.scores)
-    vectors = at(halves, layout.scores // 2)
+    keys, blocks = (all_keys, all_keys, all_keys, all_keys), (block, block, block, block, block)
     return BackwardScratch(
-        scratch,
-        key_columns,
-        at(scratch, layout.all_keys),
-        at(scratch, 2 * layout.all_keys),
-        at(scratch, 3 * layout.all_keys),
-        block,
-        at(block, layout.block),
-        at(block, 2 * layout.block),
-        at(block, 3 * layout.block),
-        at(block, 4 * layout.block),
-        scores,
-        at(scores, layout.scores),
-        halves,
-        vectors,
-        at(vectors, QUERIES),
+        *keys, all_keys // 2, *blocks, scores, scores, scores // 2, QUERIES, QUERIES
     )
 
 
@@ -206,9 +155,9 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
     # backward, with dp = (dout v^T) mask and the mean of dp under p, which is dout . out:
     #   dv = (p mask)^T dout;  ds = p (dp - dout . out) scale;  dq = ds k;  dk = ds^T q
     T, D, width, begin, end = head.T, head.D, head.width, turn.begin, turn.end
-    unit, block = padding_unit(qkv), keys_per_block(qkv)
+    unit, block = products.padding_unit(qkv), products.keys_per_block(qkv)
     is_first = turn.number == 0
-    operands = pack_head(qkv, dqkv, own, head, is_first)
+    operands = products.pack_head(qkv, dqkv, own, head, is_first)
     for first in range(begin, T, QUERIES):
         last, seen = min(T, first + QUERIES), first_key(head, first)
         if first >= end and seen >= end:
@@ -224,22 +173,22 @@ def _attention_backward_rows(dqkv, qkv, forward, head, following, turn, own):
         for number in range(blocks):
             left = start + number * block
             keys = Span(left, min(stop, left + block))
-            multiply_queries(qkv, own.p, operands.keys, own.query_columns, keys, first, columns, D)
-            values = operands.values
-            multiply_queries(qkv, own.ds, values, own.dout_columns, keys, first, columns, D)
+            part = keys, first, columns, D
+            products.multiply_queries(qkv, own.p, operands.keys, own.query_columns, *part)
+            products.multiply_queries(qkv, own.ds, operands.values, own.dout_columns, *part)
             for v in range(vectors):
                 share = first, last - first, number * vectors + v, blocks * vectors
                 _prefetch(dqkv, qkv, forward, head, following, share_of_rows(*share))
                 _softmax_backward(qkv, own, head, first, v * LANES, keys, forward.mask)
             if writes:
-                factors = operands.key_columns, own.ds
-                multiply_keys(qkv, own.dqueries, *factors, keys, first, columns, D, left > start)
+                factors, adds = (operands.key_columns, own.ds), left > start
+                products.multiply_keys(qkv, own.dqueries, *factors, *part, adds)
             owned = Span(begin, end)
             _add_dkeys_and_dvalues(qkv, own, head, operands, packed, keys, owned, is_first)
         if writes:
-            write_dqueries(dqkv, own, head.queries + first * width, width, last - first, D)
+            products.write_dqueries(dqkv, own, head.queries + first * width, width, last - first, D)
     if turn.number + 1 == turn.shared:
-        write_dkeys_and_dvalues(dqkv, own, head, begin, end)
+        products.write_dkeys_and_dvalues(dqkv, own, head, begin, end)
 
 
 @jit
@@ -267,8 +216,8 @@ def _pack_queries(own, qkv, forward, head, first, last, columns):
     D, width, C, count = head.D, head.width, head.C, last - first
     queries, outs, spare = head.queries + first * width, head.out + first * C, own.dqueries
     block = Block(
-        pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D),
-        pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D),
+        products.pack_both(qkv, own.queries, own.query_columns, spare, queries, width, count, D),
+        products.pack_both(forward.dout, own.douts, own.dout_columns, spare, outs, C, count, D),
         first,
         last,
     )
@@ -312,9 +261,9 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
     seen = seen_keys(head, query, keys)
     scale = broadcast(score_scale(head))
     vectors = Vectors(scale, zero - load(own.logsumexp, i), (zero - load(own.delta, i)) * scale)
-    place = Place(own.p, own.ds, head, query, i, left)
+    place = Place(head, query, i, left)
     for key in range(left, seen.begin, 2):
-        store_gradients(x, own, key - left, i, zero, zero, zero, zero)
+        products.store_gradients(x, own, key - left, i, zero, zero, zero, zero)
     for key in range(seen.begin, seen.whole_begin, 2):
         _two_masked(x, own, place, key, vectors, mask)
     for key in range(seen.whole_begin, seen.whole_end, 2):
@@ -322,7 +271,7 @@ def _softmax_backward(x, own, head, first, i, keys, mask):
     for key in range(seen.whole_end, seen.end, 2):
         _two_masked(x, own, place, key, vectors, mask)
     for key in range(seen.end, keys.right, 2):
-        store_gradients(x, own, key - left, i, zero, zero, zero, zero)
+        products.store_gradients(x, own, key - left, i, zero, zero, zero, zero)
 
 
 class Vectors(NamedTuple):
@@ -333,24 +282,13 @@ class Vectors(NamedTuple):
     delta_shift: Any  # -delta scale
 
 
-class Place(NamedTuple):
-    """LANES queries, from `query` on, in column i on of rows of p and ds from the key `left` on."""
-
-    p: Any
-    ds: Any
-    head: Any
-    query: int
-    i: int
-    left: int
-
-
 @inline_jit
 def _two_gradients(x, own, place, key, vectors, mask, is_whole):
     """Writes the probabilities of a key and the next, and the gradients of their products."""
     row = key - place.left
-    p, ds = _gradient(place, row, key, vectors, mask, is_whole)
-    other_p, other_ds = _gradient(place, row + 1, key + 1, vectors, mask, is_whole)
-    store_gradients(x, own, row, place.i, p, other_p, ds, other_ds)
+    p, ds = _gradient(own, place, row, key, vectors, mask, is_whole)
+    other_p, other_ds = _gradient(own, place, row + 1, key + 1, vectors, mask, is_whole)
+    products.store_gradients(x, own, row, place.i, p, other_p, ds, other_ds)
 
 
 @jit
@@ -360,11 +298,11 @@ def _two_masked(x, own, place, key, vectors, mask):
 
 
 @inline_jit
-def _gradient(place, row, key, vectors, mask, is_whole):
+def _gradient(own, place, row, key, vectors, mask, is_whole):
     head, query, here = place.head, place.query, row * QUERIES + place.i
     # The product with log2(e) comes last: logsumexp may be in the thousands.
-    p = exp2(fma(load(place.p, here), vectors.scale, vectors.shift) * LOG2_E)
-    dp = load(place.ds, here)
+    p = exp2(fma(load(own.p, here), vectors.scale, vectors.shift) * LOG2_E)
+    dp = load(own.ds, here)
     zero = broadcast(np.float32(0))
     if not is_whole:
         p = where_seen(p, zero, head, query, key)
@@ -393,13 +331,13 @@ def _add_dkeys_and_dvalues(x, own, head, operands, block, keys, owned, is_first)
     if left < diagonal:
         end = _last_query(head, first, last, diagonal - 1)
         rows, queries = Span(left, diagonal), Span(first, end)
-        add_to_keys(x, own, operands, block, D, first, keys.left, rows, queries, False)
-    height = keys_per_tile(x)
+        products.add_to_keys(x, own, operands, block, D, first, keys.left, rows, queries, False)
+    height = products.keys_per_tile(x)
     for tile in range(diagonal, right, height):
         rows = Span(tile, min(right, tile + height))
         end = _last_query(head, first, last, rows.right - 1)
         queries = Span(tile, end)
-        add_to_keys(x, own, operands, block, D, first, keys.left, rows, queries, is_first)
+        products.add_to_keys(x, own, operands, block, D, first, keys.left, rows, queries, is_first)
 
 
 @jit

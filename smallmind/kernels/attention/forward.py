@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention_heads import (
+from smallmind.kernels.attention import products, short
+from smallmind.kernels.attention.layout import (
     KEYS,
     LN_2,
     LOWEST,
     QUERIES,
+    Place,
     Span,
-    attention_shape,
+    arguments_of,
     first_key,
-    first_keys,
     head_at,
     prefetch_head,
     prefetch_rows_to_write,
@@ -30,18 +31,6 @@ from smallmind.kernels.attention_heads import (
     where_seen,
     write_columns,
     write_row,
-)
-from smallmind.kernels.attention_products import (
-    begin_products,
-    end_products,
-    keys_per_block,
-    load_products,
-    multiply_keys,
-    multiply_queries,
-    pack_keys_and_values,
-    pack_queries,
-    padding_unit,
-    store_two,
 )
 from smallmind.kernels.codegen.jit import called_jit, inline_jit, jit, parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up
@@ -56,43 +45,34 @@ from smallmind.kernels.codegen.simd import (
     load,
     log2,
     maximum,
+    parts,
     store,
     store_first,
 )
 from smallmind.kernels.codegen.threads import threads
-from smallmind.kernels.dropout import Mask, drops, mask_of_head
-from smallmind.kernels.short_attention import is_short, short_attention
+from smallmind.kernels.dropout import Mask, mask_of_head
 
 
 def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=None):
-    """qkv (B T, (H + 2 G) D) -> out (B T, H D); keeps logsumexp (B, H, T). Writes both.
-
-    The columns of qkv are H heads of queries, G of keys and G of values, of D channels each; H / G
-    heads of queries share keys and values (Ainslie et al. 2023).
-    out = dropout(softmax(q k^T / sqrt(D), over the keys not after the query)) v, head by head;
-    the dropout mask follows from key () and first_row (), the place of qkv in its batch, and is off
-    at probability 0. With firsts (B, T) queries do not see the keys before theirs either.
-    """
-    shape = attention_shape(qkv, out, logsumexp, firsts)
-    dropped = drops(key, probability, first_row)
-    if is_short(shape.T, qkv.dtype):
-        short_attention(out, logsumexp, qkv, first_keys(firsts), dropped, shape)
+    given = arguments_of(qkv, out, logsumexp, key, probability, first_row, firsts)
+    shape = given[-1]
+    if short.is_short(shape.T, qkv.dtype):
+        short.short_attention(out, logsumexp, qkv, short.working_memory(shape), *given)
         return
-    load_products(qkv)
-    rows = scratch(threads(), _forward_layout(shape.T, shape.D).size)
-    _attention(out, logsumexp, qkv, first_keys(firsts), dropped, rows, shape)
+    products.load(qkv)
+    _attention(out, logsumexp, qkv, scratch(threads(), sum(_sizes(shape.T, shape.D))), *given)
 
 
 @parallel_jit
-def _attention(out, logsumexp, qkv, firsts, drops, scratch, shape):
+def _attention(out, logsumexp, qkv, scratch, firsts, drops, shape):
+    workers = scratch.shape[0]
     mask = Mask(drops.key[()], drops.threshold, drops.factor)
     first_head = drops.first_row[()] // shape.T * shape.H
-    workers = scratch.shape[0]
     heads, T = shape.B * shape.H, shape.T
     for worker in prange(workers):
-        own = _forward_scratch(at(scratch, worker * scratch.shape[1]), T, shape.D)
+        own = parts(at(scratch, worker * scratch.shape[1]), _sizes(T, shape.D))
         begin, end = heads * np.int64(worker), heads * (np.int64(worker) + 1)
-        begin_products(at(qkv, 0))
+        products.begin(at(qkv, 0))
         for index in range(begin // workers, ceil_div(end, workers)):
             # The first and the last head may be shared with the workers before and after. The work
             # of the first n rows grows as the square of n.
@@ -104,13 +84,13 @@ def _attention(out, logsumexp, qkv, firsts, drops, scratch, shape):
                 following = head_at(min(index + 1, heads - 1), shape, at(firsts, 0))
                 starts = at(out, 0), at(logsumexp, 0), at(qkv, 0)
                 _attention_rows(*starts, head, following, first, last, own, dropped)
-        end_products(at(qkv, 0))
+        products.end(at(qkv, 0))
 
 
 class ForwardScratch(NamedTuple):
-    """Pointers into the scratch of the forward pass of a head."""
+    """Pointers into the scratch of the forward pass of a head, or the sizes of its parts."""
 
-    keys: Any  # as `attention_products` packs them, as the two below
+    keys: Any  # as `products` packs them, as the two below
     values: Any
     queries: Any  # of a block
     scores: Any  # (KEYS, QUERIES): a row per key
@@ -121,43 +101,11 @@ class ForwardScratch(NamedTuple):
     factors: Any  # by which a block of keys scales down the sums before it
 
 
-class ForwardLayout(NamedTuple):
-    """Where each of them begins, after the keys at 0."""
-
-    values: int
-    queries: int
-    scores: int
-    results: int
-    rows: int
-    vectors: int
-    size: int
-
-
 @called_jit
-def _forward_layout(T, D):
+def _sizes(T, D):
     all_keys, block = row_elements(T, D), row_elements(QUERIES, D)
-    queries = 2 * all_keys
-    scores = queries + block
-    results = scores + KEYS * QUERIES
-    rows = results + block
-    vectors = rows + block
-    return ForwardLayout(all_keys, queries, scores, results, rows, vectors, vectors + 3 * QUERIES)
-
-
-@jit
-def _forward_scratch(scratch, T, D):
-    layout = _forward_layout(T, D)
-    return ForwardScratch(
-        scratch,
-        at(scratch, layout.values),
-        at(scratch, layout.queries),
-        at(scratch, layout.scores),
-        at(scratch, layout.results),
-        at(scratch, layout.rows),
-        at(scratch, layout.vectors),
-        at(scratch, layout.vectors + QUERIES),
-        at(scratch, layout.vectors + 2 * QUERIES),
-    )
+    packed, vectors = (all_keys, all_keys, block), (QUERIES, QUERIES, QUERIES)
+    return ForwardScratch(*packed, KEYS * QUERIES, block, block, *vectors)
 
 
 @jit
@@ -170,14 +118,14 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
     """
     D, width, C, D_row = head.D, head.width, head.C, round_up(head.D, LANES)
     scale = score_scale(head)
-    unit, block = padding_unit(qkv), keys_per_block(qkv)
+    unit, block = products.padding_unit(qkv), products.keys_per_block(qkv)
     start = first_key(head, begin) // block * block
-    all_keys, all_values = pack_keys_and_values(qkv, own, head, start, end)
+    all_keys, all_values = products.pack_keys_and_values(qkv, own, head, start, end)
     for first in range(begin, end, QUERIES):
         count = min(QUERIES, end - first)
         columns, start = round_up(count, LANES), first_key(head, first) // block * block
         stop = start + round_up(first + count - start, unit)
-        pack_queries(qkv, own, head.queries + first * width, width, count, D)
+        products.pack_queries(qkv, own, head.queries + first * width, width, count, D)
         prefetch_rows_to_write(out, head.out, C, Span(first, first + count), D)
         for i in range(0, columns, LANES):
             store(own.top, i, broadcast(LOWEST))
@@ -185,9 +133,9 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
         vectors, blocks = columns // LANES, ceil_div(stop - start, block)
         for number in range(blocks):
             left = start + number * block
-            keys = Span(left, min(stop, left + block))
-            adds = left > start
-            multiply_queries(qkv, own.scores, all_keys, own.queries, keys, first, columns, D)
+            keys, adds = Span(left, min(stop, left + block)), left > start
+            part = keys, first, columns, D
+            products.multiply_queries(qkv, own.scores, all_keys, own.queries, *part)
             for v in range(vectors):
                 # Little by little: the CPU waits if too many loads are under way.
                 share = share_of_rows(first, count, number * vectors + v, blocks * vectors)
@@ -195,8 +143,7 @@ def _attention_rows(out, logsumexp, qkv, head, following, begin, end, own, mask)
                 _exponentials(qkv, own, head, first, v * LANES, keys, scale, mask)
             if adds:
                 _scale_results(own, columns, D)
-            operands = own.results, all_values, own.scores
-            multiply_keys(qkv, *operands, keys, first, columns, D, adds)
+            products.multiply_keys(qkv, own.results, all_values, own.scores, *part, adds)
         write_columns(own.rows, D_row, own.results, columns, D)
         for i in range(0, columns, LANES):
             sums, place = load(own.sums, i), head.logsumexp + first + i
@@ -225,41 +172,31 @@ def _exponentials(x, own, head, first, i, keys, scale, mask):
     store(own.factors, i, factor)
     # Two sums: an addition has to wait for the one before.
     total, other = load(own.sums, i) * factor, zero
-    place = Place(own.scores, head, query, i, left)
+    place = Place(head, query, i, left)
     for key in range(left, seen.begin, 2):
-        store_two(x, own.scores, key - left, i, zero, zero)
+        products.store_two(x, own.scores, key - left, i, zero, zero)
     for key in range(seen.begin, seen.whole_begin, 2):
-        first_e, second_e = _two_masked(x, place, key, scale, top, mask)
+        first_e, second_e = _two_masked(x, own.scores, place, key, scale, top, mask)
         total, other = total + first_e, other + second_e
     for key in range(seen.whole_begin, seen.whole_end, 2):
-        first_e, second_e = _two_exponentials(x, place, key, scale, top, mask, True)
+        first_e, second_e = _two_exponentials(x, own.scores, place, key, scale, top, mask, True)
         total, other = total + first_e, other + second_e
     for key in range(seen.whole_end, seen.end, 2):
-        first_e, second_e = _two_masked(x, place, key, scale, top, mask)
+        first_e, second_e = _two_masked(x, own.scores, place, key, scale, top, mask)
         total, other = total + first_e, other + second_e
     for key in range(seen.end, keys.right, 2):
-        store_two(x, own.scores, key - left, i, zero, zero)
+        products.store_two(x, own.scores, key - left, i, zero, zero)
     store(own.sums, i, total + other)
 
 
-class Place(NamedTuple):
-    """LANES queries, from `query` on, in column i on of rows from the key `left` on."""
-
-    scores: Any
-    head: Any
-    query: int
-    i: int
-    left: int
-
-
 @inline_jit
-def _two_exponentials(x, place, key, scale, top, mask, is_whole):
+def _two_exponentials(x, scores, place, key, scale, top, mask, is_whole):
     """The exponentials of a key and the next. Writes them after dropout, returns them before it."""
     head, query, row = place.head, place.query, key - place.left
     zero = broadcast(np.float32(0))
     here = row * QUERIES + place.i
-    first = exp2((load(place.scores, here) - top) * scale)
-    second = exp2((load(place.scores, here + QUERIES) - top) * scale)
+    first = exp2((load(scores, here) - top) * scale)
+    second = exp2((load(scores, here + QUERIES) - top) * scale)
     if not is_whole:
         first = where_seen(first, zero, head, query, key)
         second = where_seen(second, zero, head, query, key + 1)
@@ -268,14 +205,14 @@ def _two_exponentials(x, place, key, scale, top, mask, is_whole):
         index, T = query * head.T + key, head.T
         kept = first * dropout_factors(mask.key, index, T, mask.threshold, mask.factor)
         kept_too = second * dropout_factors(mask.key, index + 1, T, mask.threshold, mask.factor)
-    store_two(x, place.scores, row, place.i, kept, kept_too)
+    products.store_two(x, scores, row, place.i, kept, kept_too)
     return first, second
 
 
 @jit
-def _two_masked(x, place, key, scale, top, mask):
+def _two_masked(x, scores, place, key, scale, top, mask):
     """`_two_exponentials` of keys hidden from some queries: inlining it would double the code."""
-    return _two_exponentials(x, place, key, scale, top, mask, False)
+    return _two_exponentials(x, scores, place, key, scale, top, mask, False)
 
 
 @jit

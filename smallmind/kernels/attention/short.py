@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from smallmind.kernels.attention_heads import (
+from smallmind.kernels.attention.layout import (
     LN_2,
     LOWEST,
     head_at,
@@ -32,6 +32,7 @@ from smallmind.kernels.codegen.simd import (
     load_first,
     log2,
     maximum,
+    parts,
     store,
     store_first,
     store_up_to,
@@ -51,24 +52,16 @@ def is_short(T, dtype):
 
 def scratch_size(T, D):
     """Elements of scratch that a thread needs for windows of T tokens and heads of D channels."""
-    return _layout(T, D).size
+    return sum(_sizes(T, D))
 
 
-def short_attention(out, logsumexp, qkv, firsts, drops, shape):
-    """`attention` where `is_short`."""
-    rows = scratch(threads(), scratch_size(shape.T, shape.D))
-    _short_attention(out, logsumexp, qkv, firsts, drops, rows, shape)
-
-
-def short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, drops, shape):
-    """`attention_backward` where `is_short`."""
-    rows = scratch(threads(), scratch_size(shape.T, shape.D))
-    given = dqkv, dout, logsumexp, qkv, firsts
-    _short_attention_backward(*given, drops, rows, shape)
+def working_memory(shape):
+    """Scratch for both passes, a row for each thread."""
+    return scratch(threads(), scratch_size(shape.T, shape.D))
 
 
 class Scratch(NamedTuple):
-    """Pointers into the scratch of a head. Rows (T, D) are float32, padded with zeros."""
+    """Pointers into the scratch of a head, or sizes. Rows (T, D) are float32, padded with zeros."""
 
     queries: Any
     keys: Any
@@ -82,49 +75,21 @@ class Scratch(NamedTuple):
     ds: Any  # the gradients of their scores
 
 
-class Layout(NamedTuple):
-    """The sizes of rows, columns and scores, and that of all together."""
-
-    rows: int
-    columns: int
-    scores: int
-    size: int
-
-
 @called_jit
-def _layout(T, D):
+def _sizes(T, D):
     D_row = round_up(D, LANES)
     rows, columns, scores = round_up(T, LANES) * D_row, D_row * LANES, round_up(T, LANES) * LANES
-    return Layout(rows, columns, scores, 6 * rows + 2 * columns + 2 * scores)
-
-
-@jit
-def _scratch(scratch, T, D):
-    layout = _layout(T, D)
-    rows = layout.rows
-    columns = at(scratch, 6 * rows)
-    scores = at(columns, 2 * layout.columns)
-    return Scratch(
-        scratch,
-        at(scratch, rows),
-        at(scratch, 2 * rows),
-        at(scratch, 3 * rows),
-        at(scratch, 4 * rows),
-        at(scratch, 5 * rows),
-        columns,
-        at(columns, layout.columns),
-        scores,
-        at(scores, layout.scores),
-    )
+    return Scratch(rows, rows, rows, rows, rows, rows, columns, columns, scores, scores)
 
 
 @parallel_jit
-def _short_attention(out, logsumexp, qkv, firsts, drops, scratch, shape):
+def short_attention(out, logsumexp, qkv, scratch, firsts, drops, shape):
+    """`attention` where `is_short`. scratch is the `working_memory`; then see `arguments_of`."""
+    workers = scratch.shape[0]
     mask = Mask(drops.key[()], drops.threshold, drops.factor)
     first_head = drops.first_row[()] // shape.T * shape.H
-    workers = scratch.shape[0]
     for worker in prange(workers):
-        own = _scratch(at(scratch, worker * scratch.shape[1]), shape.T, shape.D)
+        own = parts(at(scratch, worker * scratch.shape[1]), _sizes(shape.T, shape.D))
         begin, end = row_share(shape.B * shape.H, np.int64(worker), workers)
         for index in range(begin, end):
             head = head_at(index, shape, at(firsts, 0))
@@ -133,12 +98,13 @@ def _short_attention(out, logsumexp, qkv, firsts, drops, scratch, shape):
 
 
 @parallel_jit
-def _short_attention_backward(dqkv, dout, logsumexp, qkv, firsts, drops, scratch, shape):
+def short_attention_backward(dqkv, dout, logsumexp, qkv, scratch, firsts, drops, shape):
+    """`attention_backward` where `is_short`."""
+    workers, shared = scratch.shape[0], shape.H // shape.G
     mask = Mask(drops.key[()], drops.threshold, drops.factor)
     first_head = drops.first_row[()] // shape.T * shape.H
-    workers, shared = scratch.shape[0], shape.H // shape.G
     for worker in prange(workers):
-        own = _scratch(at(scratch, worker * scratch.shape[1]), shape.T, shape.D)
+        own = parts(at(scratch, worker * scratch.shape[1]), _sizes(shape.T, shape.D))
         begin, end = row_share(shape.B * shape.G, np.int64(worker), workers)
         for group in range(begin, end):
             for number in range(shared):
@@ -197,14 +163,10 @@ def _forward_head(out, logsumexp, qkv, head, own, mask):
             end, weights = min(last, first + i + 4), at(own.p, i)
             for column in range(0, D, LANES):
                 sums = _four_sums(weights, LANES, 1, at(own.values, column), D_row, 0, end)
-                place, count = head.out + (first + i) * head.C + column, min(LANES, D - column)
-                store_up_to(out, place, sums[0] * own.ds[i], count)
-                if first + i + 1 < last:
-                    store_up_to(out, place + head.C, sums[1] * own.ds[i + 1], count)
-                if first + i + 2 < last:
-                    store_up_to(out, place + 2 * head.C, sums[2] * own.ds[i + 2], count)
-                if first + i + 3 < last:
-                    store_up_to(out, place + 3 * head.C, sums[3] * own.ds[i + 3], count)
+                place = head.out + (first + i) * head.C + column
+                target = Target(place, head.C, last - first - i, min(LANES, D - column))
+                a, b = sums[0] * own.ds[i], sums[1] * own.ds[i + 1]
+                _store_rows(out, target, (a, b, sums[2] * own.ds[i + 2], sums[3] * own.ds[i + 3]))
 
 
 @jit
@@ -282,14 +244,9 @@ def _write_dqueries(dqkv, head, own, first, last):
         end, weights = min(last, first + i + 4), at(own.ds, i)
         for column in range(0, D, LANES):
             sums = _four_sums(weights, LANES, 1, at(own.keys, column), D_row, 0, end)
-            place, count = head.queries + (first + i) * width + column, min(LANES, D - column)
-            store_up_to(dqkv, place, sums[0] * scale, count)
-            if first + i + 1 < last:
-                store_up_to(dqkv, place + width, sums[1] * scale, count)
-            if first + i + 2 < last:
-                store_up_to(dqkv, place + 2 * width, sums[2] * scale, count)
-            if first + i + 3 < last:
-                store_up_to(dqkv, place + 3 * width, sums[3] * scale, count)
+            place = head.queries + (first + i) * width + column
+            target = Target(place, width, last - first - i, min(LANES, D - column))
+            _store_rows(dqkv, target, _times(sums, scale))
 
 
 @jit
@@ -299,58 +256,72 @@ def _add_dkeys_and_dvalues(dqkv, head, own, first, last, turn):
     Writes the sums of the last queries of the last head to dqkv.
     """
     D, D_row, count = head.D, round_up(head.D, LANES), last - first
-    one = np.float32(1)
     for key in range(0, last, 4):
         # The queries before the first of the four keys see none of them.
         begin, place = max(0, key - first), key * LANES
         # The first queries that see these keys write.
         adds = not (turn.is_first and key >= first)
+        kept = Kept(D_row, adds, turn.is_last and last == head.T)
         for column in range(0, D, LANES):
-            source = first * D_row + column
-            rows = Target(key, min(last, key + 4), column, adds, turn.is_last and last == head.T)
-            sums = _four_sums(
-                at(own.ds, place), 1, LANES, at(own.queries, source), D_row, begin, count
-            )
-            _put_rows(dqkv, head.keys, own.dkeys, sums, rows, head, score_scale(head))
-            sums = _four_sums(
-                at(own.p, place), 1, LANES, at(own.douts, source), D_row, begin, count
-            )
-            _put_rows(dqkv, head.values, own.dvalues, sums, rows, head, one)
+            source, here = first * D_row + column, key * D_row + column
+            out = key * head.width + column
+            rows, columns = last - key, min(LANES, D - column)
+            queries, douts = at(own.queries, source), at(own.douts, source)
+            sums = _four_sums(at(own.ds, place), 1, LANES, queries, D_row, begin, count)
+            target = Target(head.keys + out, head.width, rows, columns)
+            _put_rows(dqkv, target, at(own.dkeys, here), kept, sums, score_scale(head))
+            sums = _four_sums(at(own.p, place), 1, LANES, douts, D_row, begin, count)
+            target = Target(head.values + out, head.width, rows, columns)
+            _put_rows(dqkv, target, at(own.dvalues, here), kept, sums, np.float32(1))
 
 
-class Target(NamedTuple):
-    """LANES columns of up to four rows, whether they are added to, and whether they are final."""
+class Kept(NamedTuple):
+    """The stride of padded rows of sums, whether they are added to, and whether that is final."""
 
-    begin: int
-    end: int
-    column: int
+    stride: int
     adds: bool
     is_final: bool
 
 
 @jit
-def _put_rows(dqkv, place, rows, sums, target, head, factor):
-    """Four sums -> rows, or times factor to dqkv."""
-    row = target.begin
-    _put_row(dqkv, place, rows, sums[0], row, target, head, factor)
-    if row + 1 < target.end:
-        _put_row(dqkv, place, rows, sums[1], row + 1, target, head, factor)
-    if row + 2 < target.end:
-        _put_row(dqkv, place, rows, sums[2], row + 2, target, head, factor)
-    if row + 3 < target.end:
-        _put_row(dqkv, place, rows, sums[3], row + 3, target, head, factor)
+def _put_rows(out, target, rows, kept, sums, factor):
+    """Four sums -> padded rows, or times factor to the target in `out`."""
+    stride = kept.stride
+    if kept.adds:
+        # Rows past the last token are padding.
+        a, b, c = load(rows, 0), load(rows, stride), load(rows, 2 * stride)
+        sums = sums[0] + a, sums[1] + b, sums[2] + c, sums[3] + load(rows, 3 * stride)
+    if kept.is_final:
+        _store_rows(out, target, _times(sums, factor))
+    else:
+        _store_rows(rows, Target(0, stride, 4, LANES), sums)
 
 
 @inline_jit
-def _put_row(dqkv, place, rows, value, row, target, head, factor):
-    here = row * round_up(head.D, LANES) + target.column
-    if target.adds:
-        value = value + load(rows, here)
-    if target.is_final:
-        there = place + row * head.width + target.column
-        store_up_to(dqkv, there, value * factor, min(LANES, head.D - target.column))
-    else:
-        store(rows, here, value)
+def _times(sums, factor):
+    return sums[0] * factor, sums[1] * factor, sums[2] * factor, sums[3] * factor
+
+
+class Target(NamedTuple):
+    """Up to LANES columns of up to four rows, from `place` on."""
+
+    place: int
+    stride: int
+    rows: int
+    columns: int
+
+
+@inline_jit
+def _store_rows(out, target, values):
+    """Writes as many of four vectors as there are rows."""
+    place, stride, rows, columns = target
+    store_up_to(out, place, values[0], columns)
+    if rows > 1:
+        store_up_to(out, place + stride, values[1], columns)
+    if rows > 2:
+        store_up_to(out, place + 2 * stride, values[2], columns)
+    if rows > 3:
+        store_up_to(out, place + 3 * stride, values[3], columns)
 
 
 @inline_jit

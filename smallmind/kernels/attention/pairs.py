@@ -4,13 +4,13 @@ Sums are float32, and so is softmax. Probabilities and the gradients of scores a
 bfloat16 where they are written, over the scores. Words hold pairs of whatever a product adds up:
 channels, keys or queries.
 
-`attention_float32` has functions of the same names: see `attention_products`.
+`float32` has functions of the same names: see `products`.
 """
 
 import numpy as np
 
-from smallmind.kernels.attention_heads import KEYS as KEYS
-from smallmind.kernels.attention_heads import (
+from smallmind.kernels.attention.layout import KEYS as KEYS
+from smallmind.kernels.attention.layout import (
     QUERIES,
     HeadOperands,
     pack_rows,
@@ -24,8 +24,8 @@ from smallmind.kernels.codegen.simd import LANES, at, broadcast, load, load_firs
 from smallmind.kernels.codegen.transpose import transpose_tile
 from smallmind.kernels.gemm.amx_tile import TILE, configure, multiply_tiles, release
 from smallmind.kernels.gemm.bfloat16_words import (
-    bfloat16_at,
     interleave_whole,
+    numbers,
     round_two,
     store_halves,
     words,
@@ -39,15 +39,20 @@ BLOCK = KEYS // 2  # words of the keys in a block
 
 HAS_TILES = ISA.matrix_unit
 
-if HAS_TILES:
 
-    def begin_products(_x):
-        """Before the products of a worker."""
+def begin(_x):
+    """Before the products of a worker."""
+    if HAS_TILES:
         configure(TILE, TILE)
 
-    def end_products(_x):
-        """After them."""
+
+def end(_x):
+    """After them."""
+    if HAS_TILES:
         release()
+
+
+if HAS_TILES:
 
     @jit
     def _multiply(c, a, b, extent, adds):
@@ -68,12 +73,6 @@ if HAS_TILES:
 
 else:
     from smallmind.kernels.gemm.bfloat16_pairs import multiply as multiply_pairs
-
-    def begin_products(_x):
-        """Before the products of a worker."""
-
-    def end_products(_x):
-        """After them."""
 
     @jit
     def _multiply(c, a, b, extent, adds):
@@ -139,7 +138,7 @@ def _pack_rows(rows, x, place, stride, count, padded, D):
     """`count` rows of x -> words of channels, and rows of zeros up to `padded`."""
     row = _words(D)
     if 2 * row != D:
-        pack_rows(bfloat16_at(rows, 0), 2 * row, x, place, stride, count, padded, D)
+        pack_rows(numbers(rows), 2 * row, x, place, stride, count, padded, D)
         return
     for t in range(count):
         source = words(at(x, place + t * stride))
@@ -227,10 +226,10 @@ def store_gradients(_x, own, row, i, p, other_p, ds, other_ds):
     p and ds_rows hold words of queries, ds words of keys.
     """
     place = row * QUERIES + i // 2
-    store_halves(own.p, place, place + QUERIES, round_two(p, other_p))
+    store_halves(at(own.p, place), at(own.p, place + QUERIES), round_two(p, other_p))
     both = round_two(ds, other_ds)
-    place = (row * QUERIES + i) // 2
-    store_halves(own.ds_rows, place, place + QUERIES // 2, both)
+    ds_row = at(own.ds_rows, (row * QUERIES + i) // 2)
+    store_halves(ds_row, at(ds_row, QUERIES // 2), both)
     store(own.ds, row // 2 * QUERIES + i, zip_halves(both))
 
 

@@ -1,0 +1,46 @@
+"""Functions of one name in several modules: kernels get the one for the type of an array.
+
+It is chosen as they are compiled, by the first argument, which is an array or a pointer.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from numba.core.dispatcher import Dispatcher
+from numba.extending import overload
+
+
+def choice(module_for: Callable[[Any], ModuleType], name: str, inline: bool = False) -> Any:
+    """The functions of that name in the modules that module_for(a type) returns."""
+
+    def function(x, *arguments):
+        """Replaced as kernels are compiled."""
+
+    # Not strict: the names of their arguments differ.
+    @overload(function, strict=False, jit_options={"forceinline": inline})
+    def choose(x, *_arguments):
+        chosen = getattr(module_for(x), name)
+        if isinstance(chosen, Dispatcher):
+
+            def call(x, *arguments):
+                return chosen(x, *arguments)
+
+            return call
+        return chosen
+
+    return function
+
+
+def chosen_number(module_for: Callable[[Any], ModuleType], name: str) -> Any:
+    """A function of an array that returns the number of that name in its module."""
+
+    def function(x):
+        """Replaced as kernels are compiled."""
+
+    @overload(function, jit_options={"forceinline": True})
+    def choose(x):
+        number = getattr(module_for(x), name)
+        return lambda x: number  # noqa: ARG005
+
+    return function
